@@ -1,0 +1,143 @@
+"""Every error that Leasehold raises on purpose, from one root.
+
+The message of each is one sentence for the person who reads it: what is wrong, where, and what
+to do. Values of foreign origin are escaped and cut, so that an error is always one line.
+"""
+
+from __future__ import annotations
+
+SHOWN_LENGTH_MAX = 80
+
+
+def shown(text: object) -> str:
+    """`text` quoted for a message: escaped to one printable line, cut to a readable length."""
+    escaped = repr(str(text))
+    if len(escaped) <= SHOWN_LENGTH_MAX:
+        return escaped
+    return f"{escaped[:SHOWN_LENGTH_MAX]}… ({len(str(text))} characters)"
+
+
+class LeaseholdError(Exception):
+    """The root of all errors of this project."""
+
+
+class UserMistake(LeaseholdError):
+    """Something that the caller can put right; shown as one sentence, without a stack trace."""
+
+
+class InvalidIdentifier(UserMistake):
+    """A name is not of the grammar."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(
+            f"{shown(text)} is not a valid {kind} name: use 1 to 64 letters, digits, '.', '_' "
+            "or '-', beginning with a letter or digit."
+        )
+
+
+class InvalidSetting(UserMistake):
+    """A setting is missing, unknown, or breaks a rule; the message names it."""
+
+
+class UnknownStream(UserMistake):
+    """No stream of this name is declared."""
+
+
+class UnknownGroup(UserMistake):
+    """The stream has no consumer group of this name."""
+
+
+class GroupExists(UserMistake):
+    """The stream already has a consumer group of this name."""
+
+
+class GroupLimitReached(UserMistake):
+    """The stream already has as many consumer groups as allowed."""
+
+
+class GroupInUse(UserMistake):
+    """The group still has live nodes, so it cannot be deleted without force."""
+
+
+class UnknownShard(UserMistake):
+    """The group has no shard of this id."""
+
+
+class UnknownNode(UserMistake):
+    """The group has no node of this name."""
+
+
+class NodeNameTaken(UserMistake):
+    """Another live process answers to this node name."""
+
+
+class AssignmentConflict(UserMistake):
+    """A node's assignment settings contradict those of the group's other members."""
+
+
+class ShardOccupied(UserMistake):
+    """Somebody else holds the shard; it was asked for by name."""
+
+
+class CheckpointRefused(UserMistake):
+    """A checkpoint may not be set like this without the caller's explicit choice."""
+
+
+class StoreError(LeaseholdError):
+    """The lease store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The database does not answer; nothing was changed; trying again later is safe."""
+
+
+class StoreReadOnly(StoreError):
+    """The database refuses writes (a replica, a demoted primary, a read-only file)."""
+
+
+class OutcomeUnknown(StoreError):
+    """The reply to a write was lost and could not be re-read: it may or may not have happened."""
+
+
+class SchemaTooNew(StoreError):
+    """The database was upgraded by a newer release of Leasehold."""
+
+
+class SchemaTooOld(StoreError):
+    """The database needs `leasehold db upgrade` before this release can use it."""
+
+
+class LeaseLost(LeaseholdError):
+    """A tenure is over: its holder may not persist, commit, renew or release under it again."""
+
+
+class SourceError(LeaseholdError):
+    """A source could not answer."""
+
+
+class SourceUnavailable(SourceError):
+    """The source does not answer; trying again later is safe."""
+
+
+class CursorExpired(SourceError):
+    """Retention has removed the records at this cursor."""
+
+
+class LogCorrupt(SourceError):
+    """Stored bytes of a log do not have the form that was written."""
+
+
+class TransformError(UserMistake):
+    """The user's transform raised, or returned something that cannot be committed."""
+
+
+class QuarantineLimitExceeded(UserMistake):
+    """More records of a batch could not be parsed than the stream allows."""
+
+
+class SparkUnavailable(LeaseholdError):
+    """Spark could not be started or reached."""
+
+
+class JavaNotFound(UserMistake):
+    """No Java that Spark can run on was found."""

@@ -1,0 +1,83 @@
+"""The names of things, parsed at every door before they become paths, keys or SQL.
+
+One grammar serves all of them: an ASCII letter or digit, then up to 63 letters, digits, dots,
+underscores or hyphens. It is what MySQL keeps byte for byte, what a Dagster partition key can
+show, what Spark does not skip when it lists a folder, and what no file system takes for a path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from lease_store.errors import InvalidIdentifier
+
+IDENTIFIER_LENGTH_MAX = 64
+_GRAMMAR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+class Identifier(str):
+    """A string that matches the grammar of this module; it cannot be built otherwise.
+
+    Raises:
+        InvalidIdentifier: the text is not of the grammar.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str] = "identifier"
+
+    def __new__(cls, text: str) -> Self:
+        if isinstance(text, cls):
+            return text
+        if not _GRAMMAR.fullmatch(text):
+            raise InvalidIdentifier(cls.kind, text)
+        return super().__new__(cls, text)
+
+
+class StreamName(Identifier):
+    """A stream: a logstore, a topic. Column `logstream_sig`."""
+
+    __slots__ = ()
+    kind = "stream"
+
+
+class GroupName(Identifier):
+    """A consumer group of a stream. Column `consume_group`."""
+
+    __slots__ = ()
+    kind = "consumer group"
+
+
+class ShardId(Identifier):
+    """A shard of a stream; also its Dagster partition key. Column `shard_id`."""
+
+    __slots__ = ()
+    kind = "shard"
+
+
+class NodeName(Identifier):
+    """A node: one host that runs code for the shards it holds. Column `worker_instance`."""
+
+    __slots__ = ()
+    kind = "node"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupKey:
+    """A consumer group within its stream: the first two columns of every key."""
+
+    group: GroupName
+    stream: StreamName
+
+    @classmethod
+    def parse(cls, group: str, stream: str) -> Self:
+        """Both names, parsed.
+
+        Raises:
+            InvalidIdentifier: one of them is not of the grammar.
+        """
+        return cls(GroupName(group), StreamName(stream))
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.group}"

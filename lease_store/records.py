@@ -1,0 +1,349 @@
+"""The rows of the lease store as frozen values: what a snapshot, a tenure and a batch are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from lease_store.errors import InvalidSetting
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.states import ShardState
+
+TIMEOUT_DEFAULT_S = 20.0
+HANDOFF_LIMIT_DEFAULT_S = 120.0
+TRUST_FRACTION = 0.75
+BEAT_FRACTION_MAX = 1 / 3
+
+
+class AssignmentMode(StrEnum):
+    """How a group shares its shards among its nodes."""
+
+    BALANCED = "balanced"
+    MODULO = "modulo"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The durations of the protocol, in seconds; it cannot be built unsafe.
+
+    Attributes:
+        timeout_s: T, after which a node whose counter stood still is judged dead.
+        beat_s: the interval between two beats; at most T/3.
+
+    Raises:
+        InvalidSetting: the durations break `0 < beat <= T/3`.
+    """
+
+    timeout_s: float = TIMEOUT_DEFAULT_S
+    beat_s: float = TIMEOUT_DEFAULT_S / 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= 86_400:
+            raise InvalidSetting(
+                f"The lease timeout is {self.timeout_s} s: use more than 0 and at most 86400 s."
+            )
+        if not 0 < self.beat_s <= self.timeout_s * BEAT_FRACTION_MAX * (1 + 1e-9):
+            raise InvalidSetting(
+                f"The beat interval is {self.beat_s} s with a lease timeout of {self.timeout_s} s: "
+                "use at most a third of the timeout."
+            )
+
+    @property
+    def trust_s(self) -> float:
+        """How long a holder trusts itself, counted from before it sent its last beat."""
+        return self.timeout_s * TRUST_FRACTION
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group: row of `consumer_group`.
+
+    Attributes:
+        ordered: whether a child shard waits until all its parents are finished.
+        timeout_s: T, the volume lease timeout of its nodes.
+        handoff_limit_s: the longest that a transfer may take, whatever its holder announces.
+        initial_position: `begin`, `end` or an ISO 8601 time, used only where nothing is stored.
+        node_cap: the most shards one node may hold, or None.
+        weighted: balance the sum of the shards' weights instead of their number.
+        paused: nothing is claimed or opened; holders stop at their next batch boundary.
+        generation: rises on any change of membership, shard list or ownership.
+    """
+
+    key: GroupKey
+    ordered: bool = True
+    timeout_s: float = TIMEOUT_DEFAULT_S
+    handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
+    assignment: AssignmentMode = AssignmentMode.BALANCED
+    initial_position: str = "begin"
+    node_cap: int | None = None
+    weighted: bool = False
+    paused: bool = False
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a group: row of `loghub_client_worker_instance`.
+
+    Attributes:
+        lease_id: the volume lease: +1 per beat.
+        incarnation: who answers to this name; empty when nobody does (it left or was evicted).
+        source_count: modulo assignment: the number of members, or None.
+        node_id: modulo assignment: this member's remainder, or None.
+        pinned: pinned assignment: shard to bootstrap cursor, or None to continue from the store.
+        accepts_runs: False while the node's code server takes no runs: it gives its shards away.
+    """
+
+    name: NodeName
+    lease_id: int
+    incarnation: str
+    address: str = ""
+    source_count: int | None = None
+    node_id: int | None = None
+    pinned: dict[ShardId, str | None] | None = None
+    accepts_runs: bool = True
+
+    @property
+    def member(self) -> bool:
+        """Whether somebody answers to this name, as far as the store knows."""
+        return self.incarnation != ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLease:
+    """A shard within a group: row of `loghub_client_shard_lease`.
+
+    Attributes:
+        lease_id: +1 at every change of ownership; the test-and-set of every claim.
+        lease_owner: who has claimed it; None when nobody has.
+        consumer_owner: who may consume and persist now; differs from `lease_owner` in a transfer.
+        check_point: the cursor up to which output is committed; None where nothing is stored.
+        consumer_epoch: the fencing number of the newest tenure; never decreases.
+        consumer_run: the run that has the shard open; empty when none has.
+        handoff_eta_s: how long the holder expects to need until its next batch boundary.
+        watermark: event time up to which committed output is complete, or None.
+    """
+
+    shard: ShardId
+    state: ShardState
+    lease_id: int = 0
+    lease_owner: NodeName | None = None
+    consumer_owner: NodeName | None = None
+    check_point: str | None = None
+    consumer_epoch: int = 0
+    consumer_run: str = ""
+    handoff_eta_s: float | None = None
+    parents: tuple[ShardId, ...] = ()
+    hash_begin: str = ""
+    hash_end: str = ""
+    read_only: bool = False
+    subscribable: bool = True
+    watermark: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One consistent picture of a group: what planning sees."""
+
+    group: Group
+    nodes: tuple[Node, ...]
+    shards: tuple[ShardLease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What an idle tick reads: the group's row and its nodes' counters, in one statement."""
+
+    group: Group
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where one served shard stands: the part of its row that changes without a new generation."""
+
+    shard: ShardId
+    check_point: str | None
+    consumer_epoch: int
+    consumer_run: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardListing:
+    """One shard as its source lists it."""
+
+    shard: ShardId
+    parents: tuple[ShardId, ...] = ()
+    hash_begin: str = ""
+    hash_end: str = ""
+    read_only: bool = False
+    subscribable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """One uninterrupted holding of one shard by one run: the fencing token, held since opening.
+
+    Nothing re-reads it just before a write: a write names the tenure as it was opened, and fails
+    when the store has moved on.
+    """
+
+    key: GroupKey
+    shard: ShardId
+    holder: NodeName
+    epoch: int
+    run: str
+
+
+class BatchState(StrEnum):
+    """Whether a batch is only intended or committed."""
+
+    INTENT = "intent"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of committed output: path relative to the stream's output folder, size in bytes."""
+
+    path: str
+    records: int
+    bytes: int
+    quarantine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """What was seen while a batch was read and written; it never decides a cursor.
+
+    Attributes:
+        records: records read; None when the reader was stopped early by the transform.
+        bytes: bytes of keys and values read.
+        written: records written to committed output.
+        quarantined: records that could not be parsed.
+        first_event_time: the smallest event time read, or None.
+        last_event_time: the largest event time read, or None.
+    """
+
+    records: int | None = 0
+    bytes: int | None = 0
+    written: int = 0
+    quarantined: int = 0
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A row of the ledger: the range `[start, end)` of one shard, intended or committed.
+
+    `batch_id` is `<shard>.<sequence>`, the same for every attempt at the range.
+    """
+
+    shard: ShardId
+    sequence: int
+    start: str
+    end: str
+    state: BatchState
+    epoch: int
+    run: str
+    holder: NodeName
+    attempt: str = ""
+    generation: int = 0
+    files: tuple[DataFile, ...] = ()
+    statistics: BatchStatistics = field(default_factory=BatchStatistics)
+    finished: bool = False
+    committed_at: datetime | None = None
+
+    @property
+    def batch_id(self) -> str:
+        """The batch's stable id: an idempotency key within its stream and group."""
+        return batch_id(self.shard, self.sequence)
+
+
+def batch_id(shard: ShardId, sequence: int) -> str:
+    """The id of a batch: `<shard>.<sequence>`."""
+    return f"{shard}.{sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A range about to be consumed under a tenure."""
+
+    tenure: Tenure
+    sequence: int
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommit:
+    """All that one shard's commit makes visible at once.
+
+    Attributes:
+        attempt: the folder of the attempt, relative to the stream's output folder.
+        finished: a read-only shard's checkpoint reached its end with this batch.
+        watermark: the shard's new watermark, or None to leave it.
+    """
+
+    tenure: Tenure
+    sequence: int
+    start: str
+    end: str
+    attempt: str
+    files: tuple[DataFile, ...]
+    statistics: BatchStatistics
+    finished: bool = False
+    watermark: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A row of the journal: one change of membership, ownership, tenure or checkpoint.
+
+    `kind` is one of `edge, open, close, force, join, leave, evict, resume`; for `edge` the number
+    of the edge of `lease_store.states` is in `edge`.
+    """
+
+    sequence: int
+    kind: str
+    reason: str
+    observer: str
+    at: datetime
+    shard: ShardId | None = None
+    edge: int | None = None
+    from_state: ShardState | None = None
+    to_state: ShardState | None = None
+    from_owner: NodeName | None = None
+    to_owner: NodeName | None = None
+    epoch: int = 0
+    run: str = ""
+    check_point: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEvent:
+    """A row of the outbox: delivered at least once, with `batch_id` as its idempotency key."""
+
+    sequence: int
+    kind: str
+    shard: ShardId
+    batch_id: str
+    payload: dict[str, Any]
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records that were never consumed: `[start, end)` of a shard, and why."""
+
+    shard: ShardId
+    start: str
+    end: str
+    reason: str
+    at: datetime
+    acknowledged: bool = False

@@ -1,0 +1,76 @@
+"""The states of a shard within a group, and the only edges between them.
+
+| edge | from                     | to            | when                                            |
+|------|--------------------------|---------------|-------------------------------------------------|
+| 1    | (new)                    | wait          | first seen, group ordered, a parent unfinished  |
+| 1    | (new)                    | not_alloc     | first seen otherwise                            |
+| 2    | wait                     | not_alloc     | all parents over, or the group became unordered |
+| 3    | not_alloc                | already_alloc | claimed                                         |
+| 4    | already_alloc            | not_alloc     | the holder lapsed or left                       |
+| 5    | already_alloc            | transfer      | the plan gives it to another live node          |
+| 6    | transfer                 | already_alloc | the holder let go, or the next died             |
+| 7    | over                     | not_alloc     | a forced checkpoint reopened it                 |
+| 8    | already_alloc, transfer  | over          | a read-only shard's checkpoint reached its end  |
+| 9    | transfer                 | not_alloc     | the holder lapsed during the transfer           |
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ShardState(StrEnum):
+    """Where a shard stands; the values are those of the `state` column."""
+
+    WAIT = "wait"
+    NOT_ALLOC = "not_alloc"
+    ALREADY_ALLOC = "already_alloc"
+    TRANSFER = "transfer"
+    OVER = "over"
+
+    @property
+    def held(self) -> bool:
+        """Whether a node may be consuming a shard in this state."""
+        return self in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
+
+    @property
+    def consumable(self) -> bool:
+        """Whether a shard in this state counts when shards are shared among nodes."""
+        return self not in (ShardState.WAIT, ShardState.OVER)
+
+
+EDGES: dict[tuple[ShardState | None, ShardState], int] = {
+    (None, ShardState.WAIT): 1,
+    (None, ShardState.NOT_ALLOC): 1,
+    (ShardState.WAIT, ShardState.NOT_ALLOC): 2,
+    (ShardState.NOT_ALLOC, ShardState.ALREADY_ALLOC): 3,
+    (ShardState.ALREADY_ALLOC, ShardState.NOT_ALLOC): 4,
+    (ShardState.ALREADY_ALLOC, ShardState.TRANSFER): 5,
+    (ShardState.TRANSFER, ShardState.ALREADY_ALLOC): 6,
+    (ShardState.OVER, ShardState.NOT_ALLOC): 7,
+    (ShardState.ALREADY_ALLOC, ShardState.OVER): 8,
+    (ShardState.TRANSFER, ShardState.OVER): 8,
+    (ShardState.TRANSFER, ShardState.NOT_ALLOC): 9,
+}
+
+
+def first_state(
+    *, ordered: bool, parents: tuple[str, ...], known: dict[str, ShardState]
+) -> ShardState:
+    """Edge 1: where a shard that was never seen before begins.
+
+    `known` maps the shards of the group, those of the same listing included, to their states. A
+    parent that is unknown was trimmed by the source before this group saw it: nobody can finish
+    it any more, so it does not hold its children back.
+    """
+    if not ordered:
+        return ShardState.NOT_ALLOC
+    unfinished = any(known.get(parent, ShardState.OVER) is not ShardState.OVER for parent in parents)
+    return ShardState.WAIT if unfinished else ShardState.NOT_ALLOC
+
+
+def may_start(
+    *, ordered: bool, parents: tuple[str, ...], known: dict[str, ShardState]
+) -> bool:
+    """Edge 2: whether a waiting shard may be claimed now."""
+    return first_state(ordered=ordered, parents=parents, known=known) is ShardState.NOT_ALLOC

@@ -1,0 +1,138 @@
+"""What every source of a sharded log answers: its shards, their bounds, and exact reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from lease_store.identifiers import ShardId
+from lease_store.records import ShardListing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Position(StrEnum):
+    """A place in a shard that needs no cursor."""
+
+    BEGIN = "begin"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one batch of one shard may hold."""
+
+    records_max: int = 100_000
+    bytes_max: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBounds:
+    """What a shard holds now.
+
+    Attributes:
+        begin: the cursor of the first record that retention has kept.
+        end: the cursor after the last record that may be read.
+        finished: the shard is read-only: `end` will not move any more.
+    """
+
+    begin: str
+    end: str
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """The end of a batch that starts at a given cursor, within limits.
+
+    Attributes:
+        end: the cursor after the last record of the batch; equal to the start when there is none.
+        records: the number of records in it.
+        last: a read-only shard ends here.
+    """
+
+    end: str
+    records: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """The records `[start, end)` of one shard; plain and picklable, it travels to Spark."""
+
+    shard: ShardId
+    start: str
+    end: str
+    records: int = 0
+
+
+class ShardReader(Protocol):
+    """The part of a source that runs inside Spark's Python workers."""
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in order, in batches of `record_schema()`.
+
+        Reading the same range again yields the same records.
+
+        Raises:
+            CursorExpired: retention has removed the start of the range.
+            LogCorrupt: the stored bytes are damaged.
+            SourceUnavailable: the service does not answer.
+        """
+        ...
+
+
+class ShardSource(ShardReader, Protocol):
+    """A sharded log."""
+
+    def list_shards(self) -> list[ShardListing]:
+        """All shards that the log still knows, in order of creation."""
+        ...
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """The bounds of these shards, in as few calls as the service allows."""
+        ...
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """The cursor of the first record at or after a position."""
+        ...
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """Where a batch that starts at `start` ends.
+
+        Raises:
+            CursorExpired: retention has removed `start`.
+        """
+        ...
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """Records between a cursor and the end; None where the service cannot tell."""
+        ...
+
+    def spark_options(self) -> Mapping[str, str]:
+        """What a Spark worker needs to build the reader again; shown in query plans: no secrets."""
+        ...
+
+
+def record_schema() -> pa.Schema:
+    """The columns that every source yields.
+
+    `shard_id` string, `cursor` string, `event_time` timestamp[us, UTC], `key` binary, `value`
+    binary, `attributes` map<string, string>.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("shard_id", pa.string()),
+            pa.field("cursor", pa.string()),
+            pa.field("event_time", pa.timestamp("us", tz="UTC")),
+            pa.field("key", pa.binary()),
+            pa.field("value", pa.binary()),
+            pa.field("attributes", pa.map_(pa.string(), pa.string())),
+        ]
+    )
