@@ -1,0 +1,89 @@
+"""How a user declares a stream: where its records come from and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lease_store.errors import InvalidSetting
+from lease_store.identifiers import GroupKey
+from lease_store.records import HANDOFF_LIMIT_DEFAULT_S, AssignmentMode, Group
+from shard_sources.source import Limits, ShardSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Transform = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass(frozen=True)
+class ShardStream:
+    """A stream to consume: one Dagster asset with one partition per shard.
+
+    Attributes:
+        name: the stream's name, also the asset's key.
+        source: where its shards and records come from.
+        transform: applied by Spark to the records of a batch (columns of
+            `shard_sources.source.record_schema`); it keeps the column `shard_id`. Rows whose
+            column `quarantine_error` is not null go to quarantine instead of the output.
+        group: the consumer group.
+        ordered: whether the children of a split or merge wait for their parents.
+        assignment: how shards are shared among the nodes.
+        initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
+        limits: how much one batch of one shard may hold.
+        shards_per_run: the most shards that one sensor or schedule run serves.
+        run_budget_s: how long a run goes on before it leaves the rest to the next, in seconds.
+        handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
+        quarantined_max: the most records of one batch that may be quarantined.
+        lag_max: the most unread records a shard may have for its lag check to pass.
+
+    Raises:
+        InvalidIdentifier: the name or the group is not of the grammar.
+        InvalidSetting: a number is not positive.
+    """
+
+    name: str
+    source: ShardSource
+    transform: Transform | None = None
+    group: str = "default"
+    ordered: bool = True
+    assignment: AssignmentMode = AssignmentMode.BALANCED
+    initial_position: str = "begin"
+    limits: Limits = field(default_factory=Limits)
+    shards_per_run: int = 64
+    run_budget_s: float = 300.0
+    handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
+    quarantined_max: int = 1_000
+    lag_max: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        GroupKey.parse(self.group, self.name)
+        positive = {
+            "shards_per_run": self.shards_per_run,
+            "run_budget_s": self.run_budget_s,
+            "handoff_limit_s": self.handoff_limit_s,
+            "limits.records_max": self.limits.records_max,
+            "limits.bytes_max": self.limits.bytes_max,
+        }
+        for setting, value in positive.items():
+            if value <= 0:
+                raise InvalidSetting(
+                    f"Stream {self.name!r}: {setting} is {value}: use a positive number."
+                )
+
+    @property
+    def key(self) -> GroupKey:
+        """The consumer group within the stream."""
+        return GroupKey.parse(self.group, self.name)
+
+    def new_group(self, timeout_s: float) -> Group:
+        """The consumer group as this declaration wants it, with lease timeout T in seconds."""
+        return Group(
+            key=self.key,
+            ordered=self.ordered,
+            timeout_s=timeout_s,
+            handoff_limit_s=self.handoff_limit_s,
+            assignment=self.assignment,
+            initial_position=self.initial_position,
+        )
