@@ -27,7 +27,7 @@ class Identifier(str):
     __slots__ = ()
     kind: ClassVar[str] = "identifier"
 
-    def __new__(cls, text: str) -> Self:
+    def __new__(cls, text: str) -> Self:  # noqa: D102 - the class says it
         if isinstance(text, cls):
             return text
         if not _GRAMMAR.fullmatch(text):

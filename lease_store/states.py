@@ -1,17 +1,17 @@
 """The states of a shard within a group, and the only edges between them.
 
-| edge | from                     | to            | when                                            |
-|------|--------------------------|---------------|-------------------------------------------------|
-| 1    | (new)                    | wait          | first seen, group ordered, a parent unfinished  |
-| 1    | (new)                    | not_alloc     | first seen otherwise                            |
-| 2    | wait                     | not_alloc     | all parents over, or the group became unordered |
-| 3    | not_alloc                | already_alloc | claimed                                         |
-| 4    | already_alloc            | not_alloc     | the holder lapsed or left                       |
-| 5    | already_alloc            | transfer      | the plan gives it to another live node          |
-| 6    | transfer                 | already_alloc | the holder let go, or the next died             |
-| 7    | over                     | not_alloc     | a forced checkpoint reopened it                 |
-| 8    | already_alloc, transfer  | over          | a read-only shard's checkpoint reached its end  |
-| 9    | transfer                 | not_alloc     | the holder lapsed during the transfer           |
+| edge | from                     | to            | when                                           |
+|------|--------------------------|---------------|------------------------------------------------|
+| 1    | (new)                    | wait          | first seen, group ordered, a parent unfinished |
+| 1    | (new)                    | not_alloc     | first seen otherwise                           |
+| 2    | wait                     | not_alloc     | all parents over, or group no longer ordered   |
+| 3    | not_alloc                | already_alloc | claimed                                        |
+| 4    | already_alloc            | not_alloc     | the holder lapsed or left                      |
+| 5    | already_alloc            | transfer      | the plan gives it to another live node         |
+| 6    | transfer                 | already_alloc | the holder let go, or the next died            |
+| 7    | over                     | not_alloc     | a forced checkpoint reopened it                |
+| 8    | already_alloc, transfer  | over          | a read-only shard's checkpoint reached its end |
+| 9    | transfer                 | not_alloc     | the holder lapsed during the transfer          |
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def first_state(
     """
     if not ordered:
         return ShardState.NOT_ALLOC
-    unfinished = any(known.get(parent, ShardState.OVER) is not ShardState.OVER for parent in parents)
+    unfinished = any(
+        known.get(parent, ShardState.OVER) is not ShardState.OVER for parent in parents
+    )
     return ShardState.WAIT if unfinished else ShardState.NOT_ALLOC
 
 
-def may_start(
-    *, ordered: bool, parents: tuple[str, ...], known: dict[str, ShardState]
-) -> bool:
+def may_start(*, ordered: bool, parents: tuple[str, ...], known: dict[str, ShardState]) -> bool:
     """Edge 2: whether a waiting shard may be claimed now."""
     return first_state(ordered=ordered, parents=parents, known=known) is ShardState.NOT_ALLOC

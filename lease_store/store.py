@@ -211,14 +211,24 @@ class LeaseStore(Protocol):
         ...
 
     def claim(
-        self, key: GroupKey, claims: Mapping[ShardId, tuple[NodeName, int]], *, observer: str,
+        self,
+        key: GroupKey,
+        claims: Mapping[ShardId, tuple[NodeName, int]],
+        *,
+        observer: str,
         reason: str,
     ) -> dict[ShardId, Changed | Stale]:
         """Edge 3 for each shard whose `lease_id` is still the one given with its node."""
         ...
 
     def begin_transfer(
-        self, key: GroupKey, shard: ShardId, seen_lease_id: int, to: NodeName, *, observer: str,
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        seen_lease_id: int,
+        to: NodeName,
+        *,
+        observer: str,
         reason: str,
     ) -> Changed | Stale:
         """Edge 5; a holder without an open run lets go in the same transaction (edge 6)."""
@@ -245,7 +255,13 @@ class LeaseStore(Protocol):
         ...
 
     def force_checkpoint(
-        self, key: GroupKey, shard: ShardId, cursor: str, *, observer: str, reason: str,
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
         reopen: bool = False,
     ) -> Changed:
         """Set a checkpoint as an operator: a new epoch, journalled, an open intent abandoned.
@@ -259,7 +275,12 @@ class LeaseStore(Protocol):
     # -- tenures --------------------------------------------------------------------------------
 
     def open_tenure(
-        self, key: GroupKey, shard: ShardId, node: NodeName, run: str, *,
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        run: str,
+        *,
         replaces: str | None = None,
     ) -> Opened | OpenByOther | NotHeld:
         """Begin a tenure: epoch + 1, `consumer_run` := run, in one compare-and-set.
@@ -319,7 +340,9 @@ class LeaseStore(Protocol):
         ...
 
     def batches(
-        self, key: GroupKey, shard: ShardId | None = None,
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
         """Ledger rows by shard and sequence."""
@@ -338,7 +361,12 @@ class LeaseStore(Protocol):
         ...
 
     def journal(
-        self, key: GroupKey, *, shard: ShardId | None = None, after: int = 0, limit: int | None = None
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        limit: int | None = None,
     ) -> list[JournalEntry]:
         """Journal entries in order of their sequence."""
         ...
