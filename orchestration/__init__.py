@@ -1,0 +1,1 @@
+"""What a deployment runs: settings, what Dagster loads, and the command line."""

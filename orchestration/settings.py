@@ -5,23 +5,35 @@ Secrets (a database URL with a password, tokens) come from the environment alone
 
 from __future__ import annotations
 
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
 )
 
 from lease_store.errors import InvalidSetting, LeaseholdError, shown
-from lease_store.identifiers import NodeName, StreamName
+from lease_store.identifiers import GroupKey, NodeName, StreamName
 from lease_store.records import TIMEOUT_DEFAULT_S, Timing
 
 SETTINGS_FILE = "leasehold.toml"
+HOME_DEFAULT = Path(".leasehold")
 DEMO_STREAM = "demo"
+PREFIX = "LEASEHOLD_"
+# Variables of the prefix that are switches of tests and of fault injection, not settings.
+NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
 
 
 class StreamSettings(BaseModel):
@@ -30,7 +42,7 @@ class StreamSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    source: str = "local"
+    source: Literal["local"] = "local"
     group: str = "default"
     ordered: bool = True
     batch_records_max: int = Field(default=100_000, gt=0)
@@ -38,47 +50,75 @@ class StreamSettings(BaseModel):
     shards_per_run: int = Field(default=64, gt=0)
     run_budget_s: float = Field(default=300.0, gt=0)
 
+    @property
+    def key(self) -> GroupKey:
+        """The stream's consumer group.
 
-class Settings(BaseSettings):
-    """All settings of a deployment.
+        Raises:
+            InvalidIdentifier: the name or the group is not of the grammar.
+        """
+        return GroupKey.parse(self.group, self.name)
+
+
+class Settings(BaseModel):
+    """All settings of a deployment; `load_settings` reads them from where they are written.
 
     Attributes:
         home: the folder of the embedded default: log, lease store, output, Dagster's home.
         database_url: SQLAlchemy URL of the lease store; None is SQLite in `home`.
         nodes: the nodes that this deployment serves.
-        lease_timeout_s: T of new consumer groups.
+        lease_timeout_s: T of new consumer groups, in seconds.
         spark: `connect` (a warm Spark Connect server, started on demand on the loopback),
             `classic` (a session in every run's own process), or an `sc://` or `spark://` address.
         streams: the streams that the package's own definitions are made of.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="LEASEHOLD_",
-        env_nested_delimiter="__",
-        toml_file=SETTINGS_FILE,
-        extra="forbid",
-        frozen=True,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    home: Path = Path(".leasehold")
+    home: Path = HOME_DEFAULT
     database_url: SecretStr | None = None
     nodes: tuple[str, ...] = ("local",)
     lease_timeout_s: float = TIMEOUT_DEFAULT_S
-    spark: str | Literal["connect", "classic"] = "connect"
+    spark: str = "connect"
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
 
+    @field_validator("nodes", mode="before")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments win over the environment, the environment over the file."""
-        del dotenv_settings, file_secret_settings
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+    def _names_by_comma(cls, value: object) -> object:
+        """An environment variable holds `a,b` or a JSON list; a file holds a list."""
+        if isinstance(value, str) and not value.lstrip().startswith("["):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("streams", mode="before")
+    @classmethod
+    def _streams_as_json(cls, value: object) -> object:
+        """An environment variable holds the streams as a JSON list of objects."""
+        return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("nodes")
+    @classmethod
+    def _some_node(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("name at least one node")
+        if len(set(value)) < len(value):
+            raise ValueError("a node is named twice")
+        return value
+
+    @field_validator("spark")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        if value in ("connect", "classic") or value.startswith(("sc://", "spark://", "local[")):
+            return value
+        raise ValueError("use connect, classic, or an address that begins with sc:// or spark://")
+
+    @model_validator(mode="after")
+    def _streams_once(self) -> Settings:
+        names = [stream.name for stream in self.streams]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"stream {shown(name)} is declared twice")
+        return self
 
     @property
     def timing(self) -> Timing:
@@ -119,22 +159,109 @@ class Settings(BaseSettings):
 def load_settings(**overrides: object) -> Settings:
     """The settings of this process.
 
+    Arguments win over the environment, the environment over `leasehold.toml` in the home, and
+    that over `leasehold.toml` in the working directory. An argument of None is not given.
+
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
     """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    variables = _from_environment(os.environ)
+    working_file = Path(SETTINGS_FILE)
+    working = _from_file(working_file)
+    home = {"home": HOME_DEFAULT, **working, **variables, **given}["home"]
+    home_file = Path(str(home)) / SETTINGS_FILE
+    of_home = {} if home_file.absolute() == working_file.absolute() else _from_file(home_file)
+    if "home" in of_home:
+        raise InvalidSetting(f"{home_file} sets 'home', but it is in the home: remove that line.")
+    origins = {
+        **dict.fromkeys(working, str(working_file)),
+        **dict.fromkeys(of_home, str(home_file)),
+        **{name: PREFIX + name.upper() for name in variables},
+        **dict.fromkeys(given, "an option of the command"),
+    }
     try:
-        settings = Settings(**overrides)  # pyright: ignore[reportArgumentType]
-        # Derived values are checked here, where the message can still name the setting.
-        _ = settings.timing, settings.node_names
+        settings = Settings.model_validate({**working, **of_home, **variables, **given})
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise InvalidSetting(
-            f"Setting {shown(name)} is not valid: {first['msg']}. It comes from LEASEHOLD_"
-            f"{name.upper()} or from {SETTINGS_FILE}."
-        ) from None
-    except LeaseholdError:
-        raise
-    except Exception as error:
-        raise InvalidSetting(f"{SETTINGS_FILE} cannot be read: {error}.") from None
+        raise _invalid(error, origins) from None
+    # Derived values are checked here, where the message can still name the setting.
+    for name, derive in (
+        ("lease_timeout_s", lambda: settings.timing),
+        ("nodes", lambda: settings.node_names),
+        ("streams", lambda: [stream.key for stream in settings.streams]),
+    ):
+        try:
+            derive()
+        except LeaseholdError as error:
+            raise InvalidSetting(f"Setting '{name}' is not valid: {error}") from None
     return settings
+
+
+def _invalid(error: ValidationError, origins: Mapping[str, str]) -> InvalidSetting:
+    """The first complaint of pydantic as one sentence that says where the value comes from."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    location = [str(part) for part in first["loc"]]
+    if not location:
+        return InvalidSetting(f"The settings are not valid: {_plain(first['msg'])}.")
+    origin = origins.get(location[0], PREFIX + location[0].upper())
+    if first["type"] == "extra_forbidden":
+        known = StreamSettings.model_fields if len(location) > 1 else Settings.model_fields
+        return InvalidSetting(
+            f"{origin} sets {shown('.'.join(location))}, which is no setting"
+            f"{_suggestion(location[-1], known)}"
+        )
+    return InvalidSetting(
+        f"Setting {shown('.'.join(location))} from {origin} is not valid: {_plain(first['msg'])}."
+    )
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ").rstrip(".")
+
+
+def _suggestion(name: str, known: Mapping[str, object]) -> str:
+    """The nearest known name, or all of them."""
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; use one of {', '.join(sorted(known))}."
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among the variables; one that is empty counts as not set.
+
+    Raises:
+        InvalidSetting: a variable of the prefix names no setting.
+    """
+    values: dict[str, Any] = {}
+    names = {PREFIX + field.upper(): field for field in Settings.model_fields}
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX) or variable.startswith(NOT_SETTINGS):
+            continue
+        if variable not in names:
+            raise InvalidSetting(
+                f"The environment variable {shown(variable)} is no setting"
+                f"{_suggestion(variable, names)}"
+            )
+        if value:
+            values[names[variable]] = value
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """The settings in a file; none where there is no file.
+
+    Raises:
+        InvalidSetting: the file cannot be read, is not TOML, or holds a secret.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidSetting(f"{path} cannot be read as settings: {reason}.") from None
+    if urlsplit(str(values.get("database_url", ""))).password:
+        raise InvalidSetting(
+            f"{path} holds a password in 'database_url': set {PREFIX}DATABASE_URL in the "
+            "environment instead."
+        )
+    return values

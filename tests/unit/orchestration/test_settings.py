@@ -1,0 +1,130 @@
+"""Settings: where they come from, which wins, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lease_store.errors import InvalidSetting
+from orchestration.settings import PREFIX, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory and no variable of the prefix."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+
+
+def test_without_anything_the_embedded_default_is_in_the_working_directory() -> None:
+    settings = load_settings()
+    assert settings.home == Path(".leasehold")
+    assert settings.store_url.get_secret_value().startswith("sqlite:////")
+    assert [stream.name for stream in settings.streams] == ["demo"]
+    assert settings.timing.beat_s == pytest.approx(settings.timing.timeout_s / 3)
+
+
+def test_an_option_wins_over_the_environment_and_that_over_the_home_and_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "h"
+    home.mkdir()
+    Path("leasehold.toml").write_text(
+        'home = "elsewhere"\nnodes = ["folder"]\nspark = "classic"\nlease_timeout_s = 9\n'
+    )
+    (home / "leasehold.toml").write_text('nodes = ["of-home"]\nspark = "connect"\n')
+    monkeypatch.setenv("LEASEHOLD_NODES", "a, b")
+    settings = load_settings(home=home)
+    assert settings.home == home
+    assert settings.nodes == ("a", "b")
+    assert settings.spark == "connect"
+    assert settings.lease_timeout_s == 9
+    monkeypatch.delenv("LEASEHOLD_NODES")
+    assert load_settings(home=home).nodes == ("of-home",)
+    assert load_settings().nodes == ("folder",)
+
+
+def test_lists_come_from_the_environment_as_json() -> None:
+    os.environ["LEASEHOLD_NODES"] = '["x", "y"]'
+    os.environ["LEASEHOLD_STREAMS"] = '[{"name": "clicks", "group": "g"}]'
+    try:
+        settings = load_settings()
+    finally:
+        del os.environ["LEASEHOLD_NODES"], os.environ["LEASEHOLD_STREAMS"]
+    assert settings.nodes == ("x", "y")
+    assert str(settings.streams[0].key) == "clicks/g"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("LEASEHOLD_HOMEE", "x", "did you mean LEASEHOLD_HOME?"),
+        ("LEASEHOLD_DATABASE", "x", "LEASEHOLD_DATABASE_URL"),
+        ("LEASEHOLD_LEASE_TIMEOUT_S", "soon", "LEASEHOLD_LEASE_TIMEOUT_S"),
+        ("LEASEHOLD_LEASE_TIMEOUT_S", "-1", "lease_timeout_s"),
+        ("LEASEHOLD_NODES", "a,a", "named twice"),
+        ("LEASEHOLD_NODES", "../a", "not a valid node name"),
+        ("LEASEHOLD_NODES", ",", "at least one node"),
+        ("LEASEHOLD_SPARK", "flink", "spark"),
+        ("LEASEHOLD_STREAMS", "{", "streams"),
+        ("LEASEHOLD_STREAMS", '[{"name": "a/b"}]', "not a valid stream name"),
+        ("LEASEHOLD_STREAMS", '[{"name": "a"}, {"name": "a"}]', "declared twice"),
+        ("LEASEHOLD_STREAMS", '[{"name": "a", "source": "ftp"}]', "source"),
+    ],
+)
+def test_a_wrong_variable_is_one_sentence_that_names_it(
+    variable: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidSetting, match=r"^[^\n]+\.$|^[^\n]+\?$") as caught:
+        load_settings()
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nodes = [", "cannot be read as settings"),
+        ('node = ["a"]', "did you mean nodes?"),
+        ('[[streams]]\nname = "a"\nbatch_record_max = 3', "batch_records_max"),
+        ('[[streams]]\nname = "a"\nbatch_records_max = 0', "streams.0.batch_records_max"),
+        ('database_url = "mysql+pymysql://u:hunter2@h/d"', "LEASEHOLD_DATABASE_URL"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_that_names_it(text: str, says: str) -> None:
+    Path("leasehold.toml").write_text(text)
+    with pytest.raises(InvalidSetting, match=r"^[^\n]+$") as caught:
+        load_settings()
+    assert says in str(caught.value)
+    assert "leasehold.toml" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_a_mistake_and_not_a_crash() -> None:
+    Path("leasehold.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidSetting, match="cannot be read as settings"):
+        load_settings()
+
+
+def test_the_home_of_a_home_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "leasehold.toml").write_text('home = "x"')
+    with pytest.raises(InvalidSetting, match="remove that line"):
+        load_settings(home=tmp_path / "h")
+
+
+def test_a_password_is_in_no_text_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL", "mysql+pymysql://u:hunter2@127.0.0.1/leases")
+    settings = load_settings()
+    assert "hunter2" not in repr(settings) + str(settings) + settings.model_dump_json()
+    assert "hunter2" in settings.store_url.get_secret_value()
+
+
+def test_switches_of_tests_are_not_taken_for_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_FAILPOINT", "after_intent")
+    monkeypatch.setenv("LEASEHOLD_TEST_LOGS", "/nowhere")
+    assert load_settings().nodes == ("local",)
