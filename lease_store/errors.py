@@ -141,3 +141,55 @@ class SparkUnavailable(LeaseholdError):
 
 class JavaNotFound(UserMistake):
     """No Java that Spark can run on was found."""
+
+
+class IntentConflict(LeaseholdError):
+    """A batch contradicts the ledger: its number, bounds or intent are not the next in line."""
+
+
+class LogNotFound(SourceError, UserMistake):
+    """There is no local log in this folder."""
+
+
+class LogExists(UserMistake):
+    """The folder already holds a local log."""
+
+
+class ShardReadOnly(SourceError, UserMistake):
+    """The shard was split or merged: records go to its children."""
+
+
+class ShardBusy(SourceError, UserMistake):
+    """Another process is writing to the shard."""
+
+
+class RecordRefused(UserMistake):
+    """A record is too large for the log, or not of the right type."""
+
+
+class ReshardingRefused(UserMistake):
+    """A shard cannot be split or merged like this."""
+
+
+class CursorInvalid(SourceError, UserMistake):
+    """A cursor is not one of this shard."""
+
+
+class UnknownSource(UserMistake):
+    """No source of this name is installed."""
+
+
+class ModuloSettingMissing(AssignmentConflict):
+    """A node of a group that assigns by modulo gives no source count or no node id."""
+
+
+class ModuloIdOutOfRange(AssignmentConflict):
+    """A node's id is not one of 0 … source count - 1."""
+
+
+class ModuloCountMismatch(AssignmentConflict):
+    """Two nodes of a group give different source counts."""
+
+
+class ModuloIdTaken(AssignmentConflict):
+    """Two nodes of a group give the same node id."""
