@@ -305,8 +305,9 @@ class BatchCommit:
 class JournalEntry:
     """A row of the journal: one change of membership, ownership, tenure or checkpoint.
 
-    `kind` is one of `edge, open, close, force, join, leave, evict, resume`; for `edge` the number
-    of the edge of `lease_store.states` is in `edge`.
+    `kind` is one of `edge, open, close, force, join, leave, evict, resume, group`; for `edge` the
+    number of the edge of `lease_store.states` is in `edge`; `resume` is a member that registered
+    again with other settings; `group` is a change of the group's own settings.
     """
 
     sequence: int

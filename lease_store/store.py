@@ -10,6 +10,7 @@ the group does not exist. An outcome is returned, an error is raised: losing a r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -128,7 +129,18 @@ class TenureView:
 
 
 class LeaseStore(Protocol):
-    """The lease store of a deployment."""
+    """The lease store of a deployment.
+
+    Attributes:
+        statements: how often each kind of statement was sent since the store was opened: `pulse`,
+            `beat`, `progress`, `claim` and so on; the model in memory counts its verbs.
+    """
+
+    statements: Counter[str]
+
+    def close(self) -> None:
+        """Let go of all connections; the store opens new ones when it is used again."""
+        ...
 
     # -- groups ---------------------------------------------------------------------------------
 

@@ -1,0 +1,118 @@
+"""What the ledger accepts: the pure rules that all stores share for intents and commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lease_store.errors import IntentConflict, shown
+from lease_store.identifiers import GroupKey
+from lease_store.records import Batch, BatchCommit, BatchState, Intent, Tenure
+
+
+def group_of(tenures: Sequence[Tenure]) -> GroupKey:
+    """The one group of some tenures.
+
+    Raises:
+        ValueError: they are of several groups, or name a shard twice.
+    """
+    keys = {tenure.key for tenure in tenures}
+    if len(keys) != 1:
+        raise ValueError("All tenures of one call must belong to one group.")
+    if len({tenure.shard for tenure in tenures}) != len(tenures):
+        raise ValueError("One call may name each shard once.")
+    return tenures[0].key
+
+
+def may_advance(check_point: str | None, start: str) -> bool:
+    """Whether a range that starts at `start` continues a shard: the first one starts anywhere."""
+    return check_point is None or check_point == start
+
+
+def intended_batch(intent: Intent) -> Batch:
+    """The ledger row of an intent."""
+    tenure = intent.tenure
+    return Batch(
+        shard=tenure.shard,
+        sequence=intent.sequence,
+        start=intent.start,
+        end=intent.end,
+        state=BatchState.INTENT,
+        epoch=tenure.epoch,
+        run=tenure.run,
+        holder=tenure.holder,
+    )
+
+
+def committed_batch(commit: BatchCommit) -> Batch:
+    """The ledger row of a commit, not dated yet."""
+    tenure = commit.tenure
+    return Batch(
+        shard=tenure.shard,
+        sequence=commit.sequence,
+        start=commit.start,
+        end=commit.end,
+        state=BatchState.COMMITTED,
+        epoch=tenure.epoch,
+        run=tenure.run,
+        holder=tenure.holder,
+        attempt=commit.attempt,
+        files=commit.files,
+        statistics=commit.statistics,
+        finished=commit.finished,
+    )
+
+
+def check_next_in_line(
+    intent: Intent, *, known: Batch | None, next_sequence: int, check_point: str | None
+) -> None:
+    """Refuse an intent that is not the shard's next range.
+
+    Raises:
+        IntentConflict: the number is not the next, the range does not begin at the checkpoint, or
+            an intent of this number has other bounds.
+    """
+    name = f"Batch {intent.sequence} of shard {intent.tenure.shard} of group {intent.tenure.key}"
+    if intent.sequence != next_sequence:
+        raise IntentConflict(f"{name} is out of turn: the next is number {next_sequence}.")
+    if not may_advance(check_point, intent.start):
+        raise IntentConflict(
+            f"{name} starts at {shown(intent.start)}, but the checkpoint is {shown(check_point)}."
+        )
+    if known and (known.start, known.end) != (intent.start, intent.end):
+        raise IntentConflict(
+            f"{name} was intended as {shown(known.start)} to {shown(known.end)}: consume that "
+            "range first."
+        )
+
+
+def already_committed(batch: Batch | None, commit: BatchCommit) -> bool:
+    """Whether this very commit happened before, its reply having been lost."""
+    if batch is None or batch.state is not BatchState.COMMITTED:
+        return False
+    tenure = commit.tenure
+    return (batch.epoch, batch.run, batch.attempt, batch.start, batch.end) == (
+        tenure.epoch,
+        tenure.run,
+        commit.attempt,
+        commit.start,
+        commit.end,
+    )
+
+
+def check_intended(batch: Batch | None, commit: BatchCommit) -> None:
+    """Refuse a commit under a current tenure that intended nothing, or something else.
+
+    Raises:
+        IntentConflict: there is no intent of this tenure with these bounds.
+    """
+    tenure = commit.tenure
+    intended = batch is not None and (
+        (batch.state, batch.epoch, batch.run, batch.start, batch.end)
+        == (BatchState.INTENT, tenure.epoch, tenure.run, commit.start, commit.end)
+    )
+    if not intended:
+        raise IntentConflict(
+            f"Batch {commit.sequence} of shard {tenure.shard} of group {tenure.key}, "
+            f"{shown(commit.start)} to {shown(commit.end)}, was not intended under tenure "
+            f"{tenure.epoch}: record the intent before committing it."
+        )

@@ -1,0 +1,25 @@
+"""The lease store as a model in memory: what the verbs of `LeaseStore` mean, without a database.
+
+It is the executable specification that the SQL store is compared with, and what simulations and
+unit tests run on. Every verb runs under one lock, so it is atomic and safe to call from threads.
+"""
+
+from lease_store.memory_store.batches import MemoryBatches
+from lease_store.memory_store.groups import MemoryGroups
+from lease_store.memory_store.nodes import MemoryNodes
+from lease_store.memory_store.shards import MemoryShards
+from lease_store.memory_store.tenures import MemoryTenures
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(MemoryGroups, MemoryNodes, MemoryShards, MemoryTenures, MemoryBatches):
+    """All verbs of `lease_store.store.LeaseStore`, in memory.
+
+    Args:
+        clock: the wall clock for the journal's dates; nothing is decided by it.
+        groups_per_stream_max: the most groups one stream may have.
+
+    `statements` counts the verbs that were called; `backup` and `restore` play a database that
+    loses its last commits.
+    """

@@ -1,0 +1,160 @@
+"""The ledger, the outbox and the journal in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from lease_store.batch_rules import (
+    already_committed,
+    check_intended,
+    check_next_in_line,
+    committed_batch,
+    group_of,
+    intended_batch,
+    may_advance,
+)
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.memory_store.rows import GroupRows, MemoryRows
+from lease_store.records import (
+    Batch,
+    BatchCommit,
+    BatchState,
+    Intent,
+    JournalEntry,
+    OutboxEvent,
+    Tenure,
+)
+from lease_store.store import Changed, Stale
+from lease_store.transitions import finished, freed_to_start, materialization_payload
+
+FINISHED = "its checkpoint reached the end of a read-only shard"
+
+
+class MemoryBatches(MemoryRows):
+    """The verbs on batches, outbox and journal."""
+
+    def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
+        """See `LeaseStore.record_intents`."""
+        if not intents:
+            return {}
+        key = group_of([intent.tenure for intent in intents])
+        with self._rows("record_intents", key) as rows:
+            outcomes: dict[ShardId, Changed | Stale] = {}
+            recorded: dict[tuple[ShardId, int], Batch] = {}
+            for intent in intents:
+                shard = intent.tenure.shard
+                row = rows.current(intent.tenure)
+                if row is None:
+                    outcomes[shard] = Stale()
+                    continue
+                check_next_in_line(
+                    intent,
+                    known=rows.batches.get((shard, intent.sequence)),
+                    next_sequence=rows.next_sequence(shard),
+                    check_point=row.check_point,
+                )
+                recorded[shard, intent.sequence] = intended_batch(intent)
+                outcomes[shard] = Changed((shard,))
+            rows.batches.update(recorded)
+            return outcomes
+
+    def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        """See `LeaseStore.commit`."""
+        if not commits:
+            return {}
+        key = group_of([commit.tenure for commit in commits])
+        with self._rows("commit", key) as rows:
+            # A contradiction of the ledger is found before anything is written.
+            for commit in commits:
+                batch = rows.batches.get((commit.tenure.shard, commit.sequence))
+                if rows.current(commit.tenure) and not already_committed(batch, commit):
+                    check_intended(batch, commit)
+            return {commit.tenure.shard: self._commit(rows, commit) for commit in commits}
+
+    def _commit(self, rows: GroupRows, commit: BatchCommit) -> Changed | Stale:
+        shard = commit.tenure.shard
+        if already_committed(rows.batches.get((shard, commit.sequence)), commit):
+            return Changed()
+        row = rows.current(commit.tenure)
+        if row is None or not may_advance(row.check_point, commit.start):
+            return Stale()
+        batch = replace(committed_batch(commit), committed_at=self._clock())
+        rows.batches[shard, commit.sequence] = batch
+        event = OutboxEvent(
+            sequence=self._next_sequence(),
+            kind="materialization",
+            shard=shard,
+            batch_id=batch.batch_id,
+            payload=materialization_payload(commit),
+            run=commit.tenure.run,
+        )
+        rows.outbox[event.sequence] = event
+        watermark = commit.watermark or row.watermark
+        rows.shards[shard] = replace(row, check_point=commit.end, watermark=watermark)
+        return self._finish(rows, commit.tenure, commit.end) if commit.finished else Changed()
+
+    def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
+        """See `LeaseStore.finish_empty`."""
+        with self._rows("finish_empty", tenure.key) as rows:
+            row = rows.current(tenure)
+            if row is None or not may_advance(row.check_point, cursor):
+                return Stale()
+            rows.abandon_intents(tenure.shard)
+            return self._finish(rows, tenure, cursor)
+
+    def _finish(self, rows: GroupRows, tenure: Tenure, cursor: str) -> Changed:
+        observer = str(tenure.holder)
+        rows.bump()
+        self._write(rows, [finished(rows.shards[tenure.shard], cursor, FINISHED)], observer)
+        freed = freed_to_start(
+            (rows.shards[shard] for shard in sorted(rows.shards)),
+            ordered=rows.group.ordered,
+            reason=f"all its parents are over, {tenure.shard} last",
+        )
+        return Changed(self._write(rows, freed, observer))
+
+    def batches(
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        state: BatchState | None = BatchState.COMMITTED,
+    ) -> list[Batch]:
+        """See `LeaseStore.batches`."""
+        with self._rows("batches", key) as rows:
+            return [
+                batch
+                for (owner, _), batch in sorted(rows.batches.items(), key=lambda item: item[0])
+                if (shard is None or owner == shard) and (state is None or batch.state is state)
+            ]
+
+    def pending_events(
+        self, key: GroupKey, *, run: str | None = None, limit: int = 500
+    ) -> list[OutboxEvent]:
+        """See `LeaseStore.pending_events`."""
+        with self._rows("pending_events", key) as rows:
+            pending = [event for event in rows.outbox.values() if run is None or event.run == run]
+            return pending[:limit]
+
+    def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
+        """See `LeaseStore.mark_delivered`."""
+        with self._rows("mark_delivered", key) as rows:
+            for sequence in sequences:
+                rows.outbox.pop(sequence, None)
+
+    def journal(
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> list[JournalEntry]:
+        """See `LeaseStore.journal`."""
+        with self._rows("journal", key) as rows:
+            entries = [
+                entry
+                for entry in rows.journal
+                if entry.sequence > after and (shard is None or entry.shard == shard)
+            ]
+            return entries if limit is None else entries[:limit]

@@ -1,0 +1,84 @@
+"""Groups, and reading them, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from lease_store.errors import GroupExists, GroupInUse, GroupLimitReached
+from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from lease_store.memory_store.rows import GroupRows, MemoryRows
+from lease_store.records import Group, Progress, Pulse, Snapshot
+from lease_store.transitions import freed_to_start, settings_note
+
+
+class MemoryGroups(MemoryRows):
+    """The verbs on groups."""
+
+    def create_group(self, group: Group) -> None:
+        """See `LeaseStore.create_group`."""
+        with self._verb("create_group"):
+            if group.key in self._groups:
+                raise GroupExists(
+                    f"Stream {group.key.stream!r} already has a consumer group "
+                    f"{group.key.group!r}: choose another name, or update that one."
+                )
+            siblings = sum(key.stream == group.key.stream for key in self._groups)
+            if siblings >= self._groups_per_stream_max:
+                raise GroupLimitReached(
+                    f"Stream {group.key.stream!r} already has {siblings} consumer groups, the "
+                    "most allowed: delete one first."
+                )
+            self._groups[group.key] = GroupRows(replace(group, generation=0))
+
+    def groups(self, stream: StreamName | None = None) -> list[Group]:
+        """See `LeaseStore.groups`."""
+        with self._verb("groups"):
+            found = [
+                rows.group
+                for key, rows in self._groups.items()
+                if stream is None or key.stream == stream
+            ]
+            return sorted(found, key=lambda group: (group.key.stream, group.key.group))
+
+    def update_group(self, group: Group, *, observer: str) -> Group:
+        """See `LeaseStore.update_group`."""
+        with self._rows("update_group", group.key) as rows:
+            note = settings_note(rows.group, group)
+            rows.group = replace(group, generation=rows.group.generation + 1)
+            self._note(rows, note, observer)
+            freed = freed_to_start(
+                rows.shards.values(), ordered=group.ordered, reason="the group became unordered"
+            )
+            self._write(rows, freed, observer)
+            return rows.group
+
+    def delete_group(self, key: GroupKey, *, force: bool = False) -> None:
+        """See `LeaseStore.delete_group`."""
+        with self._rows("delete_group", key) as rows:
+            if rows.members and not force:
+                raise GroupInUse(
+                    f"Group {key} still has live nodes ({', '.join(sorted(rows.members))}): stop "
+                    "them first, or delete it with --force."
+                )
+            del self._groups[key]
+
+    def pulse(self, key: GroupKey) -> Pulse:
+        """See `LeaseStore.pulse`."""
+        with self._rows("pulse", key) as rows:
+            return Pulse(rows.group, tuple(rows.nodes[name] for name in sorted(rows.nodes)))
+
+    def snapshot(self, key: GroupKey) -> Snapshot:
+        """See `LeaseStore.snapshot`."""
+        with self._rows("snapshot", key) as rows:
+            return self._snapshot(rows)
+
+    def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
+        """See `LeaseStore.progress`."""
+        wanted = set(nodes)
+        with self._rows("progress", key) as rows:
+            return {
+                shard: Progress(shard, row.check_point, row.consumer_epoch, row.consumer_run)
+                for shard, row in sorted(rows.shards.items())
+                if row.consumer_owner in wanted
+            }

@@ -1,0 +1,207 @@
+"""The rows of the in-memory store, and how a verb reaches them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from threading import RLock
+
+from lease_store.errors import UnknownGroup, UnknownShard, shown
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import (
+    Batch,
+    BatchState,
+    Gap,
+    Group,
+    JournalEntry,
+    Node,
+    OutboxEvent,
+    ShardLease,
+    Snapshot,
+    Tenure,
+)
+from lease_store.transitions import Note, Step, holds
+
+GROUPS_PER_STREAM_MAX = 5
+
+
+def utc_now() -> datetime:
+    """The wall clock, for dates that people read; nothing is decided by it."""
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class GroupRows:
+    """All rows of one group. The rows themselves are frozen: a shallow copy is a backup."""
+
+    group: Group
+    nodes: dict[NodeName, Node] = field(default_factory=dict[NodeName, Node])
+    shards: dict[ShardId, ShardLease] = field(default_factory=dict[ShardId, ShardLease])
+    batches: dict[tuple[ShardId, int], Batch] = field(
+        default_factory=dict[tuple[ShardId, int], Batch]
+    )
+    journal: list[JournalEntry] = field(default_factory=list[JournalEntry])
+    outbox: dict[int, OutboxEvent] = field(default_factory=dict[int, OutboxEvent])
+    gaps: list[Gap] = field(default_factory=list[Gap])
+
+    def copy(self) -> GroupRows:
+        """The rows as they are now."""
+        return GroupRows(
+            self.group,
+            dict(self.nodes),
+            dict(self.shards),
+            dict(self.batches),
+            list(self.journal),
+            dict(self.outbox),
+            list(self.gaps),
+        )
+
+    @property
+    def members(self) -> Collection[NodeName]:
+        """The nodes that somebody answers to."""
+        return {name for name, node in self.nodes.items() if node.member}
+
+    def bump(self) -> None:
+        """Raise the group's generation."""
+        self.group = replace(self.group, generation=self.group.generation + 1)
+
+    def current(self, tenure: Tenure) -> ShardLease | None:
+        """The shard's row where the tenure still holds, or None."""
+        row = self.shards.get(tenure.shard)
+        return row if row is not None and holds(row, tenure) else None
+
+    def shard(self, shard: ShardId) -> ShardLease:
+        """A shard's row.
+
+        Raises:
+            UnknownShard: there is none.
+        """
+        if shard not in self.shards:
+            raise UnknownShard(
+                f"Group {self.group.key} has no shard {shown(shard)}: see `leasehold status` for "
+                "those it has."
+            )
+        return self.shards[shard]
+
+    def intents(self, shard: ShardId) -> list[Batch]:
+        """The shard's batches that are only intended."""
+        return [
+            batch
+            for batch in self.batches.values()
+            if batch.shard == shard and batch.state is BatchState.INTENT
+        ]
+
+    def abandon_intents(self, shard: ShardId) -> None:
+        """Give up what was intended for a shard."""
+        for batch in self.intents(shard):
+            self.batches[shard, batch.sequence] = replace(batch, state=BatchState.ABANDONED)
+
+    def next_sequence(self, shard: ShardId) -> int:
+        """The number of the shard's next batch: that of an intent, if there is one."""
+        settled = [
+            number
+            for (owner, number), batch in self.batches.items()
+            if owner == shard and batch.state is not BatchState.INTENT
+        ]
+        return max(settled, default=-1) + 1
+
+
+class MemoryRows:
+    """The state of a memory store and the one lock that every verb runs under."""
+
+    def __init__(
+        self,
+        clock: Callable[[], datetime] = utc_now,
+        *,
+        groups_per_stream_max: int = GROUPS_PER_STREAM_MAX,
+    ) -> None:
+        self._clock = clock
+        self._lock = RLock()
+        self._groups: dict[GroupKey, GroupRows] = {}
+        self._sequence = 0
+        self._groups_per_stream_max = groups_per_stream_max
+        self.statements: Counter[str] = Counter()
+
+    def backup(self) -> object:
+        """All rows as they are now, for `restore`."""
+        with self._lock:
+            return {key: rows.copy() for key, rows in self._groups.items()}
+
+    def restore(self, backup: object) -> None:
+        """Go back to a backup, like a database that lost its last commits."""
+        assert isinstance(backup, dict)
+        with self._lock:
+            self._groups = {key: rows.copy() for key, rows in backup.items()}
+
+    def close(self) -> None:
+        """Nothing to let go of; here so that any store can be closed."""
+
+    @contextmanager
+    def _verb(self, kind: str) -> Generator[None]:
+        with self._lock:
+            self.statements[kind] += 1
+            yield
+
+    @contextmanager
+    def _rows(self, kind: str, key: GroupKey) -> Generator[GroupRows]:
+        """The rows of a group, under the lock.
+
+        Raises:
+            UnknownGroup: there is no such group.
+        """
+        with self._verb(kind):
+            if key not in self._groups:
+                raise unknown_group(key)
+            yield self._groups[key]
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _write(self, rows: GroupRows, steps: Iterable[Step], observer: str) -> tuple[ShardId, ...]:
+        """Carry out steps and journal them; the shards that they concern, in order."""
+        changed: list[ShardId] = []
+        for step in steps:
+            rows.shards[step.after.shard] = step.after
+            changed.append(step.after.shard)
+            for note in step.notes:
+                self._note(rows, note, observer)
+        return tuple(changed)
+
+    def _note(self, rows: GroupRows, note: Note, observer: str) -> None:
+        rows.journal.append(
+            JournalEntry(
+                sequence=self._next_sequence(),
+                kind=note.kind,
+                reason=note.reason,
+                observer=observer,
+                at=self._clock(),
+                shard=note.shard,
+                edge=note.edge,
+                from_state=note.from_state,
+                to_state=note.to_state,
+                from_owner=note.from_owner,
+                to_owner=note.to_owner,
+                epoch=note.epoch,
+                run=note.run,
+                check_point=note.check_point,
+            )
+        )
+
+    def _snapshot(self, rows: GroupRows) -> Snapshot:
+        return Snapshot(
+            group=rows.group,
+            nodes=tuple(rows.nodes[name] for name in sorted(rows.nodes)),
+            shards=tuple(rows.shards[shard] for shard in sorted(rows.shards)),
+        )
+
+
+def unknown_group(key: GroupKey) -> UnknownGroup:
+    """The error for a group that does not exist."""
+    return UnknownGroup(
+        f"Stream {shown(key.stream)} has no consumer group {shown(key.group)}: create it with "
+        "`leasehold group create`."
+    )

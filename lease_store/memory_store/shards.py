@@ -1,0 +1,151 @@
+"""Shards in memory: the shard list, claims, transfers, forced checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lease_store.errors import CheckpointRefused
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.memory_store.rows import GroupRows, MemoryRows
+from lease_store.records import ShardLease, ShardListing
+from lease_store.states import ShardState
+from lease_store.store import Changed, ShardsSynced, Stale
+from lease_store.transitions import (
+    Step,
+    claimed,
+    forced,
+    freed_to_start,
+    listed_again,
+    orphan_freed,
+    shards_first_seen,
+    transfer_begun,
+    transfer_cancelled,
+    transfer_completed,
+)
+
+
+class MemoryShards(MemoryRows):
+    """The verbs on shards."""
+
+    def sync_shards(
+        self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
+    ) -> ShardsSynced:
+        """See `LeaseStore.sync_shards`."""
+        with self._rows("sync_shards", key) as rows:
+            changed: list[ShardId] = []
+            for listed in listing:
+                before = rows.shards.get(listed.shard)
+                if before and (after := listed_again(before, listed)) != before:
+                    rows.shards[listed.shard] = after
+                    changed.append(listed.shard)
+            added = shards_first_seen(listing, rows.shards, ordered=rows.group.ordered)
+            for shard, note in added:
+                rows.shards[shard.shard] = shard
+                self._note(rows, note, observer)
+            if added or changed:
+                rows.bump()
+            return ShardsSynced(tuple(shard.shard for shard, _ in added), tuple(changed))
+
+    def claim(
+        self,
+        key: GroupKey,
+        claims: Mapping[ShardId, tuple[NodeName, int]],
+        *,
+        observer: str,
+        reason: str,
+    ) -> dict[ShardId, Changed | Stale]:
+        """See `LeaseStore.claim`."""
+        with self._rows("claim", key) as rows:
+            outcomes: dict[ShardId, Changed | Stale] = {}
+            for shard, (node, seen_lease_id) in sorted(claims.items()):
+                row = rows.shards.get(shard)
+                step = None
+                if row and row.lease_id == seen_lease_id and node in rows.members:
+                    step = None if rows.group.paused else claimed(row, node, reason)
+                outcomes[shard] = self._owned(rows, step, observer, bump=False)
+            if any(isinstance(outcome, Changed) for outcome in outcomes.values()):
+                rows.bump()
+            return outcomes
+
+    def begin_transfer(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        seen_lease_id: int,
+        to: NodeName,
+        *,
+        observer: str,
+        reason: str,
+    ) -> Changed | Stale:
+        """See `LeaseStore.begin_transfer`."""
+        with self._rows("begin_transfer", key) as rows:
+            row = _seen(rows, shard, seen_lease_id)
+            step = transfer_begun(row, to, reason) if row and to in rows.members else None
+            return self._owned(rows, step, observer)
+
+    def cancel_transfer(
+        self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """See `LeaseStore.cancel_transfer`."""
+        with self._rows("cancel_transfer", key) as rows:
+            row = _seen(rows, shard, seen_lease_id)
+            return self._owned(rows, transfer_cancelled(row, reason) if row else None, observer)
+
+    def complete_transfer(
+        self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """See `LeaseStore.complete_transfer`."""
+        with self._rows("complete_transfer", key) as rows:
+            row = _seen(rows, shard, seen_lease_id)
+            step = transfer_completed(row, reason) if row else None
+            if step and step.after.lease_owner not in rows.members:
+                step = None
+            return self._owned(rows, step, observer)
+
+    def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
+        """See `LeaseStore.free_orphans`."""
+        with self._rows("free_orphans", key) as rows:
+            shards = [rows.shards[shard] for shard in sorted(rows.shards)]
+            freed = [step for shard in shards if (step := orphan_freed(shard, rows.members))]
+            freed += freed_to_start(
+                shards, ordered=rows.group.ordered, reason="all its parents are over"
+            )
+            if freed:
+                rows.bump()
+            return Changed(self._write(rows, freed, observer))
+
+    def force_checkpoint(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
+        reopen: bool = False,
+    ) -> Changed:
+        """See `LeaseStore.force_checkpoint`."""
+        with self._rows("force_checkpoint", key) as rows:
+            row = rows.shard(shard)
+            if row.state is ShardState.OVER and not reopen:
+                raise CheckpointRefused(
+                    f"Shard {shard!r} of group {key} is finished: reopen it explicitly to read it "
+                    "again; shards that began after it are not read again."
+                )
+            rows.abandon_intents(shard)
+            rows.bump()
+            return Changed(self._write(rows, [forced(row, cursor, rows.members, reason)], observer))
+
+    def _owned(
+        self, rows: GroupRows, step: Step | None, observer: str, *, bump: bool = True
+    ) -> Changed | Stale:
+        if step is None:
+            return Stale()
+        if bump:
+            rows.bump()
+        return Changed(self._write(rows, [step], observer))
+
+
+def _seen(rows: GroupRows, shard: ShardId, seen_lease_id: int) -> ShardLease | None:
+    row = rows.shards.get(shard)
+    return row if row and row.lease_id == seen_lease_id else None

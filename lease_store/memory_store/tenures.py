@@ -1,0 +1,132 @@
+"""Tenures in memory: opening, reviewing and ending the consumption of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lease_store.errors import CheckpointRefused, LeaseLost, shown
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.memory_store.rows import GroupRows, MemoryRows
+from lease_store.records import Gap, ShardLease, Tenure
+from lease_store.states import ShardState
+from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
+from lease_store.transitions import closed, opened
+
+
+class MemoryTenures(MemoryRows):
+    """The verbs on tenures and gaps."""
+
+    def open_tenure(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        run: str,
+        *,
+        replaces: str | None = None,
+    ) -> Opened | OpenByOther | NotHeld:
+        """See `LeaseStore.open_tenure`."""
+        with self._rows("open_tenure", key) as rows:
+            row = rows.shard(shard)
+            if not row.state.held or row.consumer_owner != node:
+                return NotHeld(row.state.value, row.consumer_owner)
+            if rows.group.paused:
+                return NotHeld("paused", row.consumer_owner)
+            if row.consumer_run and row.consumer_run != replaces:
+                return OpenByOther(row.consumer_run)
+            if row.state is ShardState.TRANSFER:
+                # The holder's run died before it let go: nobody else would hand the shard over.
+                step = closed(row, rows.members, f"its run {row.consumer_run} had ended")
+                rows.bump()
+                self._write(rows, [step], str(node))
+                return NotHeld(row.state.value, step.after.consumer_owner)
+            step = opened(row, run)
+            self._write(rows, [step], str(node))
+            return Opened(
+                tenure=Tenure(key, shard, node, step.after.consumer_epoch, run),
+                check_point=row.check_point,
+                next_sequence=rows.next_sequence(shard),
+                intent=next(iter(rows.intents(shard)), None),
+            )
+
+    def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
+        """See `LeaseStore.review`."""
+        if not tenures:
+            return {}
+        with self._rows("review", tenures[0].key) as rows:
+            views: dict[ShardId, TenureView] = {}
+            for tenure in tenures:
+                row = rows.current(tenure)
+                moving = row is not None and row.state is ShardState.TRANSFER
+                views[tenure.shard] = TenureView(
+                    current=row is not None,
+                    transfer_to=row.lease_owner if row and moving else None,
+                    paused=rows.group.paused,
+                )
+            return views
+
+    def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
+        """See `LeaseStore.announce`."""
+        with self._rows("announce", tenure.key) as rows:
+            row = _held(rows, tenure)
+            rows.shards[tenure.shard] = replace(row, handoff_eta_s=handoff_eta_s)
+            if row.state is ShardState.TRANSFER:
+                rows.bump()
+
+    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+        """See `LeaseStore.close_tenure`."""
+        with self._rows("close_tenure", tenure.key) as rows:
+            row = _held(rows, tenure)
+            self._write(rows, [closed(row, rows.members, reason)], str(tenure.holder))
+            if row.state is ShardState.TRANSFER:
+                rows.bump()
+
+    def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
+        """See `LeaseStore.save_checkpoint`."""
+        with self._rows("save_checkpoint", tenure.key) as rows:
+            row = _held(rows, tenure)
+            rows.shards[tenure.shard] = replace(row, check_point=cursor)
+
+    def record_gap(self, tenure: Tenure, *, start: str, end: str, reason: str) -> None:
+        """See `LeaseStore.record_gap`."""
+        with self._rows("record_gap", tenure.key) as rows:
+            row = _held(rows, tenure)
+            recorded = any(
+                (gap.shard, gap.start, gap.end) == (tenure.shard, start, end) for gap in rows.gaps
+            )
+            if recorded and row.check_point == end:
+                return
+            if row.check_point not in (None, start):
+                raise gap_refused(tenure, start, row.check_point)
+            rows.gaps.append(Gap(tenure.shard, start, end, reason, self._clock()))
+            rows.abandon_intents(tenure.shard)
+            rows.shards[tenure.shard] = replace(row, check_point=end)
+
+    def gaps(self, key: GroupKey) -> list[Gap]:
+        """See `LeaseStore.gaps`."""
+        with self._rows("gaps", key) as rows:
+            return sorted(rows.gaps, key=lambda gap: (gap.shard, gap.start))
+
+
+def _held(rows: GroupRows, tenure: Tenure) -> ShardLease:
+    row = rows.current(tenure)
+    if row is None:
+        raise lease_lost(tenure)
+    return row
+
+
+def lease_lost(tenure: Tenure) -> LeaseLost:
+    """The error for a tenure that is over."""
+    return LeaseLost(
+        f"Node {tenure.holder} no longer holds shard {tenure.shard} of group {tenure.key}: tenure "
+        f"{tenure.epoch} is over, so nothing more may be written under it."
+    )
+
+
+def gap_refused(tenure: Tenure, start: str, check_point: str | None) -> CheckpointRefused:
+    """The error for a gap that does not begin at the checkpoint."""
+    return CheckpointRefused(
+        f"A gap of shard {tenure.shard} of group {tenure.key} must begin at its checkpoint "
+        f"{shown(check_point)}, not at {shown(start)}."
+    )
