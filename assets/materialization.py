@@ -1,0 +1,106 @@
+"""What Dagster shows of committed batches: one materialization per run and shard.
+
+The rows come from the outbox, where each commit left one. A run delivers its own, and the outbox
+sensor those of runs that died before they could; both go through the same grouping, so that a
+reader of the asset sees each batch once, whoever delivered it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import dagster as dg
+
+from assets.partitions import asset_key
+from assets.shard_stream import ShardStream
+from lease_store.identifiers import ShardId
+from lease_store.records import OutboxEvent
+
+MATERIALIZATION_KIND = "materialization"
+RUN_KEY = "consumed_by"
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRange:
+    """The batches of one shard that one run committed, in order, none missing between them."""
+
+    shard: ShardId
+    run: str
+    events: tuple[OutboxEvent, ...]
+
+    @property
+    def start(self) -> str:
+        """The cursor at which the first batch starts."""
+        return str(self.events[0].payload["start"])
+
+    @property
+    def end(self) -> str:
+        """The cursor at which the last batch ends."""
+        return str(self.events[-1].payload["end"])
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether each batch starts where the one before it ends."""
+        pairs = zip(self.events, self.events[1:], strict=False)
+        return all(before.payload["end"] == after.payload["start"] for before, after in pairs)
+
+    def total(self, field: str) -> int:
+        """The sum of a statistic; a batch that could not count counts nothing."""
+        return sum(int(event.payload.get(field) or 0) for event in self.events)
+
+    def event_times(self) -> tuple[datetime, datetime] | None:
+        """The smallest and the largest event time read, or None where none was seen."""
+        first = _times(self.events, "first_event_time")
+        last = _times(self.events, "last_event_time")
+        if not first or not last:
+            return None
+        return min(first), max(last)
+
+
+def _times(events: Iterable[OutboxEvent], field: str) -> list[datetime]:
+    texts = (event.payload.get(field) for event in events)
+    return [datetime.fromisoformat(text) for text in texts if text]
+
+
+def committed_ranges(events: Sequence[OutboxEvent]) -> list[CommittedRange]:
+    """Outbox rows grouped by run and shard, in order of their first commit."""
+    groups: dict[tuple[str, ShardId], list[OutboxEvent]] = {}
+    for event in sorted(events, key=lambda event: event.sequence):
+        if event.kind == MATERIALIZATION_KIND:
+            groups.setdefault((event.run, event.shard), []).append(event)
+    return [CommittedRange(shard, run, tuple(rows)) for (run, shard), rows in groups.items()]
+
+
+def range_metadata(committed: CommittedRange) -> dict[str, Any]:
+    """Metadata of what a run committed to one shard; numbers stay numbers, so that they plot."""
+    metadata: dict[str, Any] = {
+        "records": committed.total("records"),
+        "written": committed.total("written"),
+        "bytes": committed.total("bytes"),
+        "batches": len(committed.events),
+        "quarantined": committed.total("quarantined"),
+        "start_cursor": committed.start,
+        "end_cursor": committed.end,
+        "first_batch": committed.events[0].batch_id,
+        "last_batch": committed.events[-1].batch_id,
+        "node": str(committed.events[-1].payload.get("holder", "")),
+        "epoch": int(committed.events[-1].payload.get("epoch") or 0),
+    }
+    times = committed.event_times()
+    if times is not None:
+        metadata["first_event_time"] = dg.MetadataValue.timestamp(times[0])
+        metadata["last_event_time"] = dg.MetadataValue.timestamp(times[1])
+    return metadata
+
+
+def materialization_of(stream: ShardStream, committed: CommittedRange) -> dg.AssetMaterialization:
+    """The event for a range whose run could not deliver it itself."""
+    return dg.AssetMaterialization(
+        asset_key=asset_key(stream),
+        partition=committed.shard,
+        description="Delivered from the outbox: the run that committed it ended before it could.",
+        metadata=range_metadata(committed) | {RUN_KEY: dg.MetadataValue.dagster_run(committed.run)},
+    )

@@ -1,0 +1,148 @@
+"""Whether a run may consume a shard it was asked for by name, and as which node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import ShardLease, Snapshot
+from lease_store.states import ShardState
+from lease_store.store import Changed, LeaseStore, Opened
+
+
+@dataclass(frozen=True, slots=True)
+class MayConsume:
+    """A served node holds the shard; `open_run` is the run that has it open, or empty."""
+
+    node: NodeName
+    incarnation: str
+    open_run: str
+
+
+@dataclass(frozen=True, slots=True)
+class MayClaim:
+    """Nobody holds the shard: a served node may claim it while its counter is `lease_id`."""
+
+    node: NodeName
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The shard is over: all its records were consumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The run may not consume the shard; `sentence` says why and what to do."""
+
+    sentence: str
+
+
+Standing = MayConsume | MayClaim | Finished | Refused
+
+
+def standing_of(
+    snapshot: Snapshot, shard: str, *, served: Sequence[NodeName], wanted: str | None
+) -> Standing:
+    """What a run of a deployment that serves `served` may do with a shard now.
+
+    `wanted` is the node that the launcher named, or None to take whichever fits.
+    """
+    row = next((row for row in snapshot.shards if row.shard == shard), None)
+    if row is None:
+        return Refused(
+            f"Consumer group {snapshot.group.key} has no shard {shard!r}: materialize one of the "
+            "partitions that the shard list sensor added."
+        )
+    if row.state is ShardState.OVER:
+        return Finished()
+    obstacle = _obstacle(snapshot, row, served, wanted)
+    if obstacle is not None:
+        return Refused(obstacle)
+    if row.state is ShardState.NOT_ALLOC:
+        return _claimant(snapshot, row, served, wanted)
+    return _holder(snapshot, row, served, wanted)
+
+
+def _obstacle(
+    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
+) -> str | None:
+    """What keeps every node of the deployment from consuming the shard now, as a sentence."""
+    key = snapshot.group.key
+    if wanted is not None and wanted not in served:
+        return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."
+    if row.state is ShardState.WAIT:
+        return (
+            f"Shard {row.shard} of {key} waits for its parents ({', '.join(row.parents)}) to be "
+            "consumed to their ends: consume those first."
+        )
+    if snapshot.group.paused:
+        return f"Consumer group {key} is paused: resume it before consuming shard {row.shard}."
+    return None
+
+
+def _claimant(
+    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
+) -> Standing:
+    """The served member that holds the fewest shards, by name among equals."""
+    members = {node.name for node in snapshot.nodes if node.member}
+    fit = [node for node in served if node in members and wanted in (None, node)]
+    if not fit:
+        return Refused(
+            f"Nobody holds shard {row.shard} of {snapshot.group.key}, and no node that this "
+            "deployment serves is a member of the group yet: switch the rebalance sensor on."
+        )
+    owned = [other.lease_owner for other in snapshot.shards]
+    return MayClaim(min(fit, key=lambda node: (owned.count(node), node)), row.lease_id)
+
+
+def _holder(
+    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
+) -> Standing:
+    holder = row.consumer_owner
+    node = next((node for node in snapshot.nodes if node.name == holder), None)
+    if node is None or holder not in served:
+        return Refused(
+            f"Shard {row.shard} of {snapshot.group.key} is held by node {holder}, which another "
+            "deployment serves: materialize it there."
+        )
+    if wanted not in (None, holder):
+        return Refused(
+            f"Shard {row.shard} of {snapshot.group.key} is held by node {holder}, not by "
+            f"{wanted}: leave the node out, or name the holder."
+        )
+    return MayConsume(node.name, node.incarnation, row.consumer_run)
+
+
+def claim_for_run(
+    store: LeaseStore, key: GroupKey, shard: ShardId, claim: MayClaim, *, run: str
+) -> bool:
+    """Claim a free shard that a run was asked for; False where somebody else was faster."""
+    outcome = store.claim(
+        key,
+        {shard: (claim.node, claim.lease_id)},
+        observer=f"run {run}",
+        reason=f"asked for by run {run}",
+    )
+    return isinstance(outcome.get(shard), Changed)
+
+
+def close_ended_tenure(
+    store: LeaseStore, key: GroupKey, shard: ShardId, node: NodeName, *, ended: str, closing: str
+) -> bool:
+    """Close the tenure of a run that has ended without closing it.
+
+    A tenure is closed by its own run alone, and that run is gone. So a tenure of its own takes
+    its place and is closed at once: the epoch rises, which fences the old run should it wake, and
+    a transfer that waited for it goes on. `closing` is a fresh run id.
+
+    Returns:
+        False where the shard moved on by itself meanwhile.
+    """
+    opened = store.open_tenure(key, shard, node, closing, replaces=ended)
+    if not isinstance(opened, Opened):
+        return False
+    store.close_tenure(opened.tenure, reason=f"run {ended} ended without closing it")
+    return True

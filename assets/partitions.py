@@ -1,0 +1,37 @@
+"""One asset per stream, one dynamic partition per shard: their names in Dagster."""
+
+from __future__ import annotations
+
+import re
+
+import dagster as dg
+
+from assets.shard_stream import ShardStream
+
+NODE_TAG = "leasehold/node"
+STREAM_TAG = "leasehold/stream"
+PROCESS_TAG = "leasehold/process"
+
+
+def asset_key(stream: ShardStream) -> dg.AssetKey:
+    """The key of a stream's asset: the stream's name."""
+    return dg.AssetKey([stream.name])
+
+
+def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:
+    """The partitions of a stream's asset: one per shard, finished shards included."""
+    return dg.DynamicPartitionsDefinition(name=stream.name)
+
+
+def definition_name(stream: ShardStream) -> str:
+    """The stream's name as Dagster allows it in names of jobs, ops and sensors.
+
+    Dots and hyphens become underscores; `orchestration.build` refuses two streams whose names
+    become the same.
+    """
+    return re.sub(r"[^A-Za-z0-9_]", "_", stream.name)
+
+
+def consume_job_name(stream: ShardStream) -> str:
+    """The job whose runs serve several shards of one node; its only op has the same name."""
+    return f"consume_{definition_name(stream)}"

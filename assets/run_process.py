@@ -1,0 +1,43 @@
+"""Whether the process of a run is still there, asked by its own host.
+
+Dagster's launcher cannot tell: a run whose process died together with the code server that
+watched it stays "started" for ever, and would keep its shards open. A run therefore notes its
+process in a tag, and whoever looks from the same host can see that it is gone. A start time goes
+with the process id, because ids are used again.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import psutil
+
+_START_TOLERANCE_S = 2.0
+
+
+def process_note() -> str:
+    """`<host>|<pid>|<start time>` of this process."""
+    started = psutil.Process().create_time()
+    return f"{platform.node()}|{os.getpid()}|{started:.2f}"
+
+
+def process_gone(note: str) -> bool:
+    """Whether the noted process certainly runs no more; False where this host cannot tell."""
+    host, _, rest = note.partition("|")
+    pid_text, _, start_text = rest.partition("|")
+    try:
+        pid, start = int(pid_text), float(start_text)
+    except ValueError:
+        return False
+    if host != platform.node():
+        return False
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        return abs(process.create_time() - start) > _START_TOLERANCE_S
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False

@@ -1,0 +1,137 @@
+"""The Dagster instance of a deployment: its `dagster.yaml`, and the one-time set-up of its home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock
+
+from orchestration.settings import Settings
+
+OWNED_MARK = "# Written by leasehold at every start; remove this line to keep your own changes."
+INSTANCE_FILE = "dagster.yaml"
+
+_COMMON = """\
+# Runs wait in a queue that is emptied every second: from a sensor's request to the first line of
+# a run it takes about two seconds.
+run_coordinator:
+  module: dagster
+  class: QueuedRunCoordinator
+  config:
+    dequeue_interval_seconds: 1
+
+concurrency:
+  runs:
+    max_concurrent_runs: {runs_max}
+    # These save work; what keeps a shard safe is its lease. Assets that share shard ids also
+    # share the first limit.
+    tag_concurrency_limits:
+      - key: dagster/partition
+        value:
+          applyLimitPerUniqueValue: true
+        limit: 1
+      - key: leasehold/node
+        value:
+          applyLimitPerUniqueValue: true
+        limit: {runs_per_node}
+
+# Without threads, one slow tick of one sensor delays all the others.
+sensors:
+  use_threads: true
+  num_workers: 4
+
+run_monitoring:
+  enabled: true
+  poll_interval_seconds: 15
+  start_timeout_seconds: 180
+  cancel_timeout_seconds: 60
+
+retention:
+  sensor:
+    purge_after_days:
+      skipped: 1
+      failure: 7
+      success: 7
+  schedule:
+    purge_after_days: 7
+
+telemetry:
+  enabled: false
+"""
+
+_RETRIES = """
+# A run resumes from its shards' checkpoints, so that repeating it is safe.
+run_retries:
+  enabled: true
+  max_retries: 1
+"""
+
+_MYSQL = """
+# One schema for Dagster, created with utf8mb4_bin: under a case-blind collation the partitions
+# of the shards 'a' and 'A' would be one.
+storage:
+  mysql:
+    mysql_db:
+      hostname:
+        env: DAGSTER_MYSQL_HOSTNAME
+      port:
+        env: DAGSTER_MYSQL_PORT
+      username:
+        env: DAGSTER_MYSQL_USERNAME
+      password:
+        env: DAGSTER_MYSQL_PASSWORD
+      db_name:
+        env: DAGSTER_MYSQL_DATABASE
+"""
+
+
+def embedded_text() -> str:
+    """`dagster.yaml` of the embedded default: SQLite in Dagster's home, a few runs at a time."""
+    return f"{OWNED_MARK}\n{_COMMON.format(runs_max=4, runs_per_node=2)}"
+
+
+def production_text() -> str:
+    """`dagster.yaml` for MySQL or MariaDB: address and password come from the environment.
+
+    The variables are `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD`, `_DATABASE`.
+    """
+    return f"{_COMMON.format(runs_max=32, runs_per_node=4)}{_RETRIES}{_MYSQL}"
+
+
+def create_instance(settings: Settings, text: str | None = None) -> Path:
+    """Make Dagster's home ready and return it; safe to repeat, and from several processes.
+
+    The first process to open a fresh SQLite home creates its tables, and a second one that starts
+    at the same moment dies in the attempt. So the tables are made here, once, under a file lock,
+    before any of Dagster's processes starts.
+
+    Args:
+        settings: whose `dagster_home` is made.
+        text: the content of `dagster.yaml`; None is the embedded default. A file without our mark
+            is somebody's own and stays as it is.
+    """
+    home = settings.dagster_home
+    home.mkdir(parents=True, exist_ok=True)
+    with FileLock(home / ".create.lock"):
+        _write_config(home / INSTANCE_FILE, text or embedded_text())
+        _create_tables(home)
+    return home
+
+
+def _write_config(path: Path, text: str) -> None:
+    if path.exists():
+        current = path.read_text(encoding="utf-8")
+        if current == text or OWNED_MARK not in current:
+            return
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _create_tables(home: Path) -> None:
+    from dagster import DagsterInstance
+
+    with DagsterInstance.from_config(str(home)) as instance:
+        instance.get_runs_count()
+        instance.get_dynamic_partitions("-")
+        instance.all_instigator_state()

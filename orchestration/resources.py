@@ -1,0 +1,33 @@
+"""Settings turned into what the definitions run on: the lease store, folders, Spark."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from assets.deployment import Deployment
+from lease_store.store import LeaseStore
+from orchestration.settings import Settings
+
+
+def deployment_of(settings: Settings) -> Deployment:
+    """The deployment that the settings describe; nothing is opened before it is used."""
+
+    lock = Lock()
+    opened: list[LeaseStore] = []
+
+    def store() -> LeaseStore:
+        from lease_store import open_store
+
+        # Sensors tick in threads of one process, and share one pool of connections.
+        with lock:
+            if not opened:
+                settings.home.mkdir(parents=True, exist_ok=True)
+                opened.append(open_store(settings.store_url))
+            return opened[0]
+
+    return Deployment(
+        store=store,
+        nodes=settings.node_names,
+        timing=settings.timing,
+        output_folder=lambda key: settings.output_folder(key.stream, key.group),
+    )

@@ -1,0 +1,128 @@
+"""Which shards the next runs serve: pure choices, made anew at every tick.
+
+Nothing here keeps a shard safe; two runs for one shard cost work, and the lease decides between
+them. What is kept between ticks is a memory of launches, and losing it is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lease_store.identifiers import NodeName, ShardId
+from shard_sources.source import Position, ShardBounds
+
+RUNS_PER_NODE_MAX = 2
+RETRY_FIRST_S = 10.0
+RETRY_MAX_S = 300.0
+
+
+class Work(StrEnum):
+    """What an owned shard that no run has open asks for."""
+
+    READ = "read"
+    FINISH = "finish"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class IdleShard:
+    """A shard that a served node may consume and that no run has open."""
+
+    shard: ShardId
+    node: NodeName
+    check_point: str | None
+    bounds: ShardBounds
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A run to launch: shards of one node."""
+
+    node: NodeName
+    shards: tuple[ShardId, ...]
+
+
+def work_left(check_point: str | None, bounds: ShardBounds, initial_position: str) -> Work:
+    """What a shard needs next.
+
+    A shard without a checkpoint needs a run even when it has nothing to read, unless its group
+    starts at the beginning: the run fixes where the shard starts, before newer records arrive.
+    """
+    if check_point is None and initial_position != Position.BEGIN:
+        return Work.READ
+    start = bounds.begin if check_point is None else check_point
+    if start != bounds.end:
+        return Work.READ
+    return Work.FINISH if bounds.finished else Work.NONE
+
+
+@dataclass(slots=True)
+class _Attempt:
+    check_point: str | None
+    at_s: float
+    turn: int
+    fruitless: int = 0
+
+
+@dataclass(slots=True)
+class LaunchHistory:
+    """When each shard was last given to a run, and whether that moved its checkpoint.
+
+    A shard whose runs commit nothing (a transform that raises, a damaged log) is launched again
+    after 10 s, then 20 s, up to 300 s, so that it does not keep its node busy for nothing.
+    """
+
+    _attempts: dict[ShardId, _Attempt] = field(default_factory=dict)
+    _turn: int = 0
+
+    def wait_s(self, shard: ShardId, check_point: str | None, now_s: float) -> float:
+        """How long until the shard may be launched again; 0 when it may now."""
+        attempt = self._attempts.get(shard)
+        if attempt is None or attempt.check_point != check_point:
+            return 0.0
+        pause_s = min(RETRY_FIRST_S * 2**attempt.fruitless, RETRY_MAX_S)
+        return max(0.0, attempt.at_s + pause_s - now_s)
+
+    def turn(self, shard: ShardId) -> int:
+        """The turn at which the shard was last served; 0 when it never was."""
+        attempt = self._attempts.get(shard)
+        return attempt.turn if attempt else 0
+
+    def note(
+        self, launch: Launch, check_points: Mapping[ShardId, str | None], now_s: float
+    ) -> None:
+        """Remember a launch; its shards go to the end of the queue."""
+        self._turn += 1
+        for shard in launch.shards:
+            before, check_point = self._attempts.get(shard), check_points[shard]
+            stuck = before is not None and before.check_point == check_point
+            fruitless = before.fruitless + 1 if before and stuck else 0
+            self._attempts[shard] = _Attempt(check_point, now_s, self._turn, fruitless)
+
+
+def choose_launches(
+    ready: Iterable[IdleShard],
+    *,
+    history: LaunchHistory,
+    runs_active: Mapping[NodeName, int],
+    shards_per_run: int,
+    runs_per_node: int = RUNS_PER_NODE_MAX,
+) -> list[Launch]:
+    """Runs for shards that have work, the least recently served first.
+
+    A node gets no more than `runs_per_node` runs at a time, those that it has included.
+    """
+    by_node: dict[NodeName, list[IdleShard]] = {}
+    for idle in ready:
+        by_node.setdefault(idle.node, []).append(idle)
+    launches: list[Launch] = []
+    for node in sorted(by_node):
+        queue = sorted(by_node[node], key=lambda idle: (history.turn(idle.shard), idle.shard))
+        for _ in range(runs_active.get(node, 0), runs_per_node):
+            if not queue:
+                break
+            chosen, queue = queue[:shards_per_run], queue[shards_per_run:]
+            launches.append(Launch(node, tuple(idle.shard for idle in chosen)))
+    return launches

@@ -1,0 +1,90 @@
+"""The sensor that carries a source's shard list into the lease tables and Dagster's partitions."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import dagster as dg
+
+from assets.deployment import Deployment
+from assets.partitions import definition_name, shard_partitions
+from assets.shard_stream import ShardStream
+from lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
+from lease_store.records import ShardListing
+from lease_store.store import LeaseStore
+
+INTERVAL_S = 5
+PARTITIONS_PER_TICK_MAX = 500
+TICKS_BETWEEN_REPEATS = 12
+
+
+@dataclass(slots=True)
+class _Synced:
+    """The shard list that was last carried over, and the ticks since."""
+
+    digest: str = ""
+    ticks: int = 0
+
+
+def sync_listing(
+    store: LeaseStore, stream: ShardStream, listing: list[ShardListing], *, timeout_s: float
+) -> str:
+    """Carry a shard list into the lease tables, creating the group on first sight.
+
+    The declaration of a stream decides a group's settings only here, when it is created: from
+    then on they are changed by `leasehold group update`.
+    """
+    observer = f"{definition_name(stream)}_shard_list"
+    note = ""
+    try:
+        synced = store.sync_shards(stream.key, listing, observer=observer)
+    except UnknownGroup:
+        try:
+            store.create_group(stream.new_group(timeout_s))
+            note = f"created the consumer group {stream.key}; "
+        except GroupExists:
+            note = f"found the consumer group {stream.key} just created; "
+        synced = store.sync_shards(stream.key, listing, observer=observer)
+    return f"{note}{len(synced.added)} shards are new to the group, {len(synced.changed)} changed"
+
+
+def build_shard_list_sensor(stream: ShardStream, deployment: Deployment) -> dg.SensorDefinition:
+    """The sensor `<stream>_shard_list`."""
+    partitions = shard_partitions(stream)
+    memory = _Synced()
+
+    @dg.sensor(
+        name=f"{definition_name(stream)}_shard_list",
+        minimum_interval_seconds=INTERVAL_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Keeps the shards of {stream.name} known: lineage in the lease tables, "
+        "one partition per shard in Dagster. It never removes one.",
+    )
+    def shard_list(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            listing = stream.source.list_shards()
+            digest = _digest(listing)
+            memory.ticks += 1
+            done = f"{len(listing)} shards, as before"
+            # An unchanged list is carried over now and then all the same: the lease tables may
+            # have been restored from an older copy.
+            if digest != memory.digest or memory.ticks >= TICKS_BETWEEN_REPEATS:
+                timeout_s = deployment.timing.timeout_s
+                done = sync_listing(deployment.store(), stream, listing, timeout_s=timeout_s)
+                memory.digest, memory.ticks = digest, 0
+        except LeaseholdError as error:
+            context.log.warning(str(error))
+            return dg.SkipReason(str(error))
+        known = set(context.instance.get_dynamic_partitions(stream.name))
+        missing = [row.shard for row in listing if row.shard not in known]
+        adding = missing[:PARTITIONS_PER_TICK_MAX]
+        requests = [partitions.build_add_request(adding)] if adding else []
+        said = f"{done}; {len(adding)} of {len(missing)} missing partitions added."
+        return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=said)
+
+    return shard_list
+
+
+def _digest(listing: list[ShardListing]) -> str:
+    text = json.dumps([asdict(row) for row in listing], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
