@@ -1,0 +1,144 @@
+"""A holder's heartbeat: it keeps the node alive while a run works, and tells when to stop.
+
+Beaten from the process that does the work, so that a process that hangs stops beating too.
+
+What the trust window prevents:
+
+1. 0 s: the holder sends a beat, and the store counts it.
+2. The reply takes 3 s. An observer saw the new counter at 0 s and evicts at T.
+3. A holder that counted from the reply would trust itself until 3 s + 0.75 T, perhaps beyond T.
+4. Counted from before the beat was sent, its trust ends at 0.75 T, always before T.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from lease_store.errors import LeaseholdError, UserMistake
+from lease_store.identifiers import GroupKey, NodeName
+from lease_store.liveness import Clock, steady_clock
+from lease_store.records import Timing
+from lease_store.store import Beaten, LeaseStore
+
+_LOG = logging.getLogger(__name__)
+RETRIES_PER_BEAT = 4
+
+
+class Heartbeat:
+    """Beats a node's counter every `timing.beat_s` seconds on a thread of its own.
+
+    A context manager: it beats once on entering, and stops on leaving. `trusted` says whether
+    the holder may still rely on its leases; once it could not, `lost` is set for good, with the
+    cause in `reason`. A holder stops then, without waiting to be told.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        store: LeaseStore,
+        key: GroupKey,
+        node: NodeName,
+        incarnation: str,
+        timing: Timing,
+        clock: Clock = steady_clock,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._node = node
+        self._incarnation = incarnation
+        self._timing = timing
+        self._clock = clock
+        self._trusted_until = float("-inf")
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._reason = ""
+        self.lost = threading.Event()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the holder may go on; False for good once `lost` is set."""
+        if self.lost.is_set():
+            return False
+        if self._clock() < self._trusted_until:
+            return True
+        self._lose("no beat was confirmed in time")
+        return False
+
+    @property
+    def trusted_until(self) -> float:
+        """The moment, on the clock given, at which trust ends unless a beat renews it."""
+        return self._trusted_until
+
+    @property
+    def reason(self) -> str:
+        """Why the holder lost its trust; empty while it has not."""
+        return self._reason
+
+    def beat(self) -> float:
+        """Send one beat; returns after how many seconds the next is due.
+
+        A store that does not answer costs no trust by itself: the beat is tried again soon, and
+        trust runs out on its own.
+        """
+        sent_at = self._clock()
+        retry_s = self._timing.beat_s / RETRIES_PER_BEAT
+        try:
+            outcome = self._store.beat(self._key, self._node, self._incarnation)
+        except UserMistake as error:
+            self._lose(str(error))
+            return self._timing.beat_s
+        except LeaseholdError as error:
+            _LOG.warning("The beat of node %s got no answer: %s", self._node, error)
+            return retry_s
+        if not isinstance(outcome, Beaten):
+            self._lose(f"node {self._node} was evicted, or another process answers to its name")
+            return self._timing.beat_s
+        # Trust that has run out stays lost: the work that relied on it has been told to stop.
+        if not self.lost.is_set():
+            self._trusted_until = sent_at + self._timing.trust_s
+        return self._timing.beat_s
+
+    def __enter__(self) -> Self:
+        pause_s = self._timing.beat_s
+        # Without a confirmed beat there is nothing to trust, but a single lost reply is no reason
+        # to give up a run that has just been started.
+        for _ in range(RETRIES_PER_BEAT):
+            pause_s = self.beat()
+            if self.lost.is_set() or self.trusted_until > float("-inf"):
+                break
+            self._stopping.wait(pause_s)
+        self._thread = threading.Thread(
+            target=self._run, args=(pause_s,), name=f"heartbeat-{self._node}", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del kind, error, trace
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout=self._timing.beat_s)
+            self._thread = None
+
+    def _run(self, pause_s: float) -> None:
+        while not self._stopping.wait(pause_s) and not self.lost.is_set():
+            try:
+                pause_s = self.beat()
+            except Exception:
+                # An error of the driver's that nobody foresaw must not end the beating unseen.
+                _LOG.exception("The beat of node %s failed", self._node)
+                pause_s = self._timing.beat_s / RETRIES_PER_BEAT
+            if not self.trusted:
+                return
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self._reason = reason
+            self.lost.set()

@@ -1,0 +1,189 @@
+"""Who is dead, judged by own memory and own clock.
+
+A node lives as long as its counter moves. An observer remembers which value it saw first and
+when, on its own monotonic clock; a value that has not moved for longer than the timeout means a
+dead node. No time of day, of any machine, takes part.
+
+Why a verdict can never hurt a live node:
+
+1. The node adds 1 to its counter and trusts itself for 0.75 T from before it sent that.
+2. The observer sees the new value, so not before step 1, and starts to count.
+3. T later it still sees the same value: the node has distrusted itself for at least 0.25 T.
+4. The eviction names the value. If the node beats between 3 and 4, the eviction fails.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from lease_store.errors import InvalidIdentifier
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Node, ShardLease
+from lease_store.states import ShardState
+
+Clock = Callable[[], float]
+"""Seconds since some moment of the past; it never steps back."""
+
+REMEMBERED_TRANSFERS_MAX = 256
+REMEMBERED_CHARACTERS_MAX = 1_000_000
+UNCHANGED_MAX_S = 1e9
+_FORMAT = 1
+
+
+def steady_clock() -> float:
+    """Seconds that go on while the machine sleeps, so that a woken holder knows what it missed."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """A counter's value, whose it is, and when it was first seen."""
+
+    value: int
+    since: float
+    incarnation: str = ""
+
+
+class Observations:
+    """How long each node's counter, and each transfer, has stood still before this observer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._nodes: dict[NodeName, _Sight] = {}
+        self._transfers: dict[ShardId, _Sight] = {}
+
+    def see(self, nodes: Iterable[Node]) -> None:
+        """Take note of the group's nodes; those that are no members any more are forgotten.
+
+        A first sight starts the count; a counter or an incarnation that changed restarts it.
+        """
+        now = self._clock()
+        seen: dict[NodeName, _Sight] = {}
+        for node in nodes:
+            if not node.member:
+                continue
+            before = self._nodes.get(node.name)
+            same = (
+                before is not None
+                and before.value == node.lease_id
+                and before.incarnation == node.incarnation
+            )
+            seen[node.name] = (
+                before if before and same else _Sight(node.lease_id, now, node.incarnation)
+            )
+        self._nodes = seen
+
+    def see_transfers(self, shards: Iterable[ShardLease]) -> None:
+        """Take note of the shards in transfer; those that arrived are forgotten."""
+        now = self._clock()
+        seen: dict[ShardId, _Sight] = {}
+        for lease in shards:
+            if lease.state is not ShardState.TRANSFER:
+                continue
+            before = self._transfers.get(lease.shard)
+            same = before is not None and before.value == lease.lease_id
+            seen[lease.shard] = before if before and same else _Sight(lease.lease_id, now)
+        self._transfers = seen
+
+    def unchanged_s(self, node: NodeName) -> float:
+        """For how many seconds at least the node's counter stood still; 0 for one never seen."""
+        sight = self._nodes.get(node)
+        return self._clock() - sight.since if sight else 0.0
+
+    def transfer_s(self, shard: ShardId) -> float:
+        """For how many seconds at least the shard has been in its present transfer."""
+        sight = self._transfers.get(shard)
+        return self._clock() - sight.since if sight else 0.0
+
+    def lapsed(self, timeout_s: float) -> dict[NodeName, int]:
+        """The nodes whose counter stood still for longer than `timeout_s`, and at which value."""
+        return {
+            node: sight.value
+            for node, sight in self._nodes.items()
+            if self.unchanged_s(node) > timeout_s
+        }
+
+    def remember(self) -> str:
+        """What was observed, as text for `recall`: "unchanged for at least s seconds"."""
+        now = self._clock()
+        oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "nodes": {
+                    node: [sight.value, _floor(now - sight.since), sight.incarnation]
+                    for node, sight in sorted(self._nodes.items())
+                },
+                "transfers": {
+                    shard: [sight.value, _floor(now - sight.since)]
+                    for shard, sight in oldest[:REMEMBERED_TRANSFERS_MAX]
+                },
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def recall(cls, text: str, clock: Clock) -> Self:
+        """Go on from what another process remembered; from nothing, where the text is not that.
+
+        The time between the two processes counts as no time: what is lost makes this observer
+        more patient, never less.
+        """
+        observations = cls(clock)
+        now = clock()
+        for node, value, unchanged_s, incarnation in _entries(text, "nodes"):
+            try:
+                name = NodeName(node)
+            except InvalidIdentifier:
+                continue
+            observations._nodes[name] = _Sight(value, now - unchanged_s, incarnation)
+        for shard, value, unchanged_s, _ in _entries(text, "transfers"):
+            try:
+                observations._transfers[ShardId(shard)] = _Sight(value, now - unchanged_s)
+            except InvalidIdentifier:
+                continue
+        return observations
+
+
+def _floor(seconds: float) -> float:
+    """Rounded down to a tenth: an observer may only ever claim to have waited less."""
+    return max(int(seconds * 10) / 10, 0.0)
+
+
+def parse_memory(text: str) -> dict[str, Any]:
+    """Remembered text as a mapping; an empty one where the text is not what was remembered."""
+    if not text or len(text) > REMEMBERED_CHARACTERS_MAX:
+        return {}
+    try:
+        memory = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(memory, dict):
+        return {}
+    memory = cast("dict[str, Any]", memory)
+    return memory if memory.get("format") == _FORMAT else {}
+
+
+def _entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
+    section = parse_memory(text).get(part)
+    if not isinstance(section, dict):
+        return []
+    found: list[tuple[str, int, float, str]] = []
+    for name, entry in cast("dict[str, Any]", section).items():
+        if not isinstance(entry, list):
+            continue
+        entry = cast("list[Any]", entry)
+        value, unchanged_s, incarnation = [*entry, None, None, None][:3]
+        # A bool is an int to Python, and NaN compares as false with everything.
+        if type(value) is not int or isinstance(unchanged_s, bool):
+            continue
+        if not isinstance(unchanged_s, int | float) or not 0 <= unchanged_s < UNCHANGED_MAX_S:
+            continue
+        whose = incarnation if isinstance(incarnation, str) else ""
+        found.append((name, value, float(unchanged_s), whose))
+    return found
