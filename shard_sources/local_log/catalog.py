@@ -1,0 +1,162 @@
+"""The catalog of a local log: its shards, replaced as a whole by one rename.
+
+A split or merge becomes visible at that rename and at no other moment: before it the parents are
+writable and the children unknown, after it the parents are read-only and the children listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from filelock import FileLock
+
+from lease_store.errors import InvalidIdentifier, LogCorrupt, LogNotFound, UnknownShard, shown
+from lease_store.identifiers import ShardId
+
+CATALOG_FILE = "catalog.json"
+_FORMAT = "leasehold-local-log"
+_VERSION = 1
+_LOCK_WAIT_S = 30.0
+_HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_SHARDS_NAMED_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogShard:
+    """One shard of the catalog."""
+
+    shard: ShardId
+    parents: tuple[ShardId, ...]
+    hash_begin: str
+    hash_end: str
+    read_only: bool = False
+
+    @classmethod
+    def parse(cls, row: object) -> Self:
+        """A shard from its stored form.
+
+        Raises:
+            ValueError: it does not have that form.
+        """
+        if not isinstance(row, dict) or set(row) != {
+            "shard", "parents", "hash_begin", "hash_end", "read_only",
+        }:  # fmt: skip
+            raise ValueError("a shard has other fields than expected")
+        parents, read_only = row["parents"], row["read_only"]
+        hashes = (str(row["hash_begin"]), str(row["hash_end"]))
+        if not isinstance(parents, list) or not isinstance(read_only, bool):
+            raise ValueError("a shard has fields of other types than expected")
+        if not all(_HASH.fullmatch(text) for text in hashes):
+            raise ValueError("a shard has no valid hash range")
+        return cls(
+            shard=ShardId(str(row["shard"])),
+            parents=tuple(ShardId(str(parent)) for parent in parents),
+            hash_begin=hashes[0],
+            hash_end=hashes[1],
+            read_only=read_only,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All shards of a log, in order of creation."""
+
+    shards: tuple[CatalogShard, ...] = field(default=())
+
+    def find(self, shard: str) -> CatalogShard:
+        """The shard of this id.
+
+        Raises:
+            UnknownShard: the log has none.
+        """
+        for entry in self.shards:
+            if entry.shard == shard:
+                return entry
+        known = ", ".join(entry.shard for entry in self.shards[:_SHARDS_NAMED_MAX])
+        more = ", …" if len(self.shards) > _SHARDS_NAMED_MAX else ""
+        raise UnknownShard(f"The log has no shard {shown(shard)}: it has {known}{more}.")
+
+    @property
+    def writable(self) -> list[CatalogShard]:
+        """The shards that take records."""
+        return [entry for entry in self.shards if not entry.read_only]
+
+    def next_ids(self, count: int) -> list[ShardId]:
+        """`count` ids that no shard ever had."""
+        last = max((int(entry.shard) for entry in self.shards), default=-1)
+        return [ShardId(str(last + step)) for step in range(1, count + 1)]
+
+    def resharded(self, parents: list[CatalogShard], children: list[CatalogShard]) -> Catalog:
+        """The catalog after `parents` became read-only and `children` were added."""
+        closed = {parent.shard for parent in parents}
+        kept = (
+            replace(entry, read_only=True) if entry.shard in closed else entry
+            for entry in self.shards
+        )
+        return Catalog((*kept, *children))
+
+
+def catalog_lock(root: Path) -> FileLock:
+    """The lock under which the catalog is replaced; reading needs none."""
+    return FileLock(root / "catalog.lock", timeout=_LOCK_WAIT_S)
+
+
+def load_catalog(root: Path) -> Catalog:
+    """The catalog as it stands.
+
+    Raises:
+        LogNotFound: there is no log in `root`.
+        LogCorrupt: the catalog does not have its form.
+    """
+    path = root / CATALOG_FILE
+    try:
+        stored = json.loads(path.read_bytes())
+        if stored["format"] != _FORMAT or stored["version"] != _VERSION:
+            raise ValueError(f"it is of format {stored['format']!r} version {stored['version']!r}")
+        shards = tuple(CatalogShard.parse(row) for row in stored["shards"])
+        if len({entry.shard for entry in shards}) != len(shards):
+            raise ValueError("a shard is listed twice")
+        if not all(entry.shard.isdecimal() for entry in shards):
+            raise ValueError("a shard's id is not a number")
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFound(
+            f"There is no log in {root}: create it, or load a file into it, first."
+        ) from None
+    except OSError as error:
+        raise LogCorrupt(f"The catalog {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, InvalidIdentifier, RecursionError) as error:
+        raise LogCorrupt(
+            f"The catalog {path} is damaged ({shown(error)}): restore it from a backup."
+        ) from None
+    return Catalog(shards)
+
+
+def save_catalog(root: Path, catalog: Catalog) -> None:
+    """Replace the catalog; call it under `catalog_lock`. Durable when it returns."""
+    path = root / CATALOG_FILE
+    document = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "shards": [asdict(entry) for entry in catalog.shards],
+    }
+    draft = path.with_suffix(".draft")
+    with draft.open("w", encoding="ascii") as file:
+        json.dump(document, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_folder(root)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

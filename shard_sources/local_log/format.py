@@ -1,0 +1,205 @@
+"""The bytes of a segment and of its index.
+
+A segment is an Arrow IPC stream without its end mark: one schema message, then one message per
+record batch, compressed with LZ4. Its index holds one entry of fixed size per message. An entry
+is written after the bytes it describes are on the disk, so the index decides what exists: bytes
+of a segment that no entry names were never acknowledged, and no reader looks at them. Each entry
+carries a checksum of its message and one of itself, so that damage is told from a torn write.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Self
+
+import pyarrow as pa
+
+from lease_store.errors import LogCorrupt, RecordRefused
+
+RECORD_BYTES_MAX = 64 * 1024 * 1024
+MESSAGE_RECORDS_MAX = 8192
+MESSAGE_BYTES_MAX = 1024 * 1024
+
+_ENTRY = struct.Struct("<QQIIQqqI")
+_CHECKSUM = struct.Struct("<I")
+ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_MICROSECOND = timedelta(microseconds=1)
+_END_MARK_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record to append.
+
+    Attributes:
+        value: its bytes, at most 64 MiB.
+        key: its key, or None.
+        event_time: when it happened, with a time zone; None takes the time of the append.
+        attributes: names and texts that travel with it.
+    """
+
+    value: bytes
+    key: bytes | None = None
+    event_time: datetime | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One message of a segment.
+
+    Attributes:
+        offset: the offset of its first record within the shard.
+        position: where it begins in the segment, in bytes.
+        length: how long it is, in bytes.
+        records: how many records it holds.
+        payload: bytes of keys and values before compression.
+        time_max: the largest event time in it, in microseconds since 1970.
+        time_max_so_far: the largest event time in the segment up to and including it.
+        checksum: CRC-32 of its bytes.
+    """
+
+    offset: int
+    position: int
+    length: int
+    records: int
+    payload: int
+    time_max: int
+    time_max_so_far: int
+    checksum: int
+
+    @property
+    def end(self) -> int:
+        """The offset after its last record."""
+        return self.offset + self.records
+
+    @property
+    def position_end(self) -> int:
+        """Where it ends in the segment, in bytes."""
+        return self.position + self.length
+
+    def pack(self) -> bytes:
+        """The entry as it is stored."""
+        body = _ENTRY.pack(
+            self.offset,
+            self.position,
+            self.length,
+            self.records,
+            self.payload,
+            self.time_max,
+            self.time_max_so_far,
+            self.checksum,
+        )
+        return body + _CHECKSUM.pack(zlib.crc32(body))
+
+    @classmethod
+    def unpack(cls, stored: bytes) -> Self | None:
+        """The entry, or None when its own checksum does not match."""
+        body = stored[: _ENTRY.size]
+        if len(stored) != ENTRY_BYTES or _CHECKSUM.pack(zlib.crc32(body)) != stored[_ENTRY.size :]:
+            return None
+        return cls(*_ENTRY.unpack(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An encoded record batch, not yet placed in a segment."""
+
+    encoded: bytes
+    records: int
+    payload: int
+    time_max: int
+
+    def placed(self, offset: int, position: int, time_max_before: int) -> IndexEntry:
+        """The index entry of this message once it stands at `position` of a segment."""
+        return IndexEntry(
+            offset=offset,
+            position=position,
+            length=len(self.encoded),
+            records=self.records,
+            payload=self.payload,
+            time_max=self.time_max,
+            time_max_so_far=max(self.time_max, time_max_before),
+            checksum=zlib.crc32(self.encoded),
+        )
+
+
+def microseconds(moment: datetime) -> int:
+    """A time as microseconds since 1970, without the rounding of floating point.
+
+    Raises:
+        RecordRefused: the time has no time zone.
+    """
+    if moment.tzinfo is None:
+        raise RecordRefused(f"The time {moment.isoformat()} has no time zone: give it one.")
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+@cache
+def segment_schema() -> pa.Schema:
+    """The columns of a segment: those of a record that its place does not tell."""
+    return pa.schema(
+        [
+            pa.field("event_time", pa.timestamp("us", tz="UTC")),
+            pa.field("key", pa.binary()),
+            pa.field("value", pa.binary()),
+            pa.field("attributes", pa.map_(pa.string(), pa.string())),
+        ]
+    )
+
+
+@cache
+def segment_header() -> bytes:
+    """The first bytes of every segment: its schema message."""
+    return segment_schema().serialize().to_pybytes()
+
+
+def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
+    """Records as one message; `now` is the event time of those that have none."""
+    now_us = microseconds(now)
+    count = len(records)
+    time_type, _, _, attribute_type = segment_schema().types
+    times: pa.Array = pa.repeat(pa.scalar(now_us, time_type), count)
+    time_max = now_us
+    if not any(isinstance(record, Record) for record in records):
+        # Plain values, the bulk of every load: no object per record.
+        values = pa.array(records, pa.binary())
+        keys = pa.nulls(count, pa.binary())
+        no_text = pa.array([], pa.string())
+        starts = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
+        attributes: pa.Array = pa.MapArray.from_arrays(starts, no_text, no_text)
+    else:
+        whole = [item if isinstance(item, Record) else Record(item) for item in records]
+        moments = [microseconds(item.event_time) if item.event_time else now_us for item in whole]
+        times, time_max = pa.array(moments, time_type), max(moments)
+        values = pa.array([item.value for item in whole], pa.binary())
+        keys = pa.array([item.key for item in whole], pa.binary())
+        attributes = pa.array([list(item.attributes.items()) for item in whole], attribute_type)
+    payload = values.total_values_length + keys.total_values_length
+    batch = pa.record_batch([times, keys, values, attributes], schema=segment_schema())
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, segment_schema(), options=options) as stream:
+        stream.write_batch(batch)
+    encoded = sink.getvalue().to_pybytes()[len(segment_header()) : -_END_MARK_BYTES]
+    return Message(encoded=encoded, records=count, payload=payload, time_max=time_max)
+
+
+def decode(encoded: bytes, entry: IndexEntry, where: str) -> pa.RecordBatch:
+    """The record batch of a message, after its checksum was found right.
+
+    Raises:
+        LogCorrupt: the bytes are not those that were written.
+    """
+    if zlib.crc32(encoded) != entry.checksum:
+        raise LogCorrupt(
+            f"The log file {where} is damaged in the {entry.length} bytes from {entry.position}, "
+            f"offsets {entry.offset} to {entry.end - 1}: restore the file from a backup."
+        )
+    return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(encoded)), segment_schema())

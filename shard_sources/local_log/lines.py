@@ -1,0 +1,128 @@
+"""Loading files into a log: one record per line, without its line feed.
+
+A carriage return stays, an empty line is a record, and so is a last line without a line feed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+
+from lease_store.errors import LogCorrupt, RecordRefused, UserMistake
+from shard_sources.local_log.catalog import CatalogShard
+from shard_sources.local_log.format import RECORD_BYTES_MAX
+from shard_sources.local_log.hash_ranges import hash_of
+from shard_sources.local_log.writing import AppendedRange, ShardWriter
+
+_READ_BYTES = 4 * 1024 * 1024
+
+
+class Spread(StrEnum):
+    """How lines are shared among the writable shards."""
+
+    ROUND_ROBIN = "round_robin"
+    HASH = "hash"
+
+
+def append_lines(
+    files: Sequence[Path],
+    shards: Sequence[CatalogShard],
+    open_writer: Callable[[CatalogShard], ShardWriter],
+    spread: Spread,
+    progress: Callable[[int], None],
+) -> dict[CatalogShard, AppendedRange]:
+    """Append all lines of `files` to `shards`; lines of a file keep their order in each shard.
+
+    Args:
+        files: what to read, in this order.
+        shards: the writable shards, at least one.
+        open_writer: gives the writer of a shard.
+        spread: by turns, or by the hash of the line.
+        progress: told the number of lines appended so far.
+
+    Raises:
+        UserMistake: a file cannot be read; nothing is appended when that shows at the start.
+        RecordRefused: a line is too long; the message tells how many lines were appended.
+    """
+    if not shards:
+        raise LogCorrupt("The log has no shard that takes records: its catalog is damaged.")
+    for file in files:
+        _check_readable(file)
+    ordered = sorted(shards, key=lambda shard: shard.hash_begin)
+    with ExitStack() as writers:
+        open_ = [writers.enter_context(open_writer(shard)) for shard in ordered]
+        begins = [writer.end for writer in open_]
+        divide = _by_turns(len(ordered)) if spread is Spread.ROUND_ROBIN else _by_hash(ordered)
+        loaded = 0
+        for file in files:
+            for lines in _lines(file, loaded):
+                for writer, part in zip(open_, divide(lines), strict=True):
+                    if part:
+                        writer.append(part)
+                loaded += len(lines)
+                progress(loaded)
+        return {
+            shard: AppendedRange(begin, writer.end)
+            for shard, begin, writer in zip(ordered, begins, open_, strict=True)
+        }
+
+
+def _check_readable(file: Path) -> None:
+    try:
+        with file.open("rb") as stream:
+            stream.peek(1)
+    except OSError as error:
+        raise UserMistake(f"The file {file} cannot be read: {error.strerror}.") from None
+
+
+def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
+    """The lines of a file in lists of bounded size."""
+    rest = b""
+    count = 0
+    try:
+        with file.open("rb") as stream:
+            while block := stream.read(_READ_BYTES):
+                # Joined only when the line ends, a line over many blocks costs no square of time.
+                *lines, rest = (rest + block).split(b"\n")
+                if len(rest) > RECORD_BYTES_MAX or any(
+                    len(line) > RECORD_BYTES_MAX for line in lines[:1]
+                ):
+                    raise RecordRefused(
+                        f"Line {count + 1 + (len(lines) if len(rest) > RECORD_BYTES_MAX else 0)} "
+                        f"of {file} has more than {RECORD_BYTES_MAX} bytes, the most that a record "
+                        f"may have; {loaded_before + count} lines before it were loaded."
+                    )
+                if lines:
+                    count += len(lines)
+                    yield lines
+    except OSError as error:
+        raise UserMistake(f"The file {file} cannot be read: {error.strerror}.") from None
+    if rest:
+        yield [rest]
+
+
+def _by_turns(count: int) -> Callable[[list[bytes]], list[list[bytes]]]:
+    turn = 0
+
+    def divide(lines: list[bytes]) -> list[list[bytes]]:
+        nonlocal turn
+        parts = [lines[(shard - turn) % count :: count] for shard in range(count)]
+        turn = (turn + len(lines)) % count
+        return parts
+
+    return divide
+
+
+def _by_hash(ordered: Sequence[CatalogShard]) -> Callable[[list[bytes]], list[list[bytes]]]:
+    begins = [int(shard.hash_begin, 16) for shard in ordered]
+
+    def divide(lines: list[bytes]) -> list[list[bytes]]:
+        parts: list[list[bytes]] = [[] for _ in begins]
+        for line in lines:
+            parts[bisect_right(begins, hash_of(line)) - 1].append(line)
+        return parts
+
+    return divide

@@ -1,0 +1,95 @@
+"""Split and merge: parents become read-only and children appear, in one step.
+
+1. the parents' writer locks are taken, so that nobody appends any more; their tails are repaired;
+2. the children's folders are made; a crash here leaves empty folders, which the next split reuses;
+3. the catalog is replaced: from now on the parents are read-only and the children exist;
+4. the locks are released; a writer that waited for one sees a read-only shard and stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from filelock import Timeout
+
+from lease_store.errors import ReshardingRefused, ShardBusy
+from lease_store.identifiers import ShardId
+from shard_sources.local_log.catalog import (
+    Catalog,
+    CatalogShard,
+    catalog_lock,
+    load_catalog,
+    save_catalog,
+    sync_folder,
+)
+from shard_sources.local_log.hash_ranges import split_point
+from shard_sources.local_log.writing import ShardWriter, shard_folder
+
+Children = Callable[[Catalog, Sequence[CatalogShard]], list[CatalogShard]]
+Writers = Callable[[ShardId], ShardWriter]
+
+
+def reshard(
+    root: Path, parents: Sequence[str], open_writer: Writers, children_of: Children
+) -> list[CatalogShard]:
+    """Replace parents by the children that `children_of` makes of them.
+
+    Raises:
+        UnknownShard, ShardReadOnly, ReshardingRefused: these parents cannot be replaced.
+        ShardBusy: somebody is writing to a parent, or resharding the same log.
+    """
+    load_catalog(root)
+    try:
+        with catalog_lock(root), ExitStack() as locked:
+            catalog = load_catalog(root)
+            entries = [catalog.find(parent) for parent in parents]
+            # In one order for everybody, so that two of these cannot wait for each other.
+            for entry in sorted(entries, key=lambda entry: int(entry.shard)):
+                locked.enter_context(open_writer(entry.shard))
+            children = children_of(catalog, entries)
+            for child in children:
+                shard_folder(root, child.shard).mkdir(parents=True, exist_ok=True)
+            sync_folder(root / "shards")
+            save_catalog(root, catalog.resharded(entries, children))
+            return children
+    except Timeout:
+        raise ShardBusy(
+            f"The log {root} is being split or merged by another process: try again later."
+        ) from None
+
+
+def split_children(at: str | None) -> Children:
+    """Two children, divided at a hash or in the middle."""
+
+    def children(catalog: Catalog, parents: Sequence[CatalogShard]) -> list[CatalogShard]:
+        (parent,) = parents
+        middle = split_point(parent.hash_begin, parent.hash_end, at)
+        low, high = catalog.next_ids(2)
+        lineage = (parent.shard,)
+        return [
+            CatalogShard(low, lineage, parent.hash_begin, middle),
+            CatalogShard(high, lineage, middle, parent.hash_end),
+        ]
+
+    return children
+
+
+def merge_children(catalog: Catalog, parents: Sequence[CatalogShard]) -> list[CatalogShard]:
+    """One child of two neighbours.
+
+    Raises:
+        ReshardingRefused: they are the same shard, or their hash ranges do not touch.
+    """
+    low, high = sorted(parents, key=lambda parent: parent.hash_begin)
+    if low.shard == high.shard:
+        raise ReshardingRefused(f"Shard {low.shard} cannot be merged with itself: name two shards.")
+    if low.hash_end != high.hash_begin:
+        raise ReshardingRefused(
+            f"Shards {parents[0].shard} and {parents[1].shard} cannot be merged: their hash ranges "
+            "do not touch."
+        )
+    (child,) = catalog.next_ids(1)
+    lineage = tuple(parent.shard for parent in parents)
+    return [CatalogShard(child, lineage, low.hash_begin, high.hash_end)]

@@ -1,0 +1,205 @@
+"""The segments of one shard, as every reader sees them.
+
+Readers take no lock. They look at the index first and at the bytes after, and only the writer
+appends to both, bytes first; so whatever an entry names is already there:
+
+1. the writer appends messages to the segment and flushes them;
+2. a reader that looks now sees the old index, hence the old end of the shard;
+3. the writer appends the entries;
+4. a reader that looks now sees them, and the bytes they name are complete.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from lease_store.errors import LogCorrupt
+from shard_sources.local_log.format import ENTRY_BYTES, IndexEntry, decode
+
+SEGMENT_SUFFIX = ".arrow"
+INDEX_SUFFIX = ".index"
+_ENTRIES_PER_READ = 512
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """A segment by the offset of its first record, which is what its files are named after."""
+
+    first: int
+    folder: Path
+
+    @property
+    def data(self) -> Path:
+        """The file of messages."""
+        return self.folder / f"{self.first:020d}{SEGMENT_SUFFIX}"
+
+    @property
+    def index(self) -> Path:
+        """The file of index entries."""
+        return self.folder / f"{self.first:020d}{INDEX_SUFFIX}"
+
+
+def list_segments(folder: Path) -> list[SegmentName]:
+    """The segments in a shard's folder, oldest first; none while nothing was appended."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(
+        SegmentName(int(name.removesuffix(SEGMENT_SUFFIX)), folder)
+        for name in names
+        if name.endswith(SEGMENT_SUFFIX) and name.removesuffix(SEGMENT_SUFFIX).isdecimal()
+    )
+
+
+def _unwritten(stored: bytes) -> bool:
+    """Whether an entry is one that a power failure left partly as zeros, not a damaged one."""
+    return not any(stored[-4:]) or not any(stored[:20])
+
+
+class Segment:
+    """An open segment: its entries as they stood when it was opened, and their messages.
+
+    Args:
+        name: which segment.
+        last: whether it is the shard's last one, the only one whose tail may be torn.
+
+    Raises:
+        FileNotFoundError: retention has removed it.
+        LogCorrupt: its index does not describe its bytes.
+    """
+
+    def __init__(self, name: SegmentName, *, last: bool) -> None:
+        self.name = name
+        self._data = os.open(name.data, os.O_RDONLY)
+        try:
+            self._index = os.open(name.index, os.O_RDONLY)
+        except FileNotFoundError:
+            os.close(self._data)
+            if name.data.exists():
+                raise LogCorrupt(
+                    f"The log file {name.index} is missing: restore it from a backup."
+                ) from None
+            raise
+        try:
+            self.count = self._count_whole(last=last)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both files."""
+        os.close(self._data)
+        os.close(self._index)
+
+    def _count_whole(self, *, last: bool) -> int:
+        """How many entries may be trusted.
+
+        At the end of the last segment, entries that are torn or that name bytes beyond the end of
+        the file are what a power failure leaves; they were cut off before anybody could have
+        read them, and the next writer removes them. Anywhere else they are damage.
+        """
+        index_bytes = os.fstat(self._index).st_size
+        data_bytes = os.fstat(self._data).st_size
+        count, torn = divmod(index_bytes, ENTRY_BYTES)
+        whole = count
+        while whole:
+            stored = self._stored(whole - 1, 1)
+            entry = IndexEntry.unpack(stored)
+            if entry is None and not _unwritten(stored):
+                raise self._damaged_entry(whole - 1)
+            if entry is not None and entry.position_end <= data_bytes:
+                break
+            whole -= 1
+        if (torn or whole < count) and not last:
+            raise LogCorrupt(
+                f"The log file {self.name.data} ends before its last record: restore it from a "
+                "backup."
+            )
+        return whole
+
+    def _stored(self, number: int, count: int) -> bytes:
+        return os.pread(self._index, count * ENTRY_BYTES, number * ENTRY_BYTES)
+
+    def entry(self, number: int) -> IndexEntry:
+        """Entry `number`, counted from 0.
+
+        Raises:
+            LogCorrupt: it is damaged.
+        """
+        entry = IndexEntry.unpack(self._stored(number, 1))
+        if entry is None:
+            raise self._damaged_entry(number)
+        return entry
+
+    def _damaged_entry(self, number: int) -> LogCorrupt:
+        return LogCorrupt(
+            f"The log file {self.name.index} is damaged in the {ENTRY_BYTES} bytes from "
+            f"{number * ENTRY_BYTES}: restore the file from a backup."
+        )
+
+    @property
+    def end(self) -> int:
+        """The offset after the segment's last record."""
+        return self.entry(self.count - 1).end if self.count else self.name.first
+
+    @property
+    def time_max(self) -> int | None:
+        """The largest event time in the segment in microseconds, or None when it is empty."""
+        return self.entry(self.count - 1).time_max_so_far if self.count else None
+
+    def number_of(self, offset: int) -> int:
+        """The number of the entry that holds `offset`, or of the first one after it."""
+        return max(
+            0, bisect_right(range(self.count), offset, key=lambda n: self.entry(n).offset) - 1
+        )
+
+    def number_at_time(self, time_us: int) -> int:
+        """The number of the first entry with a record at or after a time; `count` if none."""
+        return bisect_left(range(self.count), time_us, key=lambda n: self.entry(n).time_max_so_far)
+
+    def entries(self, number: int) -> Iterator[IndexEntry]:
+        """The entries from `number` on, each proved to follow the one before.
+
+        Raises:
+            LogCorrupt: one is damaged, or does not follow.
+        """
+        follows: IndexEntry | None = None
+        while number < self.count:
+            amount = min(_ENTRIES_PER_READ, self.count - number)
+            stored = self._stored(number, amount)
+            for at in range(0, amount * ENTRY_BYTES, ENTRY_BYTES):
+                entry = IndexEntry.unpack(stored[at : at + ENTRY_BYTES])
+                if entry is None or (follows is not None and entry.offset != follows.end):
+                    raise self._damaged_entry(number)
+                yield entry
+                follows = entry
+                number += 1
+
+    def batch(self, entry: IndexEntry) -> pa.RecordBatch:
+        """The records of one message.
+
+        Raises:
+            LogCorrupt: its bytes are not those that were written.
+        """
+        encoded = os.pread(self._data, entry.length, entry.position)
+        return decode(encoded, entry, str(self.name.data))

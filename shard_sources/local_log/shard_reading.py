@@ -1,0 +1,205 @@
+"""Reading one shard of a local log: bounds, plans, times and records, without any lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt, shown
+from lease_store.identifiers import ShardId
+from shard_sources.local_log.format import IndexEntry, microseconds
+from shard_sources.local_log.segments import Segment, SegmentName, list_segments
+from shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
+
+_YIELD_RECORDS = 8192
+_YIELD_BYTES = 4 * 1024 * 1024
+_LISTING_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The offsets that a shard holds now: `[begin, end)`, and the segments that hold them."""
+
+    begin: int
+    end: int
+    segments: tuple[SegmentName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFolder:
+    """The folder of one shard, for reading."""
+
+    shard: ShardId
+    folder: Path
+
+    def extent(self) -> Extent:
+        """What the shard holds now.
+
+        Raises:
+            LogCorrupt: the last segment's index is damaged.
+        """
+        for _ in range(_LISTING_ATTEMPTS):
+            names = list_segments(self.folder)
+            if not names:
+                return Extent(0, 0, ())
+            try:
+                with Segment(names[-1], last=True) as segment:
+                    return Extent(names[0].first, segment.end, tuple(names))
+            except FileNotFoundError:
+                # 1. the listing above saw the last segment; 2. retention put an empty one after
+                # it and removed it; 3. the open failed. The next listing sees the empty one.
+                continue
+        raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
+
+    def offset(self, cursor: str, extent: Extent) -> int:
+        """A cursor as an offset of this shard.
+
+        Raises:
+            CursorExpired: retention has removed its record.
+            CursorInvalid: it is no offset, or lies after the end.
+        """
+        if not (cursor.isascii() and cursor.isdecimal()) or len(cursor) > 19:
+            raise CursorInvalid(f"{shown(cursor)} is not a cursor of shard {self.shard}.")
+        offset = int(cursor)
+        if offset < extent.begin:
+            raise CursorExpired(
+                f"Shard {self.shard} begins at {extent.begin}: retention has removed the records "
+                f"from {offset} on."
+            )
+        if offset > extent.end:
+            raise CursorInvalid(
+                f"Shard {self.shard} ends at {extent.end}: the cursor {offset} lies after it."
+            )
+        return offset
+
+    def _entries(self, start: int, extent: Extent) -> Iterator[tuple[Segment, IndexEntry]]:
+        """The messages that hold the offsets from `start` to the end, each in its open segment."""
+        expected = start
+        for name, following in zip(extent.segments, (*extent.segments[1:], None), strict=True):
+            if following is not None and following.first <= start:
+                continue
+            try:
+                segment = Segment(name, last=following is None)
+            except FileNotFoundError:
+                raise CursorExpired(
+                    f"Retention has removed {name.data} of shard {self.shard} while it was read."
+                ) from None
+            with segment:
+                for entry in segment.entries(segment.number_of(expected)):
+                    if not entry.offset <= expected < entry.end:
+                        raise self._hole(expected)
+                    expected = entry.end
+                    yield segment, entry
+            if following is not None and expected != following.first:
+                raise self._hole(expected)
+
+    def _hole(self, offset: int) -> LogCorrupt:
+        return LogCorrupt(
+            f"The log files in {self.folder} do not hold offset {offset}, which was written: "
+            "restore them from a backup."
+        )
+
+    def at_time(self, moment: datetime) -> int:
+        """The first offset whose event time is at or after a time; the end if there is none."""
+        time_us = microseconds(moment)
+        extent = self.extent()
+        for name in extent.segments:
+            try:
+                segment = Segment(name, last=name == extent.segments[-1])
+            except FileNotFoundError:
+                continue
+            with segment:
+                number = segment.number_at_time(time_us)
+                if number == segment.count:
+                    continue
+                entry = segment.entry(number)
+                times = segment.batch(entry).column("event_time").cast(pa.int64())
+                found = pc.index(pc.greater_equal(times, time_us), True).as_py()  # pyright: ignore
+                return entry.offset + int(found)
+        return extent.end
+
+    def plan(self, start: str, limits: Limits, *, finished: bool) -> PlannedRange:
+        """Where a batch ends: as many records as both limits allow, and at least one.
+
+        Raises:
+            CursorExpired: retention has removed `start`.
+            CursorInvalid: `start` is not a cursor of the shard.
+            LogCorrupt: stored bytes are damaged.
+        """
+        extent = self.extent()
+        first = self.offset(start, extent)
+        stop = min(extent.end, first + limits.records_max)
+        end, payload = first, 0
+        for segment, entry in self._entries(first, extent) if first < stop else ():
+            until = min(entry.end, stop)
+            part = entry.payload
+            if end > entry.offset or until < entry.end or payload + part > limits.bytes_max:
+                # Only the first and the last message of a batch are looked into.
+                sizes = _payload_sizes(segment.batch(entry))[
+                    end - entry.offset : until - entry.offset
+                ]
+                fitting = _fitting(sizes, limits.bytes_max - payload)
+                part = sum(sizes[:fitting])
+                until = end + fitting
+            payload += part
+            end = until
+            if end < entry.end or end >= stop:
+                break
+        end = max(end, min(first + 1, stop))
+        return PlannedRange(end=str(end), records=end - first, last=finished and end == extent.end)
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range as `record_schema()`; small messages are put together.
+
+        Raises:
+            CursorExpired: retention has removed the start of the range.
+            CursorInvalid: the range is not within the shard.
+            LogCorrupt: stored bytes are damaged.
+        """
+        extent = self.extent()
+        end = self.offset(range_.end, extent)
+        start = self.offset(range_.start, extent)
+        if start >= end:
+            return
+        pending: list[pa.RecordBatch] = []
+        pending_records = pending_bytes = 0
+        for segment, entry in self._entries(start, extent):
+            low, high = max(start, entry.offset), min(end, entry.end)
+            rows = segment.batch(entry).slice(low - entry.offset, high - low)
+            pending.append(self._with_place(rows, low))
+            pending_records += rows.num_rows
+            pending_bytes += entry.payload
+            if high == end:
+                break
+            if pending_records >= _YIELD_RECORDS or pending_bytes >= _YIELD_BYTES:
+                yield pa.concat_batches(pending)
+                pending, pending_records, pending_bytes = [], 0, 0
+        else:
+            raise self._hole(end - 1)
+        yield pa.concat_batches(pending)
+
+    def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+        """Stored columns with the shard and the cursors added."""
+        count = rows.num_rows
+        cursors = pa.array(range(offset, offset + count), pa.int64()).cast(pa.string())
+        columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
+        return pa.record_batch(columns, schema=record_schema())
+
+
+def _payload_sizes(rows: pa.RecordBatch) -> list[int]:
+    columns = (rows.column("value").to_pylist(), rows.column("key").to_pylist())
+    return [len(value) + len(key or b"") for value, key in zip(*columns, strict=True)]
+
+
+def _fitting(sizes: list[int], room: int) -> int:
+    """How many of `sizes`, taken in order, fit into `room` bytes."""
+    for count, size in enumerate(sizes):
+        room -= size
+        if room < 0:
+            return count
+    return len(sizes)

@@ -1,0 +1,288 @@
+"""Appending to one shard: one writer at a time, and a tail that a crash cannot leave half-written.
+
+The order of an append, and what a crash at each point leaves:
+
+1. messages are written to the segment: bytes that no index entry names, cut off by the next writer;
+2. the segment is flushed to the disk: the same;
+3. entries are written to the index: a whole one counts, a torn one is cut off by the next writer;
+4. the index is flushed to the disk, and only now the append returns: the records stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from filelock import FileLock, Timeout
+
+from lease_store.errors import (
+    LogCorrupt,
+    RecordRefused,
+    ShardBusy,
+    ShardReadOnly,
+    SourceUnavailable,
+)
+from lease_store.identifiers import ShardId
+from shard_sources.local_log.catalog import load_catalog, sync_folder
+from shard_sources.local_log.format import (
+    ENTRY_BYTES,
+    MESSAGE_BYTES_MAX,
+    MESSAGE_RECORDS_MAX,
+    RECORD_BYTES_MAX,
+    IndexEntry,
+    Message,
+    Record,
+    encode,
+    segment_header,
+)
+from shard_sources.local_log.segments import Segment, SegmentName, list_segments
+
+SEGMENT_BYTES_MAX = 128 * 1024 * 1024
+_FLUSH_BYTES = 16 * 1024 * 1024
+_NO_TIME = -(2**63)
+
+
+class AppendedRange(NamedTuple):
+    """The cursors `[begin, end)` of what was appended."""
+
+    begin: str
+    end: str
+
+
+def shard_folder(root: Path, shard: ShardId) -> Path:
+    """Where the segments of a shard lie."""
+    return root / "shards" / shard
+
+
+class ShardWriter:
+    """The one writer of a shard; a context manager that holds the shard's lock.
+
+    Args:
+        root: the log's folder.
+        shard: the shard to append to.
+        clock: the event time of records that have none.
+        durable: wait for the disk at each append. Without it an append survives the death of
+            this process, but a power failure may cut the last appends off.
+        segment_bytes_max: a segment is closed when it has grown to this size.
+        wait_s: how long to wait for another writer to finish.
+        closing: open a read-only shard as well, to repair its tail.
+
+    Raises:
+        LogNotFound, UnknownShard: on entry: there is no such log or shard.
+        ShardReadOnly: on entry: the shard was split or merged.
+        ShardBusy: on entry: somebody else is writing to the shard.
+        LogCorrupt: on entry: the last segment is damaged.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shard: ShardId,
+        *,
+        clock: Callable[[], datetime],
+        durable: bool = True,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        wait_s: float = 0.0,
+        closing: bool = False,
+    ) -> None:
+        self._root = root
+        self._shard = shard
+        self._folder = shard_folder(root, shard)
+        self._clock = clock
+        self._durable = durable
+        self._segment_bytes_max = segment_bytes_max
+        self._closing = closing
+        self._lock = FileLock(self._folder / "write.lock", timeout=wait_s)
+        self._data = self._index = -1
+        self._end = self._size = 0
+        self._time_max = _NO_TIME
+        self._broken = False
+
+    def __enter__(self) -> Self:
+        load_catalog(self._root).find(self._shard)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise ShardBusy(
+                f"Shard {self._shard} of {self._root} is being written to by another process: "
+                "try again when it has finished."
+            ) from None
+        try:
+            # Looked at under the lock: a split takes it too before it makes the shard read-only.
+            if load_catalog(self._root).find(self._shard).read_only and not self._closing:
+                raise ShardReadOnly(
+                    f"Shard {self._shard} of {self._root} is read-only since it was split or "
+                    "merged: append to its children."
+                )
+            self._open_last()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._data, self._index):
+            if descriptor >= 0:
+                with suppress(OSError):
+                    os.close(descriptor)
+        self._data = self._index = -1
+        self._lock.release()
+
+    @property
+    def end(self) -> str:
+        """The cursor after the last record appended."""
+        return str(self._end)
+
+    def append(self, records: Iterable[bytes | Record]) -> AppendedRange:
+        """Append records in order; memory stays bounded however many there are.
+
+        When this raises, the records before the failure that fill whole flushes stay appended.
+
+        Raises:
+            RecordRefused: a record is too large or of another type.
+            SourceUnavailable: the disk did not take them.
+        """
+        begin = self._end
+        messages: list[Message] = []
+        size = 0
+        for chunk in _chunks(records):
+            messages.append(encode(chunk, self._clock()))
+            size += len(messages[-1].encoded)
+            if size >= min(_FLUSH_BYTES, self._segment_bytes_max):
+                self._commit(messages)
+                messages, size = [], 0
+        if messages:
+            self._commit(messages)
+        return AppendedRange(str(begin), str(self._end))
+
+    def roll(self) -> None:
+        """Close the segment and begin an empty one, unless the last one is empty already."""
+        if self._size > len(segment_header()):
+            self._begin_segment()
+
+    def _commit(self, messages: list[Message]) -> None:
+        if self._broken or self._data < 0:
+            raise SourceUnavailable(
+                f"The writer of shard {self._shard} stopped at an earlier error: open it again."
+            )
+        try:
+            if self._size >= self._segment_bytes_max:
+                self._begin_segment()
+            entries: list[IndexEntry] = []
+            offset, position, time_max = self._end, self._size, self._time_max
+            for message in messages:
+                entry = message.placed(offset, position, time_max)
+                entries.append(entry)
+                offset, position = entry.end, entry.position_end
+                time_max = entry.time_max_so_far
+            _write(self._data, b"".join(message.encoded for message in messages))
+            self._flush(self._data)
+            _write(self._index, b"".join(entry.pack() for entry in entries))
+            self._flush(self._index)
+        except OSError as error:
+            # Part of it may be written, so positions kept here are no longer those of the files.
+            self._broken = True
+            raise SourceUnavailable(
+                f"Shard {self._shard} of {self._root} cannot be written: {error.strerror}."
+            ) from error
+        self._end, self._size, self._time_max = offset, position, time_max
+
+    def _flush(self, descriptor: int) -> None:
+        if self._durable:
+            os.fsync(descriptor)
+
+    def _open_last(self) -> None:
+        names = list_segments(self._folder)
+        if not names:
+            self._begin_segment()
+            return
+        name = names[-1]
+        with Segment(name, last=True) as segment:
+            count, self._end = segment.count, segment.end
+            last = segment.entry(count - 1) if count else None
+        self._size = last.position_end if last else len(segment_header())
+        self._time_max = last.time_max_so_far if last else _NO_TIME
+        self._data = os.open(name.data, os.O_RDWR | os.O_APPEND)
+        self._index = os.open(name.index, os.O_RDWR | os.O_APPEND)
+        if last is None:
+            os.ftruncate(self._data, 0)
+            _write(self._data, segment_header())
+        else:
+            os.ftruncate(self._data, self._size)
+        os.ftruncate(self._index, count * ENTRY_BYTES)
+        # Always, even for a writer that does not wait for the disk: what was acknowledged before
+        # must not depend on what this one does.
+        os.fsync(self._data)
+        os.fsync(self._index)
+        if last is not None:
+            self._check_last(name, last)
+
+    def _check_last(self, name: SegmentName, last: IndexEntry) -> None:
+        """Refuse to append after damaged bytes, which would bury the damage."""
+        with Segment(name, last=True) as segment:
+            rows = segment.batch(last).num_rows
+        if rows != last.records:
+            raise LogCorrupt(f"The log file {name.data} is damaged: restore it from a backup.")
+
+    def _begin_segment(self) -> None:
+        for descriptor in (self._data, self._index):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._data = self._index = -1
+        name = SegmentName(self._end, self._folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+        # The index first: a segment without its index is damage, an index alone is nothing.
+        self._index = os.open(name.index, flags, 0o644)
+        self._data = os.open(name.data, flags, 0o644)
+        _write(self._data, segment_header())
+        os.fsync(self._data)
+        sync_folder(self._folder)
+        self._size, self._time_max = len(segment_header()), _NO_TIME
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _chunks(records: Iterable[bytes | Record]) -> Iterator[list[bytes | Record]]:
+    """Records in lists that become one message each."""
+    chunk: list[bytes | Record] = []
+    size = 0
+    for record in records:
+        size += _checked_size(record)
+        chunk.append(record)
+        if size >= MESSAGE_BYTES_MAX or len(chunk) == MESSAGE_RECORDS_MAX:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _checked_size(record: object) -> int:
+    value = record.value if isinstance(record, Record) else record
+    if not isinstance(value, bytes):
+        raise RecordRefused(f"A record is of type {type(value).__name__}: give its bytes.")
+    size = len(value)
+    if isinstance(record, Record) and record.key is not None:
+        size += len(record.key)
+    if size > RECORD_BYTES_MAX:
+        raise RecordRefused(
+            f"A record has {size} bytes: the local log takes at most {RECORD_BYTES_MAX}."
+        )
+    return size
