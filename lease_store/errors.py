@@ -193,3 +193,7 @@ class ModuloCountMismatch(AssignmentConflict):
 
 class ModuloIdTaken(AssignmentConflict):
     """Two nodes of a group give the same node id."""
+
+
+class SweepInterrupted(LeaseholdError):
+    """A Spark job was interrupted on purpose, because its run may no longer publish anything."""

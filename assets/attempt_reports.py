@@ -1,0 +1,152 @@
+"""What Spark's workers tell the process that started the job: small files beside the output.
+
+A Python data source runs in processes of Spark's own, where neither a variable nor an exception's
+type finds its way back. So every task leaves its report in the attempt's folder, written whole
+and then renamed. A task that was stopped early or lost leaves none, and a repeated one repeats
+the same figures, since a range always holds the same records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lease_store import errors
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import ShardId
+from lease_store.records import DataFile
+
+# Spark and Arrow take a folder with this first letter for none of the data's.
+REPORTS_FOLDER = "_reports"
+_READ, _ERROR, _WRITTEN = "read", "error", "written"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeStatistics:
+    """What was read of one range: all of it.
+
+    Attributes:
+        records: the number of records.
+        bytes: the bytes of their keys and values.
+        first_event_time: the smallest event time, or None.
+        last_event_time: the largest event time, or None.
+    """
+
+    records: int = 0
+    bytes: int = 0
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that a task of a successful job wrote, and the shard it belongs to."""
+
+    shard: str
+    path: str
+    records: int
+    bytes: int
+    quarantine: bool
+
+    def data_file(self, attempt: str) -> DataFile:
+        """The file as the ledger keeps it, relative to the stream's output folder."""
+        return DataFile(f"{attempt}/{self.path}", self.records, self.bytes, self.quarantine)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFailure:
+    """An error that a worker raised, and the shard it belongs to where that is known."""
+
+    shard: ShardId | None
+    error: LeaseholdError
+
+
+def report_read(folder: Path, shard: str, statistics: RangeStatistics) -> None:
+    """Tell that the range of a shard was read to its end."""
+    first, last = statistics.first_event_time, statistics.last_event_time
+    _write(
+        folder,
+        f"{_READ}-{uuid.uuid4().hex}",
+        {
+            "shard": shard,
+            "records": statistics.records,
+            "bytes": statistics.bytes,
+            "first": first.isoformat() if first else None,
+            "last": last.isoformat() if last else None,
+        },
+    )
+
+
+def report_error(folder: Path, shard: str | None, error: BaseException) -> None:
+    """Tell why a task failed."""
+    content = {"shard": shard, "kind": type(error).__name__, "message": str(error)}
+    _write(folder, f"{_ERROR}-{uuid.uuid4().hex}", content)
+
+
+def report_written(folder: Path, files: Iterable[WrittenFile]) -> None:
+    """Tell which files the tasks that counted wrote; the job has succeeded."""
+    _write(folder, _WRITTEN, [asdict(file) for file in files])
+
+
+def read_statistics(folder: Path) -> dict[str, RangeStatistics]:
+    """The statistics of every shard whose range was read to its end."""
+    return {
+        content["shard"]: RangeStatistics(
+            content["records"],
+            content["bytes"],
+            datetime.fromisoformat(content["first"]) if content["first"] else None,
+            datetime.fromisoformat(content["last"]) if content["last"] else None,
+        )
+        for content in _contents(folder, _READ)
+    }
+
+
+def failures(folder: Path) -> list[ShardFailure]:
+    """The errors that workers reported, in the types of this project where they had one."""
+    found: list[ShardFailure] = []
+    for content in _contents(folder, _ERROR):
+        shard = ShardId(content["shard"]) if content["shard"] is not None else None
+        found.append(ShardFailure(shard, _error(content["kind"], content["message"])))
+    return found
+
+
+def written_files(folder: Path) -> list[WrittenFile] | None:
+    """The files of the job; None when it did not succeed."""
+    for content in _contents(folder, _WRITTEN):
+        return [WrittenFile(**file) for file in content]
+    return None
+
+
+def remove_reports(folder: Path) -> None:
+    """Delete the reports, once they are read."""
+    shutil.rmtree(folder / REPORTS_FOLDER, ignore_errors=True)
+
+
+def _error(kind: str, message: str) -> LeaseholdError:
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, LeaseholdError):
+        error = known.__new__(known)
+        # Some of our errors take other arguments than their message; the sentence is what counts.
+        Exception.__init__(error, message)
+        return error
+    return errors.SourceError(f"Reading failed with {kind}: {message}")
+
+
+def _write(folder: Path, name: str, content: Any) -> None:
+    reports = folder / REPORTS_FOLDER
+    reports.mkdir(parents=True, exist_ok=True)
+    draft = reports / f".{name}.draft"
+    draft.write_text(json.dumps(content))
+    os.replace(draft, reports / f"{name}.json")
+
+
+def _contents(folder: Path, kind: str) -> Iterator[Any]:
+    for path in sorted((folder / REPORTS_FOLDER).glob(f"{kind}*.json")):
+        yield json.loads(path.read_text())

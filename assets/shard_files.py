@@ -1,0 +1,192 @@
+"""One Parquet file per shard and task, written as Arrow batches come, with bounded memory.
+
+Knows Arrow alone: `assets.parquet_sink` is what Spark sees of it. A file that exists under its
+name is durable in content; whether it counts is for the ledger to say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from assets.attempt_reports import WrittenFile
+from lease_store.errors import TransformError, shown
+from lease_store.identifiers import ShardId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+SHARD_COLUMN = "shard_id"
+ERROR_COLUMN = "quarantine_error"
+QUARANTINE_COLUMNS = ("shard_id", "cursor", "event_time", "key", "value", ERROR_COLUMN)
+COMPRESSION = "zstd"
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+BUFFERED_BYTES_MAX = 128 * 1024 * 1024
+RUNS_PER_SHARD_MAX = 4
+
+
+@dataclass
+class _OpenFile:
+    """A file that is being written, and what waits to become its next row group."""
+
+    shard: ShardId
+    path: Path
+    quarantine: bool
+    file: BinaryIO
+    writer: pq.ParquetWriter
+    records: int = 0
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_bytes: int = 0
+
+    def flush(self) -> None:
+        """Write what waits as one row group."""
+        import pyarrow as pa
+
+        if self.buffered:
+            self.writer.write_table(pa.Table.from_batches(self.buffered))
+        self.buffered, self.buffered_bytes = [], 0
+
+
+class ShardFiles:
+    """The files of one task.
+
+    Args:
+        folder: the attempt's folder; nobody else writes these names into it.
+        task: the number of the task within its job.
+        attempt: what tells this try of the task from others.
+        shards: the shards that the sweep reads; rows of any other are refused.
+    """
+
+    def __init__(self, folder: Path, task: int, attempt: int, shards: Collection[ShardId]) -> None:
+        self._folder = folder
+        self._prefix = f"{task:05d}-{attempt}"
+        self._shards = frozenset(shards)
+        self._open: dict[tuple[str, bool], _OpenFile] = {}
+        self._buffered_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take rows for the files of their shards; rows with an error go to quarantine.
+
+        Raises:
+            TransformError: a row names no shard of the sweep.
+        """
+        import pyarrow.compute as pc
+
+        for shard, rows in by_shard(batch):
+            if shard not in self._shards:
+                raise TransformError(
+                    f"The transform put {shown(shard)} into the column {SHARD_COLUMN}, which is no "
+                    "shard that it was given: leave this column as it is."
+                )
+            if ERROR_COLUMN not in rows.schema.names:
+                self._take(shard, rows, quarantine=False)
+                continue
+            failed = pc.is_valid(rows.column(ERROR_COLUMN))
+            bad = rows.filter(failed).select(list(QUARANTINE_COLUMNS))
+            self._take(shard, bad.rename_columns([*QUARANTINE_COLUMNS[:-1], "error"]), True)
+            self._take(shard, rows.filter(pc.invert(failed)).drop_columns([ERROR_COLUMN]), False)
+
+    def close(self) -> list[WrittenFile]:
+        """Finish all files and make them durable; what was written, in order of first rows."""
+        written: list[WrittenFile] = []
+        while self._open:
+            key = next(iter(self._open))
+            open_file = self._open.pop(key)
+            open_file.flush()
+            open_file.writer.close()
+            # The commit that names this file is durable: so must the file be, and its name below.
+            open_file.file.flush()
+            os.fsync(open_file.file.fileno())
+            open_file.file.close()
+            size = open_file.path.stat().st_size
+            written.append(
+                WrittenFile(
+                    open_file.shard,
+                    open_file.path.name,
+                    open_file.records,
+                    size,
+                    open_file.quarantine,
+                )
+            )
+        if written:
+            _sync_folder(self._folder)
+        return written
+
+    def abandon(self) -> None:
+        """Close and delete what was begun."""
+        for open_file in self._open.values():
+            open_file.file.close()
+            open_file.path.unlink(missing_ok=True)
+        self._open = {}
+
+    def _take(self, shard: str, rows: pa.RecordBatch, quarantine: bool) -> None:
+        if rows.num_rows == 0:
+            return
+        target = self._open.get((shard, quarantine)) or self._begin(shard, rows, quarantine)
+        target.buffered.append(rows)
+        target.buffered_bytes += rows.nbytes
+        target.records += rows.num_rows
+        self._buffered_bytes += rows.nbytes
+        if target.buffered_bytes >= ROW_GROUP_BYTES:
+            self._buffered_bytes -= target.buffered_bytes
+            target.flush()
+        elif self._buffered_bytes >= BUFFERED_BYTES_MAX:
+            for open_file in self._open.values():
+                open_file.flush()
+            self._buffered_bytes = 0
+
+    def _begin(self, shard: str, rows: pa.RecordBatch, quarantine: bool) -> _OpenFile:
+        import pyarrow.parquet as pq
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # The number keeps apart shards whose names differ in case only, on file systems that
+        # do not see the difference.
+        kind = ".quarantine" if quarantine else ""
+        name = f"{ShardId(shard)}.{self._prefix}-{len(self._open)}{kind}.parquet"
+        path = self._folder / name
+        file = path.open("xb")
+        writer = pq.ParquetWriter(file, rows.schema, compression=COMPRESSION)
+        open_file = _OpenFile(ShardId(shard), path, quarantine, file, writer)
+        self._open[shard, quarantine] = open_file
+        return open_file
+
+
+def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of a batch, shard by shard, each shard's rows in their order.
+
+    Raises:
+        TransformError: a row names no shard at all.
+    """
+    import pyarrow.compute as pc
+
+    if batch.num_rows == 0:
+        return
+    column = batch.column(SHARD_COLUMN)
+    if column.null_count:
+        raise TransformError(
+            f"The transform put null into the column {SHARD_COLUMN}: leave this column as it is."
+        )
+    changes = pc.indices_nonzero(
+        pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
+    ).to_pylist()
+    names: list[str] = pc.unique(column).to_pylist()
+    if len(changes) + 1 > RUNS_PER_SHARD_MAX * len(names):
+        # After a shuffle the shards are mixed; slices of a few rows each would cost more.
+        for name in names:
+            yield name, batch.filter(pc.equal(column, name))
+        return
+    starts = [0, *(change + 1 for change in changes)]
+    for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+        yield column[start].as_py(), batch.slice(start, end - start)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,50 @@
+"""What a failed Spark call says, in one line: whose error it was, or that Spark is gone."""
+
+from __future__ import annotations
+
+import re
+
+from lease_store.errors import shown
+
+_TRACE_BEGIN = "Traceback (most recent call last)"
+_RAISED = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
+_GONE = (
+    "Connection refused",
+    "StatusCode.UNAVAILABLE",
+    "StatusCode.UNAUTHENTICATED",
+    "Socket closed",
+    "failed to connect to all addresses",
+    "SparkContext was shut down",
+    "stopped SparkContext",
+    "SESSION_CLOSED",
+    "SESSION_NOT_FOUND",
+    "SESSION_CHANGED",
+    "Answer from Java side is empty",
+)
+
+
+def session_is_gone(error: BaseException) -> bool:
+    """Whether an error means that Spark itself went away, whatever it was doing."""
+    if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError"):
+        return True
+    text = str(error)
+    # A trace of the user's own code may speak of connections of its own.
+    return _TRACE_BEGIN not in text and any(mark in text for mark in _GONE)
+
+
+def users_error(error: BaseException) -> str:
+    """The type and message of what went wrong, as one short line.
+
+    An exception raised in a Python worker arrives as the text of its stack trace inside Spark's
+    own exception: its last line is what the user wrote.
+    """
+    text = str(error)
+    if _TRACE_BEGIN in text:
+        for line in text.split(_TRACE_BEGIN)[-1].splitlines()[1:]:
+            if line and not line[0].isspace() and (raised := _RAISED.match(line)):
+                return _sentence(raised[1], raised[2] or "")
+    return _sentence(type(error).__name__, next(iter(text.strip().splitlines()), ""))
+
+
+def _sentence(kind: str, message: str) -> str:
+    return f"{kind}: {shown(message)}" if message else kind
