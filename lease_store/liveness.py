@@ -108,8 +108,12 @@ class Observations:
             if self.unchanged_s(node) > timeout_s
         }
 
-    def remember(self) -> str:
-        """What was observed, as text for `recall`: "unchanged for at least s seconds"."""
+    def remember(self, **further: object) -> str:
+        """What was observed, as text for `recall`: "unchanged for at least s seconds".
+
+        `further` JSON values are kept beside it for the caller, who finds them again with
+        `parse_memory`. Of many transfers only those that last longest are kept.
+        """
         now = self._clock()
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
         return json.dumps(
@@ -123,6 +127,7 @@ class Observations:
                     shard: [sight.value, _floor(now - sight.since)]
                     for shard, sight in oldest[:REMEMBERED_TRANSFERS_MAX]
                 },
+                **further,
             },
             separators=(",", ":"),
         )

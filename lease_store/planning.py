@@ -53,8 +53,9 @@ def eligible_nodes(nodes: Iterable[Node], live: Collection[NodeName]) -> tuple[N
 def orphans(snapshot: Snapshot) -> list[str]:
     """Shards that only `free_orphans` can reach, each with its reason, in order of their names.
 
-    A shard held by, or on its way to, a node that is no member; a waiting shard whose parents
-    are all finished. Both are left by a change that the store did not see as one transaction.
+    A shard held by, or on its way to, a node that is no member; a shard in transfer that no run
+    has open; a waiting shard whose parents are all finished. They are left by changes that the
+    store did not see as one transaction.
     """
     members = {node.name for node in snapshot.nodes if node.member}
     known: dict[str, ShardState] = {lease.shard: lease.state for lease in snapshot.shards}
@@ -68,6 +69,8 @@ def orphans(snapshot: Snapshot) -> list[str]:
             gone = {lease.lease_owner, lease.consumer_owner} - members
             if gone:
                 found.append(f"{lease.shard} belongs to {min(map(str, gone))}, no member any more")
+            elif lease.state is ShardState.TRANSFER and not lease.consumer_run:
+                found.append(f"{lease.shard} is in transfer, but no run has it open")
     return found
 
 

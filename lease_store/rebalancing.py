@@ -1,0 +1,424 @@
+"""Rebalancing: observe, bury the dead, plan, and carry out what concerns the served nodes.
+
+Every process of a group does this on its own, without a leader. Who carries out a move follows
+one rule: whoever serves the node that gains the shard. So each move has exactly one executor,
+and a deployment that does not run cannot be given shards that nobody would consume.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from lease_store.assignment_modes import check_member
+from lease_store.assignment_plan import (
+    Action,
+    BeginTransfer,
+    CancelTransfer,
+    Claim,
+    Plan,
+    Refusal,
+    rank_key,
+)
+from lease_store.errors import AssignmentConflict, NodeNameTaken, OutcomeUnknown, shown
+from lease_store.identifiers import IDENTIFIER_LENGTH_MAX, GroupKey, NodeName, ShardId
+from lease_store.liveness import Clock, Observations, parse_memory, steady_clock
+from lease_store.planning import orphans, plan
+from lease_store.records import Group, Node, Pulse, ShardLease, Snapshot, Timing
+from lease_store.states import ShardState
+from lease_store.store import Beaten, Changed, LeaseStore, Registered, Stale
+from lease_store.tick_report import TickReport
+
+ROUNDS_MAX = 4
+SHOWN_SHARDS_MAX = 12
+
+
+class Rebalancer:
+    """Rebalances one group for the nodes that this process serves; one tick at a time.
+
+    An object lives as long as its process and remembers between ticks. What a successor must
+    know travels as text: each tick returns it, and the first tick of a new object takes it.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        serves: the nodes whose moves this process carries out.
+        timing: the beat interval of the served nodes; T itself is the group's.
+        clock: monotonic seconds.
+        observer: who is named in the journal.
+        incarnation_of: makes a new incarnation for a node that has none to go on with.
+        beats: whether this process keeps the served nodes alive; False where agents do.
+        settings: assignment settings, address and readiness to register the nodes with.
+    """
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        key: GroupKey,
+        *,
+        serves: tuple[NodeName, ...],
+        timing: Timing,
+        observer: str,
+        incarnation_of: Callable[[NodeName], str],
+        clock: Clock = steady_clock,
+        beats: bool = True,
+        settings: Mapping[NodeName, Node] | None = None,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._serves = serves
+        self._timing = timing
+        self._clock = clock
+        self._observer = observer
+        self._incarnation_of = incarnation_of
+        self._beats = beats
+        self._settings = dict(settings or {})
+        self._observations: Observations | None = None
+        self._incarnations: dict[NodeName, str] = {}
+        self._beaten_at: dict[NodeName, float] = {}
+        self._ticked_at: float | None = None
+        self._snapshot: Snapshot | None = None
+        self._planned: tuple[int, frozenset[NodeName], Plan] | None = None
+        # Of the present tick only:
+        self._decisions: list[str] = []
+        self._refusals: list[Refusal] = []
+        self._statements: Counter[str] = Counter()
+
+    @property
+    def incarnations(self) -> Mapping[NodeName, str]:
+        """Under which incarnation each served node is kept alive; known after the first tick."""
+        return dict(self._incarnations)
+
+    def offer(self, node: Node) -> None:
+        """Change the settings that a served node registers with; the next tick sends them."""
+        self._settings[node.name] = node
+
+    def tick(self, remembered: str = "") -> TickReport:
+        """Do whatever is due, and say what and why.
+
+        An idle tick is three statements with one served node: the pulse, its beat and the
+        progress of its shards.
+
+        Raises:
+            StoreError: the store does not answer; what was observed so far is kept.
+            UnknownGroup: there is no such group.
+        """
+        self._decisions, self._refusals, self._statements = [], [], Counter()
+        observations = self._recall(remembered)
+        self._count("pulse")
+        pulse = self._store.pulse(self._key)
+        observations.see(pulse.nodes)
+        try:
+            moved = self._keep_alive(pulse) if self._beats else False
+            moved = self._bury(pulse) or moved
+            rounds, decided = self._settle(pulse, moved=moved)
+            self._count("progress")
+            progress = self._store.progress(self._key, self._serves)
+        except BaseException:
+            # What was read before the store failed may not be what it holds now.
+            self._snapshot = None
+            raise
+        assert self._snapshot is not None
+        self._ticked_at = self._clock()
+        return TickReport(
+            remembered=self._remember(),
+            decisions=tuple(self._decisions),
+            owned=self._owned(self._snapshot),
+            progress=progress,
+            snapshot=self._snapshot,
+            live=self._live(self._snapshot),
+            plan=decided,
+            rounds=rounds,
+            refusals=tuple(self._refusals) + decided.refusals,
+            statements=self._statements,
+        )
+
+    def leave(self) -> list[str]:
+        """Leave cleanly: all shards of the served nodes are free at once; says what was freed."""
+        self._snapshot = None
+        left: list[str] = []
+        for name, incarnation in self._incarnations.items():
+            outcome = self._store.leave(self._key, name, incarnation)
+            if isinstance(outcome, Changed):
+                left.append(f"{name} left and freed {_listed(outcome.shards)}")
+        return left
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def _recall(self, remembered: str) -> Observations:
+        """This object's own memory, or what its predecessor left, the first time."""
+        if self._observations is None:
+            self._observations = Observations.recall(remembered, self._clock)
+            former = parse_memory(remembered).get("incarnations")
+            for name in self._serves if self._beats else ():
+                known = former.get(name) if isinstance(former, dict) else None
+                if not isinstance(known, str) or not 0 < len(known) <= IDENTIFIER_LENGTH_MAX:
+                    known = self._incarnation_of(name)
+                self._incarnations[name] = known
+        return self._observations
+
+    def _remember(self) -> str:
+        assert self._observations is not None
+        return self._observations.remember(incarnations=dict(self._incarnations))
+
+    def _count(self, verb: str) -> None:
+        self._statements[verb] += 1
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def _keep_alive(self, pulse: Pulse) -> bool:
+        """Beat for the served nodes, or register them; whether the membership changed."""
+        known = {node.name: node for node in pulse.nodes}
+        changed = False
+        for name in self._serves:
+            row = known.get(name)
+            wanted = self._wanted(name)
+            if row is not None and replace(row, lease_id=wanted.lease_id) == wanted:
+                if not self._beat_due(name) or self._beat(name):
+                    continue
+                self._decisions.append(f"{name} lost its place in the group: it joins again")
+            changed = self._register(pulse, wanted, row) or changed
+        return changed
+
+    def _wanted(self, name: NodeName) -> Node:
+        """The row that the node shall have, but for its counter."""
+        template = self._settings.get(name, Node(name, 0, ""))
+        return replace(template, name=name, lease_id=0, incarnation=self._incarnations[name])
+
+    def _beat_due(self, name: NodeName) -> bool:
+        """Whether the beat would be late if it were left to the next tick."""
+        now = self._clock()
+        beaten_at = self._beaten_at.get(name)
+        if beaten_at is None or self._ticked_at is None:
+            return True
+        return (now - beaten_at) + (now - self._ticked_at) >= self._timing.beat_s
+
+    def _beat(self, name: NodeName) -> bool:
+        sent_at = self._clock()
+        self._count("beat")
+        outcome = self._store.beat(self._key, name, self._incarnations[name])
+        if isinstance(outcome, Beaten):
+            self._beaten_at[name] = sent_at
+            return True
+        return False
+
+    def _register(self, pulse: Pulse, wanted: Node, row: Node | None) -> bool:
+        """Answer to the node's name, where nobody alive does; whether that succeeded."""
+        name = wanted.name
+        try:
+            check_member(pulse.group, pulse.nodes, wanted)
+        except AssignmentConflict as error:
+            self._refuse(name, error)
+            return False
+        displaced = self._displaced(pulse.group, row, wanted)
+        sent_at = self._clock()
+        self._count("register")
+        outcome = self._store.register(
+            self._key, wanted, observer=self._observer, displaced_lease_id=displaced
+        )
+        if isinstance(outcome, Registered):
+            self._beaten_at[name] = sent_at
+            how = (
+                "joined" if displaced is None else "took its name back from a process that stopped"
+            )
+            if row is not None and row.incarnation == wanted.incarnation:
+                how = "changed its settings"
+            self._decisions.append(f"{name} {how}")
+            return True
+        assert self._observations is not None
+        still_s = self._observations.unchanged_s(name)
+        error = NodeNameTaken(
+            f"Another live process answers to node {shown(name)}: stop it, or use another name. "
+            f"Its beat has stood still for {still_s:.0f} s; after {pulse.group.timeout_s:g} s the "
+            "name is taken over."
+        )
+        self._refuse(name, error)
+        return False
+
+    def _displaced(self, group: Group, row: Node | None, wanted: Node) -> int | None:
+        """The counter of a dead process that still has the name; None where there is none."""
+        if row is None or not row.member or row.incarnation == wanted.incarnation:
+            return None
+        assert self._observations is not None
+        return self._observations.lapsed(group.timeout_s).get(row.name)
+
+    def _refuse(self, name: NodeName, error: AssignmentConflict | NodeNameTaken) -> None:
+        self._refusals.append(Refusal(name, error))
+        self._decisions.append(f"{name} could not join: {error}")
+
+    def _bury(self, pulse: Pulse) -> bool:
+        """Evict the nodes whose counter stood still for longer than T; whether one was."""
+        assert self._observations is not None
+        timeout_s = pulse.group.timeout_s
+        evicted = False
+        own = self._own(pulse.nodes)
+        for name, value in self._observations.lapsed(timeout_s).items():
+            if name in own:
+                continue
+            still_s = self._observations.unchanged_s(name)
+            reason = f"no beat for {still_s:.1f} s, timeout {timeout_s:g} s"
+            self._count("evict")
+            outcome = self._store.evict(
+                self._key, name, value, observer=self._observer, reason=reason
+            )
+            if isinstance(outcome, Changed):
+                self._decisions.append(
+                    f"evicted {name} ({reason}), freed {_listed(outcome.shards)}"
+                )
+                evicted = True
+        return evicted
+
+    # -- shards ---------------------------------------------------------------------------------
+
+    def _settle(self, pulse: Pulse, *, moved: bool) -> tuple[int, Plan]:
+        """Plan and carry out until nothing is left to do for the served nodes."""
+        rounds = 0
+        generation = None if moved else pulse.group.generation
+        while True:
+            snapshot = self._read(generation)
+            decided = self._decide(snapshot)
+            if rounds == ROUNDS_MAX or not self._carry_out(snapshot, decided):
+                return rounds, decided
+            rounds += 1
+            generation = None
+
+    def _read(self, generation: int | None) -> Snapshot:
+        """The group as it is at `generation`, from memory where nothing has changed since."""
+        assert self._observations is not None
+        if self._snapshot is None or self._snapshot.group.generation != generation:
+            self._count("snapshot")
+            self._snapshot = self._store.snapshot(self._key)
+            self._observations.see(self._snapshot.nodes)
+        self._observations.see_transfers(self._snapshot.shards)
+        return self._snapshot
+
+    def _live(self, snapshot: Snapshot) -> frozenset[NodeName]:
+        assert self._observations is not None
+        dead = self._observations.lapsed(snapshot.group.timeout_s).keys() - self._own(
+            snapshot.nodes
+        )
+        return frozenset(node.name for node in snapshot.nodes if node.member) - dead
+
+    def _own(self, nodes: tuple[Node, ...]) -> set[NodeName]:
+        """The nodes that this process itself keeps alive: nobody else's beat is awaited."""
+        return {
+            node.name
+            for node in nodes
+            if node.member and self._incarnations.get(node.name) == node.incarnation
+        }
+
+    def _decide(self, snapshot: Snapshot) -> Plan:
+        live = self._live(snapshot)
+        generation = snapshot.group.generation
+        if self._planned is None or self._planned[:2] != (generation, live):
+            self._planned = (generation, live, plan(snapshot, live=live))
+        return self._planned[2]
+
+    def _carry_out(self, snapshot: Snapshot, decided: Plan) -> bool:
+        """Try what the plan asks of the served nodes; whether the store was asked for anything."""
+        try:
+            if lost := orphans(snapshot):
+                self._count("free_orphans")
+                self._store.free_orphans(self._key, observer=self._observer)
+                self._decisions.append(f"freed {len(lost)} orphans: {lost[0]}")
+                return True
+            own = [action for action in decided.actions if action.gains in self._serves]
+            asked = self._claim([action for action in own if isinstance(action, Claim)], decided)
+            for action in own:
+                if not isinstance(action, Claim):
+                    asked = True
+                    self._move(action)
+            return self._complete_due(snapshot) or asked
+        except OutcomeUnknown as error:
+            # It may have happened: whatever comes next is planned from what the store holds then.
+            self._decisions.append(f"the outcome of a write is unknown, and is read again: {error}")
+            self._snapshot = None
+            return True
+
+    def _claim(self, claims: list[Claim], decided: Plan) -> bool:
+        if not claims:
+            return False
+        self._count("claim")
+        outcomes = self._store.claim(
+            self._key,
+            {claim.shard: (claim.node, claim.seen_lease_id) for claim in claims},
+            observer=self._observer,
+            reason=f"it was free; {decided.summary}",
+        )
+        for node in sorted({claim.node for claim in claims}, key=rank_key):
+            asked = [claim.shard for claim in claims if claim.node == node]
+            won = tuple(shard for shard in asked if isinstance(outcomes.get(shard), Changed))
+            if won:
+                self._decisions.append(f"{node} claimed {_listed(won)}: {decided.summary}")
+            if len(won) < len(asked):
+                self._decisions.append(f"{len(asked) - len(won)} claims of {node} came too late")
+        return True
+
+    def _move(self, action: Action) -> None:
+        outcome: Changed | Stale
+        if isinstance(action, BeginTransfer):
+            self._count("begin_transfer")
+            outcome = self._store.begin_transfer(
+                self._key, action.shard, action.seen_lease_id, action.to,
+                observer=self._observer, reason=action.reason,
+            )  # fmt: skip
+        elif isinstance(action, CancelTransfer):
+            self._count("cancel_transfer")
+            outcome = self._store.cancel_transfer(
+                self._key, action.shard, action.seen_lease_id,
+                observer=self._observer, reason=action.reason,
+            )  # fmt: skip
+        else:
+            return
+        late = "" if isinstance(outcome, Changed) else " (came too late)"
+        self._decisions.append(f"{action}{late}")
+
+    def _complete_due(self, snapshot: Snapshot) -> bool:
+        """Take over the shards whose holders let their hand-over's deadline pass."""
+        assert self._observations is not None
+        asked = False
+        for lease in snapshot.shards:
+            if lease.state is not ShardState.TRANSFER or lease.lease_owner not in self._serves:
+                continue
+            waited_s = self._observations.transfer_s(lease.shard)
+            limit_s = handoff_deadline_s(snapshot.group, lease)
+            if waited_s <= limit_s:
+                continue
+            asked = True
+            reason = (
+                f"{lease.consumer_owner} did not let go in {waited_s:.1f} s, limit {limit_s:g} s"
+            )
+            self._count("complete_transfer")
+            outcome = self._store.complete_transfer(
+                self._key, lease.shard, lease.lease_id, observer=self._observer, reason=reason
+            )
+            if isinstance(outcome, Changed):
+                self._decisions.append(f"{lease.lease_owner} took over {lease.shard}: {reason}")
+        return asked
+
+    def _owned(self, snapshot: Snapshot) -> dict[NodeName, tuple[ShardId, ...]]:
+        owned: dict[NodeName, list[ShardId]] = {name: [] for name in self._serves}
+        for lease in snapshot.shards:
+            holder = lease.consumer_owner
+            if lease.state.held and holder is not None and holder in owned:
+                owned[holder].append(lease.shard)
+        return {name: tuple(sorted(shards, key=rank_key)) for name, shards in owned.items()}
+
+
+def handoff_deadline_s(group: Group, lease: ShardLease) -> float:
+    """How long a transfer may take: what its holder announced, at most what the group allows."""
+    if lease.handoff_eta_s is None:
+        return group.handoff_limit_s
+    return min(lease.handoff_eta_s, group.handoff_limit_s)
+
+
+def _listed(shards: tuple[ShardId, ...]) -> str:
+    """Shards for a line of text: all of a few, the first of many."""
+    if not shards:
+        return "no shard"
+    ranked = sorted(shards, key=rank_key)
+    named = ", ".join(ranked[:SHOWN_SHARDS_MAX])
+    if len(ranked) > SHOWN_SHARDS_MAX:
+        return f"{len(ranked)} shards ({named}, …)"
+    return f"shards {named}" if len(ranked) > 1 else f"shard {named}"

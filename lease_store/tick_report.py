@@ -1,0 +1,51 @@
+"""What one tick of rebalancing saw, decided and did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from lease_store.assignment_plan import Plan, Refusal
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Progress, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """The outcome of `Rebalancer.tick`.
+
+    Attributes:
+        remembered: text to give to the next tick; a new process goes on from it.
+        decisions: one line for each thing that was decided, with its reason; empty when idle.
+        owned: for each served node, the shards that it may consume now.
+        progress: checkpoint and tenure of each of those shards.
+        snapshot: the group as the tick left it.
+        live: the members that are not judged dead.
+        plan: the plan of the last round; its actions for other deployments' nodes included.
+        rounds: how many planning rounds this tick needed.
+        refusals: served nodes that could not join, and why.
+        statements: what the tick asked of the store, by verb.
+    """
+
+    remembered: str
+    decisions: tuple[str, ...]
+    owned: dict[NodeName, tuple[ShardId, ...]]
+    progress: dict[ShardId, Progress]
+    snapshot: Snapshot
+    live: frozenset[NodeName]
+    plan: Plan
+    rounds: int = 0
+    refusals: tuple[Refusal, ...] = ()
+    statements: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def generation(self) -> int:
+        """The group's generation after the tick."""
+        return self.snapshot.group.generation
+
+    @property
+    def explanation(self) -> str:
+        """What was decided and why, or that nothing had to be, in one line."""
+        if self.decisions:
+            return "; ".join(self.decisions)
+        return f"nothing to change at generation {self.generation}: {self.plan.summary}"
