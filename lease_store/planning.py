@@ -317,7 +317,8 @@ class _Moves:
 def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
     low, high = min(quotas.values()), max(quotas.values())
     share = f"{low}" if low == high else f"{low} or {high}"
-    return f"{shards} shards can be consumed by {len(quotas)} live nodes: {share} for each"
+    nodes = f"{len(quotas)} live nodes" if len(quotas) > 1 else "one live node"
+    return f"{shards} shards can be consumed by {nodes}, {share} each"
 
 
 def _proof(

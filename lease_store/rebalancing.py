@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from lease_store.assignment_modes import check_member
 from lease_store.assignment_plan import (
-    Action,
     BeginTransfer,
     CancelTransfer,
     Claim,
@@ -325,10 +324,14 @@ class Rebalancer:
                 return True
             own = [action for action in decided.actions if action.gains in self._serves]
             asked = self._claim([action for action in own if isinstance(action, Claim)], decided)
-            for action in own:
-                if not isinstance(action, Claim):
-                    asked = True
-                    self._move(action)
+            moves = [action for action in own if not isinstance(action, Claim)]
+            for place, action in enumerate(moves):
+                asked = True
+                said = self._move(action)
+                if place < SHOWN_SHARDS_MAX:
+                    self._decisions.append(said)
+            if len(moves) > SHOWN_SHARDS_MAX:
+                self._decisions.append(f"and {len(moves) - SHOWN_SHARDS_MAX} further moves alike")
             return self._complete_due(snapshot) or asked
         except OutcomeUnknown as error:
             # It may have happened: whatever comes next is planned from what the store holds then.
@@ -355,7 +358,8 @@ class Rebalancer:
                 self._decisions.append(f"{len(asked) - len(won)} claims of {node} came too late")
         return True
 
-    def _move(self, action: Action) -> None:
+    def _move(self, action: BeginTransfer | CancelTransfer) -> str:
+        """Begin or cancel a transfer; says what became of it."""
         outcome: Changed | Stale
         if isinstance(action, BeginTransfer):
             self._count("begin_transfer")
@@ -363,16 +367,13 @@ class Rebalancer:
                 self._key, action.shard, action.seen_lease_id, action.to,
                 observer=self._observer, reason=action.reason,
             )  # fmt: skip
-        elif isinstance(action, CancelTransfer):
+        else:
             self._count("cancel_transfer")
             outcome = self._store.cancel_transfer(
                 self._key, action.shard, action.seen_lease_id,
                 observer=self._observer, reason=action.reason,
             )  # fmt: skip
-        else:
-            return
-        late = "" if isinstance(outcome, Changed) else " (came too late)"
-        self._decisions.append(f"{action}{late}")
+        return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"
 
     def _complete_due(self, snapshot: Snapshot) -> bool:
         """Take over the shards whose holders let their hand-over's deadline pass."""

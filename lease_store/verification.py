@@ -1,0 +1,338 @@
+"""Proof after the fact: what the journal and the ledger of a live deployment show.
+
+Pure rules over records, so that the same check runs on a store, on a copy of one, and at every
+step of a simulation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from lease_store.assignment_plan import rank_key
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease
+from lease_store.states import ShardState
+from lease_store.store import LeaseStore
+
+READINGS_MAX = 3
+_ORDER_CHANGED = re.compile(r"\bordered: (True|False) → (True|False)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that a history breaks.
+
+    `rule` is one of `overlap` (two tenures at once), `epoch` (a fencing number that did not
+    rise), `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
+    `checkpoint` (one that is not where the ledger ends), `fence` (a batch without its tenure),
+    `files` (a file that two batches list).
+    """
+
+    rule: str
+    shard: ShardId | None
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: shard {self.shard}: {self.detail}"
+
+
+def verify(store: LeaseStore, key: GroupKey) -> list[Violation]:
+    """Check the whole history of a group as the store has it now; an empty list is the proof.
+
+    A shard that is committed to while it is read is read again; one that never holds still for
+    as long as that takes is checked without comparing its checkpoint. Of the rest, what is read
+    first is the older: shards before ledger before journal, so that growth cannot look wrong.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store does not answer.
+    """
+    readings = 0
+    while True:
+        before = store.snapshot(key)
+        batches = store.batches(key)
+        gaps = store.gaps(key)
+        journal = store.journal(key)
+        after = {lease.shard: lease.check_point for lease in store.snapshot(key).shards}
+        moving = {
+            lease.shard for lease in before.shards if lease.check_point != after.get(lease.shard)
+        }
+        readings += 1
+        if not moving or readings == READINGS_MAX:
+            break
+    return check_history(
+        before.shards, journal, batches, gaps, ordered=before.group.ordered, moving=moving
+    )
+
+
+def check_history(
+    shards: Iterable[ShardLease],
+    journal: Sequence[JournalEntry],
+    batches: Sequence[Batch],
+    gaps: Sequence[Gap],
+    *,
+    ordered: bool,
+    moving: Collection[ShardId] = (),
+) -> list[Violation]:
+    """Every promise that a history of a group breaks, by shard.
+
+    `ordered` is the group's setting now; what it was before is read from the journal. `moving`
+    shards were committed to while they were read: their checkpoints are not compared.
+    """
+    histories = _by_shard(shards, journal, batches, gaps)
+    violations: list[Violation] = []
+    for shard in sorted(histories, key=rank_key):
+        history = histories[shard]
+        violations += _check_tenures(history)
+        violations += _check_ledger(history)
+        violations += _check_checkpoint(history) if shard not in moving else []
+        violations += _check_fences(history)
+    violations += _check_order(histories, journal, ordered=ordered)
+    violations += _check_files(batches)
+    return violations
+
+
+@dataclass(slots=True)
+class _History:
+    """All that is known about one shard, each list in the order in which it happened."""
+
+    shard: ShardId
+    lease: ShardLease | None = None
+    journal: list[JournalEntry] = field(default_factory=list[JournalEntry])
+    batches: list[Batch] = field(default_factory=list[Batch])
+    gaps: list[Gap] = field(default_factory=list[Gap])
+
+
+def _by_shard(
+    shards: Iterable[ShardLease],
+    journal: Iterable[JournalEntry],
+    batches: Iterable[Batch],
+    gaps: Iterable[Gap],
+) -> dict[ShardId, _History]:
+    histories: dict[ShardId, _History] = {}
+
+    def history(shard: ShardId) -> _History:
+        return histories.setdefault(shard, _History(shard))
+
+    for lease in shards:
+        history(lease.shard).lease = lease
+    for entry in sorted(journal, key=lambda entry: entry.sequence):
+        if entry.shard is not None:
+            history(entry.shard).journal.append(entry)
+    for batch in sorted(batches, key=lambda batch: batch.sequence):
+        if batch.state is BatchState.COMMITTED:
+            history(batch.shard).batches.append(batch)
+    for gap in gaps:
+        history(gap.shard).gaps.append(gap)
+    return histories
+
+
+def _check_tenures(history: _History) -> list[Violation]:
+    """Tenures follow one another: each closed before the next, under a higher epoch."""
+    violations: list[Violation] = []
+    current: JournalEntry | None = None
+    epoch = 0
+    for entry in history.journal:
+        if entry.kind == "open":
+            if current is not None:
+                violations.append(
+                    Violation(
+                        "overlap",
+                        history.shard,
+                        f"run {entry.run} opened it at entry {entry.sequence} while run "
+                        f"{current.run} had it open since entry {current.sequence}",
+                    )
+                )
+            current = entry
+        elif entry.kind == "close" and current is not None and entry.run == current.run:
+            current = None
+        if entry.kind in ("open", "force"):
+            if entry.epoch <= epoch:
+                violations.append(
+                    Violation(
+                        "epoch",
+                        history.shard,
+                        f"entry {entry.sequence} has epoch {entry.epoch} after epoch {epoch}",
+                    )
+                )
+            epoch = max(epoch, entry.epoch)
+    if history.lease is not None and history.lease.consumer_epoch > epoch:
+        violations.append(
+            Violation(
+                "epoch",
+                history.shard,
+                f"its row has epoch {history.lease.consumer_epoch}, the journal only {epoch}",
+            )
+        )
+    return violations
+
+
+def _check_ledger(history: _History) -> list[Violation]:
+    """Batches join end to start; only a recorded gap or a forced checkpoint may come between."""
+    violations: list[Violation] = []
+    former: Batch | None = None
+    for batch in history.batches:
+        if former is not None and batch.start not in _continuations(history, former, batch):
+            how = _difference(former.end, batch.start)
+            violations.append(
+                Violation(
+                    "ledger",
+                    history.shard,
+                    f"batch {batch.sequence} starts at {batch.start}, but batch {former.sequence} "
+                    f"ended at {former.end}: {how}",
+                )
+            )
+        if former is not None and batch.sequence == former.sequence:
+            violations.append(
+                Violation("ledger", history.shard, f"batch {batch.sequence} is committed twice")
+            )
+        former = batch
+    return violations
+
+
+def _continuations(history: _History, former: Batch, following: Batch | None) -> set[str]:
+    """Where a shard may go on after `former` and before `following`, or now.
+
+    A forced checkpoint has an epoch of its own, which tells between which batches it came.
+    """
+    before = following.epoch if following else float("inf")
+    cursor = former.end
+    for entry in history.journal:
+        forced = entry.kind == "force" and former.epoch < entry.epoch < before
+        if forced and entry.check_point is not None:
+            cursor = entry.check_point
+    return _reachable(cursor, {gap.start: gap.end for gap in history.gaps})
+
+
+def _reachable(cursor: str, skips: dict[str, str]) -> set[str]:
+    """The cursors at which a batch after `cursor` may start, recorded gaps followed."""
+    found = {cursor}
+    while (following := skips.get(cursor)) is not None and following not in found:
+        found.add(following)
+        cursor = following
+    return found
+
+
+def _difference(end: str, start: str) -> str:
+    """What lies between two cursors, where they can be told apart by their numbers."""
+    if end.isdecimal() and start.isdecimal():
+        if int(start) > int(end):
+            return f"{int(start) - int(end)} are missing, and no gap is recorded"
+        return f"{int(end) - int(start)} are committed twice, and no forced checkpoint is recorded"
+    return "neither a gap nor a forced checkpoint is recorded between them"
+
+
+def _check_checkpoint(history: _History) -> list[Violation]:
+    """The checkpoint is where the ledger ends.
+
+    A shard without any batch belongs to a client that keeps no ledger: its checkpoint is its own.
+    """
+    lease = history.lease
+    if lease is None or not history.batches:
+        return []
+    last = history.batches[-1]
+    if lease.check_point is None:
+        return [Violation("checkpoint", history.shard, "it has batches, but no checkpoint")]
+    if lease.check_point in _continuations(history, last, None):
+        return []
+    how = _difference(last.end, lease.check_point)
+    detail = f"it is at {lease.check_point}, but the ledger ends at {last.end}: {how}"
+    return [Violation("checkpoint", history.shard, detail)]
+
+
+def _check_fences(history: _History) -> list[Violation]:
+    """Every committed batch was written under a tenure that had been opened, in its turn."""
+    violations: list[Violation] = []
+    opened = {
+        (entry.epoch, entry.run): entry.to_owner
+        for entry in history.journal
+        if entry.kind == "open"
+    }
+    epoch = 0
+    for batch in history.batches:
+        holder = opened.get((batch.epoch, batch.run))
+        if (batch.epoch, batch.run) not in opened:
+            detail = f"was committed under epoch {batch.epoch} of run {batch.run}, never opened"
+            violations.append(Violation("fence", history.shard, f"batch {batch.sequence} {detail}"))
+        elif holder != batch.holder:
+            detail = f"was committed by {batch.holder}, but its tenure was opened by {holder}"
+            violations.append(Violation("fence", history.shard, f"batch {batch.sequence} {detail}"))
+        if batch.epoch < epoch:
+            detail = f"has epoch {batch.epoch}, but one before it already had epoch {epoch}"
+            violations.append(Violation("fence", history.shard, f"batch {batch.sequence} {detail}"))
+        epoch = max(epoch, batch.epoch)
+    return violations
+
+
+def _check_order(
+    histories: dict[ShardId, _History], journal: Sequence[JournalEntry], *, ordered: bool
+) -> list[Violation]:
+    """No child is opened before its parents are over, while the group asks for order.
+
+    A child that could start while the group was unordered may go on after it became ordered.
+    """
+    spans = _ordered_spans(journal, ordered=ordered)
+    over_since: dict[ShardId, int] = {}
+    seen_since: dict[ShardId, int] = {}
+    for shard, history in histories.items():
+        for entry in history.journal:
+            if entry.to_state is ShardState.OVER:
+                over_since.setdefault(shard, entry.sequence)
+            if entry.from_state is None and entry.kind == "edge":
+                seen_since[shard] = entry.sequence
+    violations: list[Violation] = []
+    for shard in sorted(histories, key=rank_key):
+        history = histories[shard]
+        lease = history.lease
+        # Edges 1 and 2 are where a shard becomes free to start; all else follows from them.
+        freed = next(
+            (entry for entry in history.journal if entry.to_state is ShardState.NOT_ALLOC), None
+        )
+        starts = [freed] if freed else []
+        starts += [entry for entry in history.journal if entry.kind == "open"][:1]
+        if lease is None or not starts or not _ordered_at(spans, starts[0].sequence):
+            continue
+        began = starts[0].sequence
+        for parent in lease.parents:
+            # A parent that was seen later was not known to have to be waited for.
+            if parent not in seen_since or seen_since[parent] > began:
+                continue
+            if over_since.get(parent, began + 1) > began:
+                violations.append(
+                    Violation(
+                        "order",
+                        shard,
+                        f"it could start at entry {began}, before its parent {parent} was over",
+                    )
+                )
+    return violations
+
+
+def _ordered_spans(journal: Sequence[JournalEntry], *, ordered: bool) -> list[tuple[int, bool]]:
+    """Since which entry the group was ordered or not; the first span begins at 0."""
+    changes: list[tuple[int, bool, bool]] = []
+    for entry in sorted(journal, key=lambda entry: entry.sequence):
+        found = _ORDER_CHANGED.search(entry.reason) if entry.kind == "group" else None
+        if found:
+            changes.append((entry.sequence, found[1] == "True", found[2] == "True"))
+    first = changes[0][1] if changes else ordered
+    return [(0, first), *((sequence, after) for sequence, _, after in changes)]
+
+
+def _ordered_at(spans: list[tuple[int, bool]], sequence: int) -> bool:
+    # An unordered group frees its waiting shards right after the entry of the change.
+    return [ordered for since, ordered in spans if since <= sequence][-1]
+
+
+def _check_files(batches: Sequence[Batch]) -> list[Violation]:
+    listed: dict[str, Batch] = {}
+    violations: list[Violation] = []
+    for batch in batches:
+        for file in batch.files:
+            other = listed.setdefault(file.path, batch)
+            if other is not batch:
+                detail = f"{file.path} is listed by {other.batch_id} and by {batch.batch_id}"
+                violations.append(Violation("files", batch.shard, detail))
+    return violations
