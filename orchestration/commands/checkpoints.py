@@ -1,0 +1,115 @@
+"""`leasehold checkpoint`: the cursors up to which shards are committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lease_store.errors import CheckpointRefused, LeaseholdError, SourceError, UserMistake, shown
+from orchestration.commands.groups import OBSERVER
+from orchestration.commands.options import GroupName, Home, Json, Stream
+from orchestration.commands.target import Target
+from orchestration.presentation import say, show_json, show_table
+
+if TYPE_CHECKING:
+    from lease_store.identifiers import ShardId
+    from shard_sources.source import ShardSource
+
+app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)
+
+
+@app.command()
+def get(
+    shard: Annotated[str | None, typer.Argument(help="One shard (default: all).")] = None,
+    stream: Stream = None,
+    group: GroupName = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Show the checkpoint of one shard, or of all."""
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    leases = target.store.snapshot(key).shards
+    if shard is not None:
+        leases = (target.shard(key, shard),)
+    rows = [
+        {"shard": lease.shard, "check_point": lease.check_point, "epoch": lease.consumer_epoch}
+        for lease in leases
+    ]
+    if as_json:
+        show_json(rows)
+        return
+    show_table(
+        f"Checkpoints of {key}",
+        ("shard", "checkpoint", "epoch"),
+        ((row["shard"], row["check_point"], row["epoch"]) for row in rows),
+        numeric=("checkpoint", "epoch"),
+    )
+
+
+@app.command("set")
+def set_(
+    shard: Annotated[str, typer.Argument(help="The shard.")],
+    cursor: Annotated[str, typer.Argument(help="A cursor, begin, end or an ISO 8601 time.")],
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do it: records may be skipped or read again.")
+    ] = False,
+    reopen: Annotated[
+        bool, typer.Option("--reopen", help="Reopen the shard if it is over.")
+    ] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why, for the journal.")
+    ] = "set by an operator",
+    stream: Stream = None,
+    group: GroupName = None,
+    home: Home = None,
+) -> None:
+    """Force a shard's checkpoint: a new epoch begins, and its holder reloads."""
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    lease = target.shard(key, shard)
+    if not force:
+        raise CheckpointRefused(
+            f"A checkpoint is moved by its shard's holder: add --force to set that of shard "
+            f"{shown(shard)} yourself, which skips records or reads them again."
+        )
+    position = cursor_of(target.stream(key.stream).source, lease.shard, cursor)
+    target.store.force_checkpoint(
+        key, lease.shard, position, observer=OBSERVER, reason=reason, reopen=reopen
+    )
+    say(f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}.")
+
+
+def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
+    """The cursor that `begin`, `end`, a time or a cursor means, within the shard's bounds.
+
+    Raises:
+        CheckpointRefused: the text is none of these, or lies outside what the shard holds.
+    """
+    from datetime import UTC, datetime
+
+    from shard_sources.source import Limits, Position
+
+    if text in (Position.BEGIN, Position.END):
+        return source.cursor_at(shard, Position(text))
+    refusal: LeaseholdError | None = None
+    try:
+        # A source tells a cursor of its own by planning from it; nothing is read.
+        source.plan(shard, text, Limits(records_max=1))
+        return text
+    except (UserMistake, SourceError, ValueError) as error:
+        refusal = error if isinstance(error, LeaseholdError) else None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    # A bare number is a cursor out of bounds, although ISO 8601 would take some for a date.
+    if at is None or text.isdigit():
+        bounds = source.bounds([shard])[shard]
+        raise CheckpointRefused(
+            f"{shown(text)} is no cursor of shard {shown(shard)}, which holds {bounds.begin} to "
+            f"{bounds.end}: use one of these, begin, end or an ISO 8601 time."
+        ) from refusal
+    return source.cursor_at(shard, at if at.tzinfo is not None else at.replace(tzinfo=UTC))

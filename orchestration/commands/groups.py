@@ -1,0 +1,231 @@
+"""`leasehold group`: the consumer groups of a stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from lease_store.errors import InvalidSetting, shown
+from lease_store.identifiers import GroupKey
+from lease_store.records import AssignmentMode, Group, Timing
+from orchestration.commands.options import Home, Json, Stream
+from orchestration.commands.target import Target
+from orchestration.presentation import say, show_json, show_table
+
+OBSERVER = "command line"
+
+app = typer.Typer(
+    help="Create, list, change, pause and delete consumer groups.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(help="The consumer group.")]
+Ordered = Annotated[
+    bool | None,
+    typer.Option("--ordered/--unordered", help="Whether children wait for their parents."),
+]
+TimeoutS = Annotated[
+    float | None, typer.Option("--timeout", help="Lease timeout of its nodes, in seconds.")
+]
+Assignment = Annotated[
+    AssignmentMode | None, typer.Option("--assignment", help="How nodes share the shards.")
+]
+InitialPosition = Annotated[
+    str | None,
+    typer.Option(
+        "--initial-position",
+        help="begin, end or an ISO 8601 time: where a shard starts that has no checkpoint.",
+    ),
+]
+NodeCap = Annotated[
+    int | None, typer.Option("--node-cap", help="The most shards per node; 0 lifts the cap.")
+]
+
+
+def _changed(
+    group: Group,
+    *,
+    ordered: bool | None,
+    timeout_s: float | None,
+    assignment: AssignmentMode | None,
+    initial_position: str | None,
+    node_cap: int | None,
+) -> Group:
+    """The group with every setting that was given, checked."""
+    changes: dict[str, Any] = {}
+    if ordered is not None:
+        changes["ordered"] = ordered
+    if timeout_s is not None:
+        changes["timeout_s"] = Timing(timeout_s=timeout_s, beat_s=timeout_s / 3).timeout_s
+    if assignment is not None:
+        changes["assignment"] = assignment
+    if initial_position is not None:
+        changes["initial_position"] = _position(initial_position)
+    if node_cap is not None:
+        if node_cap < 0:
+            raise InvalidSetting(f"--node-cap is {node_cap}: use a positive number, or 0 for none.")
+        changes["node_cap"] = node_cap or None
+    return dataclasses.replace(group, **changes)
+
+
+def _position(text: str) -> str:
+    from datetime import datetime
+
+    if text in ("begin", "end"):
+        return text
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidSetting(
+            f"--initial-position {shown(text)} is not a position: use begin, end or an ISO 8601 "
+            "time such as 2026-01-31T12:00:00Z."
+        ) from None
+    return text
+
+
+@app.command()
+def create(
+    name: Name,
+    *,
+    stream: Stream = None,
+    ordered: Ordered = None,
+    timeout_s: TimeoutS = None,
+    assignment: Assignment = None,
+    initial_position: InitialPosition = None,
+    node_cap: NodeCap = None,
+    home: Home = None,
+) -> None:
+    """Create a consumer group of a stream."""
+    target = Target.at(home)
+    declared = target.declared(stream)
+    group = Group(
+        key=GroupKey.parse(name, declared.name),
+        ordered=declared.ordered,
+        timeout_s=target.settings.lease_timeout_s,
+    )
+    group = _changed(
+        group,
+        ordered=ordered,
+        timeout_s=timeout_s,
+        assignment=assignment,
+        initial_position=initial_position,
+        node_cap=node_cap,
+    )
+    target.new_store.create_group(group)
+    say(f"Created consumer group {group.key}.")
+
+
+@app.command("list")
+def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+    """List the consumer groups of one stream, or of all."""
+    target = Target.at(home)
+    key = target.declared(stream).key if stream is not None else None
+    groups = target.store.groups(key.stream if key is not None else None)
+    if as_json:
+        show_json([described(group) for group in groups])
+        return
+    show_table(
+        "Consumer groups",
+        ("stream", "group", "order", "assignment", "timeout s", "paused", "generation"),
+        (
+            (
+                group.key.stream,
+                group.key.group,
+                "parents first" if group.ordered else "any",
+                group.assignment.value,
+                group.timeout_s,
+                group.paused,
+                group.generation,
+            )
+            for group in groups
+        ),
+        numeric=("timeout s", "generation"),
+    )
+
+
+def described(group: Group) -> dict[str, object]:
+    """A group as a flat record, its key as two names."""
+    record: dict[str, object] = {"stream": group.key.stream, "group": group.key.group}
+    for field in dataclasses.fields(group):
+        if field.name != "key":
+            record[field.name] = getattr(group, field.name)
+    return record
+
+
+@app.command()
+def show(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+    """Show one consumer group."""
+    record = described(Target.at(home).group(stream, name))
+    if as_json:
+        show_json(record)
+        return
+    show_table("Consumer group", ("setting", "value"), record.items())
+
+
+@app.command()
+def update(
+    name: Name,
+    *,
+    stream: Stream = None,
+    ordered: Ordered = None,
+    timeout_s: TimeoutS = None,
+    assignment: Assignment = None,
+    initial_position: InitialPosition = None,
+    node_cap: NodeCap = None,
+    home: Home = None,
+) -> None:
+    """Change a consumer group; a new order takes effect at once."""
+    target = Target.at(home)
+    group = target.group(stream, name)
+    wanted = _changed(
+        group,
+        ordered=ordered,
+        timeout_s=timeout_s,
+        assignment=assignment,
+        initial_position=initial_position,
+        node_cap=node_cap,
+    )
+    if wanted == group:
+        say(f"Consumer group {group.key} is so already.")
+        return
+    target.store.update_group(wanted, observer=OBSERVER)
+    say(f"Updated consumer group {group.key}.")
+
+
+def _set_paused(name: str, stream: str | None, home: Home, *, paused: bool) -> GroupKey:
+    target = Target.at(home)
+    group = target.group(stream, name)
+    if group.paused is not paused:
+        target.store.update_group(dataclasses.replace(group, paused=paused), observer=OBSERVER)
+    return group.key
+
+
+@app.command()
+def pause(name: Name, stream: Stream = None, home: Home = None) -> None:
+    """Pause a consumer group: its holders stop at their next batch boundary."""
+    key = _set_paused(name, stream, home, paused=True)
+    say(f"Paused consumer group {key}; holders stop at their next batch boundary.")
+
+
+@app.command()
+def resume(name: Name, stream: Stream = None, home: Home = None) -> None:
+    """Let a paused consumer group go on."""
+    key = _set_paused(name, stream, home, paused=False)
+    say(f"Resumed consumer group {key}.")
+
+
+@app.command()
+def delete(
+    name: Name,
+    stream: Stream = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it even though nodes of it are live.")
+    ] = False,
+    home: Home = None,
+) -> None:
+    """Delete a consumer group with its checkpoints, ledger and journal."""
+    target = Target.at(home)
+    key = target.group(stream, name).key
+    target.store.delete_group(key, force=force)
+    say(f"Deleted consumer group {key}.")

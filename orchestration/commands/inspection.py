@@ -1,0 +1,193 @@
+"""`leasehold status`, `plan`, `journal` and `verify`: what is, what would be, what was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lease_store.errors import LeaseholdError
+from orchestration.commands.groups import described
+from orchestration.commands.options import GroupName, Home, Json, Stream
+from orchestration.commands.target import Target
+from orchestration.presentation import say, show_json, show_table
+
+if TYPE_CHECKING:
+    from lease_store.records import JournalEntry, Snapshot
+    from shard_sources.source import ShardSource
+
+
+def status(
+    stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
+) -> None:
+    """Show a group's nodes, and its shards with state, owner, checkpoint and lag."""
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    snapshot = target.store.snapshot(key)
+    lags, trouble = lags_of(target.stream(key.stream).source, snapshot)
+    shards = [
+        {
+            "shard": lease.shard,
+            "state": lease.state,
+            "consumer_owner": lease.consumer_owner,
+            "next_owner": lease.lease_owner if lease.lease_owner != lease.consumer_owner else None,
+            "check_point": lease.check_point,
+            "lag": lags.get(lease.shard),
+            "epoch": lease.consumer_epoch,
+            "run": lease.consumer_run,
+            "parents": lease.parents,
+        }
+        for lease in snapshot.shards
+    ]
+    nodes = [
+        {
+            "node": node.name,
+            "member": node.member,
+            "accepts_runs": node.accepts_runs,
+            "lease_id": node.lease_id,
+            "shards": sum(lease.consumer_owner == node.name for lease in snapshot.shards),
+        }
+        for node in snapshot.nodes
+    ]
+    if as_json:
+        show_json({"group": described(snapshot.group), "nodes": nodes, "shards": shards})
+        return
+    paused = ", paused" if snapshot.group.paused else ""
+    show_table(
+        f"Nodes of {key} (generation {snapshot.group.generation}{paused})",
+        ("node", "member", "takes runs", "beats", "shards"),
+        (tuple(node.values()) for node in nodes),
+        numeric=("beats", "shards"),
+    )
+    show_table(
+        f"Shards of {key}",
+        ("shard", "state", "owner", "next", "checkpoint", "lag", "epoch", "open in run", "parents"),
+        (
+            (
+                *list(shard.values())[:7],
+                str(shard["run"])[:8],
+                ", ".join(lease.parents),
+            )
+            for shard, lease in zip(shards, snapshot.shards, strict=True)
+        ),
+        numeric=("checkpoint", "lag", "epoch"),
+    )
+    if trouble:
+        say(f"The lag is not known: {trouble}")
+
+
+def lags_of(source: ShardSource, snapshot: Snapshot) -> tuple[dict[str, int | None], str]:
+    """Unread records of each shard; a source that does not answer is a sentence, not an error."""
+    try:
+        bounds = source.bounds([lease.shard for lease in snapshot.shards])
+        return {
+            shard: source.lag(shard, lease.check_point or bounds[shard].begin, bounds[shard])
+            for lease in snapshot.shards
+            if (shard := lease.shard) in bounds
+        }, ""
+    except LeaseholdError as error:
+        return {}, str(error)
+
+
+def plan(
+    stream: Stream = None,
+    group: GroupName = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why each move, and why no plan is smaller.")
+    ] = False,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Show what the next planning round would change; nothing is carried out.
+
+    Every member counts as live: who is dead, only a process that watches the nodes can judge.
+    """
+    from lease_store.planning import plan as plan_of
+
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    snapshot = target.store.snapshot(key)
+    live = [node.name for node in snapshot.nodes if node.member]
+    planned = plan_of(snapshot, live=live)
+    reasons = list(planned.explain())
+    if as_json:
+        show_json({"plan": planned, "explanation": reasons})
+        return
+    say(f"Plan for {key}: {planned.moves} moves (fewest possible: {planned.moves_minimum}).")
+    show_table(
+        "Shards per node after it",
+        ("node", "shards"),
+        planned.counts,
+        numeric=("shards",),
+    )
+    if explain:
+        for line in reasons:
+            say(line)
+
+
+def journal(
+    *,
+    stream: Stream = None,
+    group: GroupName = None,
+    shard: Annotated[str | None, typer.Option("--shard", help="One shard only.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The newest N entries.")] = 50,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Show every change of owner, tenure and checkpoint, with its reason."""
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    wanted = target.shard(key, shard).shard if shard is not None else None
+    entries = target.store.journal(key, shard=wanted)[-limit:]
+    if as_json:
+        show_json(entries)
+        return
+    show_table(
+        f"Journal of {key}",
+        ("#", "at", "what", "shard", "from -> to", "epoch", "reason"),
+        (
+            (
+                entry.sequence,
+                entry.at,
+                f"edge {entry.edge}" if entry.edge is not None else entry.kind,
+                entry.shard,
+                _movement(entry),
+                entry.epoch or None,
+                entry.reason,
+            )
+            for entry in entries
+        ),
+        numeric=("#", "epoch"),
+    )
+
+
+def _movement(entry: JournalEntry) -> str:
+    before = [part for part in (entry.from_state, entry.from_owner) if part is not None]
+    after = [part for part in (entry.to_state, entry.to_owner) if part is not None]
+    if not before and not after:
+        return ""
+    return f"{' '.join(before) or '-'} -> {' '.join(after) or '-'}"
+
+
+def verify(
+    stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
+) -> None:
+    """Prove from journal and ledger that every record was committed once, by its holder alone."""
+    from lease_store.verification import verify as violations_of
+
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    violations = violations_of(target.store, key)
+    if as_json:
+        show_json({"group": str(key), "violations": violations})
+    else:
+        for violation in violations:
+            say(f"VIOLATION: {violation}")
+        opened = sum(entry.kind == "open" for entry in target.store.journal(key))
+        batches = len(target.store.batches(key))
+        say(
+            f"{key}: {opened:,} tenures and {batches:,} committed batches, "
+            f"{len(violations) or 'no'} violations."
+        )
+    if violations:
+        raise typer.Exit(1)

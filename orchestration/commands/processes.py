@@ -1,0 +1,158 @@
+"""`leasehold demo` and `leasehold ui`: Dagster's processes on this machine, and their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from lease_store.errors import InvalidSetting, LeaseholdError
+from orchestration.commands.options import Home
+from orchestration.commands.target import Target
+from orchestration.presentation import say
+from orchestration.settings import load_settings
+
+PORT_DEFAULT = 3000
+PORTS_TRIED = 50
+POLL_S = 0.5
+WEBSERVER_START_S = 120.0
+
+
+def demo(
+    *,
+    home: Home = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("--input", help="A file whose lines are records; may be repeated."),
+    ] = None,
+    more_files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of input.")
+    ] = None,
+    records: Annotated[
+        int, typer.Option("--records", min=0, help="Generated records, where no file is given.")
+    ] = 200_000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the generated records.")] = 1,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, help="The longest it may take, in seconds.")
+    ] = 300.0,
+) -> None:
+    """Consume a log of 8 shards from start to proof in a folder of its own, and end.
+
+    A shard is split and two are merged while real Dagster sensors and runs consume. A home that an
+    earlier demo made is started over; any other that is not empty is refused.
+    """
+    from orchestration.demo.course import DemoInput, run_demo
+    from orchestration.demo.watch import DemoFailed
+
+    settings = load_settings(home=home)
+    given = DemoInput((*(files or ()), *(more_files or ())), records, seed)
+    try:
+        with ended_by_signals():
+            proven = run_demo(settings.home, settings.spark, given, time.monotonic, timeout_s)
+    except DemoFailed as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(1) from None
+    if not proven:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def ended_by_signals() -> Generator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ui(
+    home: Home = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Of the web page (default: from 3000 on)."),
+    ] = None,
+) -> None:
+    """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
+    from assets.connect_server import stop
+    from orchestration.dagster_processes import child_environment, daemon, webserver
+    from orchestration.demo.home import running_alone
+    from orchestration.instance import create_instance
+
+    target = Target.at(home)
+    settings = target.settings
+    chosen = free_port(port)
+    with ended_by_signals(), running_alone(settings.home):
+        create_instance(settings)
+        environment = child_environment(settings, os.environ)
+        with (
+            daemon(settings, environment) as background,
+            webserver(settings, environment, chosen) as pages,
+        ):
+            say(f"Starting Dagster on {settings.home} …")
+            try:
+                _wait_for_port(chosen, pages)
+                say(f"Open http://127.0.0.1:{chosen} in a browser; Ctrl-C ends it.")
+                sys.stdout.flush()
+                while background.exit_code() is None and pages.exit_code() is None:
+                    time.sleep(POLL_S)
+            except KeyboardInterrupt:
+                say("Stopping.")
+                return
+            finally:
+                stop(settings.spark_folder)
+            ended = background if background.exit_code() is not None else pages
+            raise LeaseholdError(
+                f"{ended.name[0].upper()}{ended.name[1:]} ended with code {ended.exit_code()}: "
+                f"see {ended.log}."
+            )
+
+
+def free_port(wanted: int | None) -> int:
+    """The wanted port, or the first free one from 3000 on.
+
+    Raises:
+        InvalidSetting: the wanted one is taken, or all that were tried are.
+    """
+    for port in range(PORT_DEFAULT, PORT_DEFAULT + PORTS_TRIED) if wanted is None else (wanted,):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise InvalidSetting(
+        f"Port {wanted or PORT_DEFAULT} of the loopback is in use: name another one with --port."
+    )
+
+
+def _wait_for_port(port: int, pages: object) -> None:
+    from orchestration.child_processes import ChildProcess
+
+    deadline = time.monotonic() + WEBSERVER_START_S
+    while isinstance(pages, ChildProcess) and pages.exit_code() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(POLL_S)

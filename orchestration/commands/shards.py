@@ -1,0 +1,95 @@
+"""`leasehold shard`: the shards of a local log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lease_store.errors import UnknownShard, shown
+from lease_store.identifiers import ShardId
+from orchestration.commands.options import Home, Json, Stream
+from orchestration.commands.target import Target, listed
+from orchestration.presentation import say, show_json, show_table
+
+app = typer.Typer(help="List, split and merge the shards of a local log.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+    """List the shards of a stream, with what they hold."""
+    target = Target.at(home)
+    source = target.stream(stream).source
+    listing = source.list_shards()
+    bounds = source.bounds([entry.shard for entry in listing])
+    if as_json:
+        show_json(
+            [
+                {
+                    "shard": entry.shard,
+                    "parents": entry.parents,
+                    "read_only": entry.read_only,
+                    "hash_begin": entry.hash_begin,
+                    "hash_end": entry.hash_end,
+                    "begin": bounds[entry.shard].begin,
+                    "end": bounds[entry.shard].end,
+                }
+                for entry in listing
+            ]
+        )
+        return
+    show_table(
+        "Shards",
+        ("shard", "parents", "read-only", "begin", "end", "hash range"),
+        (
+            (
+                entry.shard,
+                ", ".join(entry.parents),
+                entry.read_only,
+                bounds[entry.shard].begin,
+                bounds[entry.shard].end,
+                f"{entry.hash_begin[:8]}… to {entry.hash_end[:8]}…",
+            )
+            for entry in listing
+        ),
+        numeric=("begin", "end"),
+    )
+
+
+@app.command()
+def split(
+    shard: Annotated[str, typer.Argument(help="The shard to split.")],
+    stream: Stream = None,
+    home: Home = None,
+) -> None:
+    """Split a shard in two: it becomes read-only, and its children share its hash range."""
+    target = Target.at(home)
+    log = target.local_log(stream)
+    first, second = log.split(_known(target, stream, shard))
+    say(f"Split shard {shard} into {first} and {second}.")
+
+
+@app.command()
+def merge(
+    first: Annotated[str, typer.Argument(help="A shard.")],
+    second: Annotated[str, typer.Argument(help="A shard whose hash range is next to it.")],
+    stream: Stream = None,
+    home: Home = None,
+) -> None:
+    """Merge two neighbouring shards: they become read-only, and one child follows them."""
+    target = Target.at(home)
+    log = target.local_log(stream)
+    child = log.merge(_known(target, stream, first), _known(target, stream, second))
+    say(f"Merged shards {first} and {second} into {child}.")
+
+
+def _known(target: Target, stream: str | None, shard: str) -> ShardId:
+    """The shard of a log by its name.
+
+    Raises:
+        UnknownShard: the log has no such shard.
+    """
+    known = [entry.shard for entry in target.local_log(stream).list_shards()]
+    if shard not in known:
+        raise UnknownShard(f"The log has no shard {shown(shard)}; known are: {listed(known)}.")
+    return ShardId(shard)

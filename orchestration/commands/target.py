@@ -1,0 +1,155 @@
+"""What a command works on: the settings, the lease store, and the streams, found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lease_store.errors import (
+    InvalidSetting,
+    StoreUnavailable,
+    UnknownGroup,
+    UnknownShard,
+    UnknownStream,
+    shown,
+)
+from lease_store.identifiers import GroupKey, GroupName, ShardId, StreamName
+from lease_store.records import Group, ShardLease
+from orchestration.settings import Settings, StreamSettings, load_settings
+
+if TYPE_CHECKING:
+    from assets.shard_stream import ShardStream
+    from lease_store.store import LeaseStore
+    from shard_sources.local_log import LocalLog
+
+NAMES_SHOWN_MAX = 20
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for the end of a sentence, cut to a readable number."""
+    known = list(names)
+    if not known:
+        return "none"
+    more = f" and {len(known) - NAMES_SHOWN_MAX} more" if len(known) > NAMES_SHOWN_MAX else ""
+    return ", ".join(known[:NAMES_SHOWN_MAX]) + more
+
+
+@dataclass(frozen=True)
+class Target:
+    """The deployment that one command works on; the store is opened at first use."""
+
+    settings: Settings
+
+    @classmethod
+    def at(cls, home: Path | None) -> Target:
+        """The deployment whose home is `home`, or the one that the environment names.
+
+        Raises:
+            InvalidSetting: a setting is wrong, or the home is not a folder.
+        """
+        settings = load_settings(home=home)
+        if settings.home.exists() and not settings.home.is_dir():
+            raise InvalidSetting(f"The home {settings.home} is a file: name a folder.")
+        return cls(settings)
+
+    @cached_property
+    def store(self) -> LeaseStore:
+        """The lease store, which must exist: a command that reads creates nothing.
+
+        Raises:
+            StoreUnavailable: there is no store yet, or the database does not answer.
+        """
+        if self.settings.database_url is None and not (self.settings.home / "leases.db").exists():
+            raise StoreUnavailable(
+                f"There is no lease store in {self.settings.home}: name another folder with "
+                "--home, or begin one with `leasehold load` and `leasehold group create`, or with "
+                "`leasehold demo`."
+            )
+        return self.new_store
+
+    @cached_property
+    def new_store(self) -> LeaseStore:
+        """The lease store, made where there is none and it is the embedded default."""
+        from lease_store import open_store
+
+        if self.settings.database_url is None:
+            self.make_home()
+        return open_store(self.settings.store_url)
+
+    def make_home(self) -> None:
+        """Create the home.
+
+        Raises:
+            InvalidSetting: the folder cannot be made.
+        """
+        try:
+            self.settings.home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSetting(
+                f"The home {self.settings.home} cannot be made: {error.strerror}."
+            ) from None
+
+    def declared(self, name: str | None) -> StreamSettings:
+        """The declaration of a stream; None means the only one.
+
+        Raises:
+            UnknownStream: no stream of the name, or None and there are several.
+        """
+        names = listed(stream.name for stream in self.settings.streams)
+        if name is None:
+            if len(self.settings.streams) == 1:
+                return self.settings.streams[0]
+            raise UnknownStream(f"Say which stream with --stream; known are: {names}.")
+        for stream in self.settings.streams:
+            if stream.name == name:
+                return stream
+        raise UnknownStream(f"No stream {shown(name)} is declared; known are: {names}.")
+
+    def stream(self, name: str | None) -> ShardStream:
+        """A declared stream with its source."""
+        from orchestration.streams import declared_stream
+
+        return declared_stream(self.declared(name), self.settings)
+
+    def local_log(self, name: str | None) -> LocalLog:
+        """The local log of a declared stream; it may not exist yet."""
+        from shard_sources.local_log import LocalLog
+
+        return LocalLog(self.settings.log_folder(StreamName(self.declared(name).name)))
+
+    def group(self, stream: str | None, group: str | None) -> Group:
+        """A consumer group as it is stored.
+
+        Raises:
+            UnknownGroup: the stream has no such group.
+        """
+        declared = self.declared(stream)
+        wanted = GroupName(group) if group is not None else declared.key.group
+        groups = self.store.groups(declared.key.stream)
+        for stored in groups:
+            if stored.key.group == wanted:
+                return stored
+        names = listed(stored.key.group for stored in groups)
+        raise UnknownGroup(
+            f"Stream {shown(declared.name)} has no consumer group {shown(wanted)}; "
+            f"known are: {names}."
+        )
+
+    def shard(self, key: GroupKey, shard: str) -> ShardLease:
+        """The lease row of a shard.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        wanted = ShardId(shard)
+        leases = self.store.snapshot(key).shards
+        for lease in leases:
+            if lease.shard == wanted:
+                return lease
+        raise UnknownShard(
+            f"Group {key} has no shard {shown(shard)}; known are: "
+            f"{listed(lease.shard for lease in leases)}."
+        )

@@ -1,0 +1,105 @@
+"""Dagster's own processes on the embedded instance: daemon and webserver, on the loopback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestration.child_processes import ChildProcess
+from orchestration.settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance, DagsterRunStatus
+
+DEFINITIONS_MODULE = "orchestration.definitions"
+LOOPBACK = "127.0.0.1"
+
+
+def child_environment(
+    settings: Settings, environment: Mapping[str, str], *, settings_of_home_only: bool = False
+) -> dict[str, str]:
+    """The environment of Dagster's processes: the home by its full path, and Dagster's home in it.
+
+    With `settings_of_home_only`, no other setting of the environment goes along, so that what is
+    written in the home decides.
+    """
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not (settings_of_home_only and name.removeprefix(PREFIX).lower() in _setting_names(name))
+    }
+    return {
+        **kept,
+        "LEASEHOLD_HOME": str(settings.home.absolute()),
+        "DAGSTER_HOME": str(settings.dagster_home),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _setting_names(variable: str) -> set[str]:
+    return set(Settings.model_fields) if variable.startswith(PREFIX) else set()
+
+
+def daemon(
+    settings: Settings, environment: Mapping[str, str], folder: Path | None = None
+) -> ChildProcess:
+    """The daemon, which ticks the sensors and launches the runs; its log is in the home."""
+    return ChildProcess(
+        "the Dagster daemon",
+        [sys.executable, "-m", "dagster._daemon", "run", "-m", DEFINITIONS_MODULE],
+        log=settings.home.absolute() / "daemon.log",
+        environment=environment,
+        folder=folder,
+    )
+
+
+def webserver(
+    settings: Settings, environment: Mapping[str, str], port: int, folder: Path | None = None
+) -> ChildProcess:
+    """The webserver, for browsers on this machine only; its log is in the home."""
+    return ChildProcess(
+        "the Dagster webserver",
+        [
+            *(sys.executable, "-m", "dagster_webserver", "-m", DEFINITIONS_MODULE),
+            *("--host", LOOPBACK, "--port", str(port)),
+        ],
+        log=settings.home.absolute() / "webserver.log",
+        environment=environment,
+        folder=folder,
+    )
+
+
+@contextmanager
+def _instance(settings: Settings) -> Generator[DagsterInstance]:
+    from dagster import DagsterInstance
+
+    # The configuration may name folders relative to DAGSTER_HOME.
+    os.environ["DAGSTER_HOME"] = str(settings.dagster_home)
+    with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        yield instance
+
+
+def count_runs(settings: Settings, statuses: list[DagsterRunStatus]) -> int:
+    """How many runs of the instance have one of these statuses."""
+    from dagster import RunsFilter
+
+    with _instance(settings) as instance:
+        return instance.get_runs_count(RunsFilter(statuses=statuses))
+
+
+def active_runs(settings: Settings) -> int:
+    """How many runs wait, start or work."""
+    from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
+
+    return count_runs(settings, list(NOT_FINISHED_STATUSES))
+
+
+def failed_runs(settings: Settings) -> int:
+    """How many runs have failed."""
+    from dagster import DagsterRunStatus
+
+    return count_runs(settings, [DagsterRunStatus.FAILURE])

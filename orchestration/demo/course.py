@@ -1,0 +1,193 @@
+"""The demo's course: load, start Dagster, split and merge while it consumes, stop, prove."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestration.dagster_processes import child_environment, daemon
+from orchestration.demo.access_log import access_log
+from orchestration.demo.home import begin_home, demo_settings, running_alone
+from orchestration.demo.loading import Loader
+from orchestration.demo.progress import Progress
+from orchestration.demo.report import committed_digest, show_proof, show_shards, show_times
+from orchestration.demo.warm_up import SparkWarmUp
+from orchestration.demo.watch import Watch
+from orchestration.input_files import check_readable, count_lines, lines_of
+from orchestration.presentation import say
+from orchestration.settings import Settings
+from orchestration.streams import declared_stream
+
+if TYPE_CHECKING:
+    from assets.shard_stream import ShardStream
+    from lease_store.store import LeaseStore
+    from shard_sources.local_log import LocalLog
+
+SHARDS = 8
+RECORDS_DEFAULT = 200_000
+TIMEOUT_DEFAULT_S = 300.0
+FIRST_PART = 0.6
+"""The share of the input that is loaded before the start; the rest follows the split and merge."""
+
+
+@dataclass(frozen=True)
+class DemoInput:
+    """What a demo consumes: files, or generated records where there are none."""
+
+    files: tuple[Path, ...] = ()
+    records: int = RECORDS_DEFAULT
+    seed: int = 1
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+        return count_lines(self.files) if self.files else self.records
+
+    def loader(self, log: LocalLog) -> Loader:
+        """Loads the records into a log."""
+        if self.files:
+            return Loader(log, lines_of(self.files))
+        return Loader(log, access_log(self.records, self.seed))
+
+
+def run_demo(
+    home: Path, spark: str, given: DemoInput, clock: Callable[[], float], timeout_s: float
+) -> bool:
+    """Run the demo in `home` from beginning to end; whether its proof holds.
+
+    Raises:
+        UserMistake: the home or the input cannot be used; nothing was changed.
+        DemoFailed: it did not come to its end within `timeout_s` seconds.
+    """
+    check_readable(given.files)
+    settings = demo_settings(home, spark)
+    with running_alone(settings.home):
+        begin_home(settings)
+        return Demo(settings, clock, timeout_s).run(given)
+
+
+class Demo:
+    """One demo in a home of its own.
+
+    Args:
+        settings: of the demo's home.
+        clock: monotonic seconds.
+        timeout_s: how long it may take until everything is consumed, in seconds.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float], timeout_s: float) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._times: dict[str, float] = {}
+
+    def run(self, given: DemoInput) -> bool:
+        """Run it to its end, leaving no process; whether the proof holds.
+
+        Raises:
+            DemoFailed: it did not come to its end.
+        """
+        from lease_store import open_store
+
+        store = open_store(self._settings.store_url)
+        stream = declared_stream(self._settings.streams[0], self._settings)
+        expected = given.count
+        with Progress(self._clock, expected) as progress:
+            with SparkWarmUp(self._settings) as spark:
+                loader = self._consume(
+                    given,
+                    expected=expected,
+                    store=store,
+                    stream=stream,
+                    spark=spark,
+                    progress=progress,
+                )
+                stopping = self._clock()
+            self._times["stop"] = self._clock() - stopping
+        with self._timed("proof"):
+            proven = self._prove(store, stream, loader)
+        show_times(self._times)
+        say(
+            f"Its records: leasehold cat {stream.name} --home {self._settings.home}\n"
+            f"Its runs and shards in a browser: leasehold ui --home {self._settings.home}"
+        )
+        return proven
+
+    def _consume(
+        self,
+        given: DemoInput,
+        *,
+        expected: int,
+        store: LeaseStore,
+        stream: ShardStream,
+        spark: SparkWarmUp,
+        progress: Progress,
+    ) -> Loader:
+        from orchestration.instance import create_instance
+        from shard_sources.local_log import LocalLog
+
+        settings = self._settings
+        with self._timed("set-up"):
+            log = LocalLog.create(settings.log_folder(stream.key.stream), SHARDS)
+            loader = given.loader(log)
+            loaded = loader.load(round(expected * FIRST_PART))
+            create_instance(settings)
+        progress.stage(
+            f"loaded {loaded:,} of {expected:,} records into {SHARDS} shards; starting Dagster "
+            f"with {' and '.join(settings.nodes)}"
+        )
+        environment = child_environment(settings, os.environ, settings_of_home_only=True)
+        # Where the home is also the working directory, no other settings file is in reach.
+        with daemon(settings, environment, folder=settings.home) as dagster:
+            watch = Watch(
+                settings=settings,
+                store=store,
+                stream=stream,
+                dagster=dagster,
+                spark=spark,
+                progress=progress,
+                clock=self._clock,
+                timeout_s=self._timeout_s,
+            )
+            with self._timed("start to first commit"):
+                watch.until(lambda now: now.consumed > 0 or (loaded == 0 and now.owned))
+            with self._timed("consumption"):
+                progress.stage(reshard(log))
+                loader.load(expected)
+                watch.until(lambda now: now.complete)
+            with self._timed("last runs"):
+                watch.drain()
+            progress.stage("everything is consumed; stopping Dagster and Spark")
+        return loader
+
+    def _prove(self, store: LeaseStore, stream: ShardStream, loader: Loader) -> bool:
+        from lease_store.verification import verify
+
+        show_shards(store, stream.key, stream.source)
+        output = self._settings.output_folder(stream.key.stream, stream.key.group)
+        committed = committed_digest(store, stream.key, output)
+        violations = [str(violation) for violation in verify(store, stream.key)]
+        return show_proof(loader.digest, committed, violations)
+
+    @contextmanager
+    def _timed(self, name: str) -> Generator[None]:
+        begin = self._clock()
+        yield
+        self._times[name] = self._clock() - begin
+
+
+def reshard(log: LocalLog) -> str:
+    """Split one shard and merge two others; a sentence about it."""
+    by_hash = sorted(
+        (entry for entry in log.list_shards() if not entry.read_only),
+        key=lambda entry: entry.hash_begin,
+    )
+    middle = len(by_hash) // 2
+    split, first, second = by_hash[0].shard, by_hash[middle].shard, by_hash[middle + 1].shard
+    low, high = log.split(split)
+    merged = log.merge(first, second)
+    return f"split shard {split} into {low} and {high}, merged {first} and {second} into {merged}"

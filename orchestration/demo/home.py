@@ -1,0 +1,92 @@
+"""The demo's home: made, marked as the demo's own, and started over only where it is marked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from lease_store.errors import InvalidSetting
+from orchestration.settings import DEMO_STREAM, SETTINGS_FILE, Settings, StreamSettings
+
+MARK_FILE = "demo.json"
+LOCK_FILE = "running.lock"
+NODES = ("node-a", "node-b")
+GROUP = "default"
+BATCH_RECORDS_MAX = 5_000
+"""Small, so that a demo shows many batches and many hand-overs of progress."""
+
+
+def demo_settings(home: Path, spark: str) -> Settings:
+    """The settings of a demo: two nodes in one deployment, one stream, SQLite in the home."""
+    stream = StreamSettings(name=DEMO_STREAM, group=GROUP, batch_records_max=BATCH_RECORDS_MAX)
+    return Settings(home=home.absolute(), nodes=NODES, spark=spark, streams=(stream,))
+
+
+@contextmanager
+def running_alone(home: Path) -> Generator[None]:
+    """Holds the home for one `demo` or `ui` at a time.
+
+    Raises:
+        InvalidSetting: another one is at work in it, or it cannot be made.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(home / LOCK_FILE, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise InvalidSetting(
+            f"Another `leasehold demo` or `leasehold ui` is at work in {home}: stop it first, or "
+            "name another folder with --home."
+        ) from None
+    except OSError as error:
+        raise InvalidSetting(f"The home {home} cannot be used: {error.strerror}.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def begin_home(settings: Settings) -> None:
+    """Make the home empty but for our mark and our settings.
+
+    Raises:
+        InvalidSetting: the home holds something that no demo made.
+    """
+    home = settings.home
+    # What is neither marked by us nor empty is somebody's data.
+    if not (home / MARK_FILE).exists():
+        found = sorted(entry.name for entry in home.iterdir() if entry.name != LOCK_FILE)
+        if found:
+            raise InvalidSetting(
+                f"The folder {home} holds {found[0]!r}, and no demo made it: name an empty or new "
+                "folder with --home."
+            )
+    for entry in home.iterdir():
+        if entry.name in (LOCK_FILE, MARK_FILE):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (home / MARK_FILE).write_text(json.dumps({"made_by": "leasehold demo"}) + "\n")
+    (home / SETTINGS_FILE).write_text(settings_text(settings))
+
+
+def settings_text(settings: Settings) -> str:
+    """`leasehold.toml` of the home: later commands find the same nodes and streams in it."""
+    stream = settings.streams[0]
+    # A JSON string or list of strings is a TOML one too.
+    return (
+        "# Written by `leasehold demo`.\n"
+        f"nodes = {json.dumps(settings.nodes)}\n"
+        f"spark = {json.dumps(settings.spark)}\n\n"
+        "[[streams]]\n"
+        f"name = {json.dumps(stream.name)}\n"
+        f"group = {json.dumps(stream.group)}\n"
+        f"batch_records_max = {stream.batch_records_max}\n"
+    )

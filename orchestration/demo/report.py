@@ -1,0 +1,90 @@
+"""What a demo shows at its end: the shards, the proof, and where the time went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lease_store.identifiers import GroupKey
+from lease_store.store import LeaseStore
+from orchestration.demo.loading import RecordDigest
+from orchestration.presentation import say, show_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shard_sources.source import ShardSource
+
+
+def show_shards(store: LeaseStore, key: GroupKey, source: ShardSource) -> None:
+    """A table of the shards: state, owner, committed records, checkpoint and lag."""
+    leases = store.snapshot(key).shards
+    bounds = source.bounds([lease.shard for lease in leases])
+    batches = store.batches(key)
+    records = Counter[str]()
+    number = Counter[str]()
+    last_owner: dict[str, str] = {}
+    for batch in batches:
+        records[batch.shard] += batch.statistics.written + batch.statistics.quarantined
+        number[batch.shard] += 1
+        last_owner[batch.shard] = batch.holder
+    show_table(
+        f"Shards of {key}",
+        ("shard", "parents", "state", "owner", "records", "batches", "epoch", "checkpoint", "lag"),
+        (
+            (
+                lease.shard,
+                " + ".join(lease.parents),
+                lease.state.value,
+                lease.consumer_owner or f"({last_owner.get(lease.shard, 'none')})",
+                records[lease.shard],
+                number[lease.shard],
+                lease.consumer_epoch,
+                lease.check_point,
+                source.lag(
+                    lease.shard,
+                    lease.check_point or bounds[lease.shard].begin,
+                    bounds[lease.shard],
+                ),
+            )
+            for lease in leases
+        ),
+        numeric=("records", "batches", "epoch", "checkpoint", "lag"),
+    )
+
+
+def committed_digest(store: LeaseStore, key: GroupKey, output: Path) -> RecordDigest:
+    """The digest of all committed records, read back as any reader does."""
+    from assets.committed_output import iter_records
+
+    digest = RecordDigest()
+    for batch in iter_records(store, key, output):
+        digest.add(batch.column("value").to_pylist())
+    return digest
+
+
+def show_proof(loaded: RecordDigest, committed: RecordDigest, violations: list[str]) -> bool:
+    """Say whether the output is what was loaded, and what the journal proves; whether both hold."""
+    for violation in violations:
+        say(f"VIOLATION: {violation}")
+    say(
+        "Journal and ledger: "
+        + (
+            f"{len(violations)} violations."
+            if violations
+            else "no overlapping tenures, no gap, no overlap, parents before children."
+        )
+    )
+    same = loaded == committed
+    say(
+        f"Records: {loaded.records:,} loaded, {committed.records:,} committed, "
+        + ("each exactly once." if same else f"which differ: {loaded} against {committed}.")
+    )
+    return same and not violations
+
+
+def show_times(times: Mapping[str, float]) -> None:
+    """Where the time went."""
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items())
+    say(f"Time: {sum(times.values()):.1f} s ({parts}).")
