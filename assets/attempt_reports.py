@@ -129,6 +129,18 @@ def remove_reports(folder: Path) -> None:
     shutil.rmtree(folder / REPORTS_FOLDER, ignore_errors=True)
 
 
+def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
+    """The smaller of two times, either of which may be unknown."""
+    known = [time for time in (one, other) if time is not None]
+    return min(known, default=None)
+
+
+def latest(one: datetime | None, other: datetime | None) -> datetime | None:
+    """The larger of two times, either of which may be unknown."""
+    known = [time for time in (one, other) if time is not None]
+    return max(known, default=None)
+
+
 def _error(kind: str, message: str) -> LeaseholdError:
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, LeaseholdError):

@@ -155,9 +155,7 @@ def _start(
         while time.monotonic() < deadline and process.poll() is None:
             if _port_open(port):
                 created = psutil.Process(process.pid).create_time()
-                server = ConnectServer(
-                    process.pid, created, port, str(uuid.uuid4()), _version()
-                )
+                server = ConnectServer(process.pid, created, port, str(uuid.uuid4()), _version())
                 _write_private(folder / STATE_FILE, json.dumps(asdict(server)))
                 return server
             time.sleep(POLL_S)

@@ -10,9 +10,8 @@ import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (  # noqa: TID253
     DataSource,
@@ -20,7 +19,13 @@ from pyspark.sql.datasource import (  # noqa: TID253
     InputPartition,
 )
 
-from assets.attempt_reports import RangeStatistics, report_error, report_read
+from assets.attempt_reports import (
+    RangeStatistics,
+    earliest,
+    latest,
+    report_error,
+    report_read,
+)
 from lease_store.errors import LeaseholdError
 from lease_store.identifiers import ShardId
 from shard_sources.source import ReadRange, ShardReader, record_schema
@@ -165,7 +170,10 @@ def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 def add(seen: RangeStatistics, batch: pa.RecordBatch) -> RangeStatistics:
     """Statistics that include one more batch."""
-    import pyarrow.compute as pc
+    import pyarrow.compute
+
+    # Its functions are made when it is imported, where a type checker cannot see them.
+    pc: Any = pyarrow.compute
 
     times = pc.min_max(batch.column("event_time")).as_py()
     bytes_ = sum(
@@ -177,15 +185,3 @@ def add(seen: RangeStatistics, batch: pa.RecordBatch) -> RangeStatistics:
         earliest(seen.first_event_time, times["min"]),
         latest(seen.last_event_time, times["max"]),
     )
-
-
-def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """The smaller of two times, either of which may be unknown."""
-    known = [time for time in (one, other) if time is not None]
-    return min(known, default=None)
-
-
-def latest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """The larger of two times, either of which may be unknown."""
-    known = [time for time in (one, other) if time is not None]
-    return max(known, default=None)

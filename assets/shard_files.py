@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from assets.attempt_reports import WrittenFile
 from lease_store.errors import TransformError, shown
@@ -74,7 +74,10 @@ class ShardFiles:
         Raises:
             TransformError: a row names no shard of the sweep.
         """
-        import pyarrow.compute as pc
+        import pyarrow.compute
+
+        # Its functions are made when it is imported, where a type checker cannot see them.
+        pc: Any = pyarrow.compute
 
         for shard, rows in by_shard(batch):
             if shard not in self._shards:
@@ -161,7 +164,9 @@ def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     Raises:
         TransformError: a row names no shard at all.
     """
-    import pyarrow.compute as pc
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute
 
     if batch.num_rows == 0:
         return

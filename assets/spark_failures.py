@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lease_store.errors import shown
-
+MESSAGE_LENGTH_MAX = 300
 _TRACE_BEGIN = "Traceback (most recent call last)"
 _RAISED = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
 _GONE = (
@@ -40,11 +39,16 @@ def users_error(error: BaseException) -> str:
     """
     text = str(error)
     if _TRACE_BEGIN in text:
-        for line in text.split(_TRACE_BEGIN)[-1].splitlines()[1:]:
+        for line in text.rsplit(_TRACE_BEGIN, maxsplit=1)[-1].splitlines()[1:]:
             if line and not line[0].isspace() and (raised := _RAISED.match(line)):
                 return _sentence(raised[1], raised[2] or "")
     return _sentence(type(error).__name__, next(iter(text.strip().splitlines()), ""))
 
 
 def _sentence(kind: str, message: str) -> str:
-    return f"{kind}: {shown(message)}" if message else kind
+    line = (
+        "".join(letter if letter.isprintable() else " " for letter in message).strip().rstrip(".")
+    )
+    if len(line) > MESSAGE_LENGTH_MAX:
+        line = f"{line[:MESSAGE_LENGTH_MAX]}…"
+    return f"{kind}: {line}" if line else kind

@@ -7,10 +7,11 @@ sweep is halved until the shards that fail stand alone and the others have gone 
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def run_sweep(
     """
     results: dict[ShardId, SweepResult] = {}
     alone: list[str] = []
-    pending = [tuple(ranges)] if ranges else []
+    pending: list[tuple[ReadRange, ...]] = [tuple(ranges)] if ranges else []
     while pending:
         part = pending.pop()
         try:
@@ -133,9 +134,11 @@ def run_sweep(
                 return results | dict.fromkeys(rest, failed.error)
         except TransformError as error:
             # Raised before Spark read a record: it concerns every shard alike.
-            return results | {range_.shard: error for range_ in part} | {
-                range_.shard: error for left in pending for range_ in left
-            }
+            return (
+                results
+                | {range_.shard: error for range_ in part}
+                | {range_.shard: error for left in pending for range_ in left}
+            )
     return results
 
 
@@ -153,7 +156,11 @@ def _attempt(
     folder = job.output_root / attempt
     folder.mkdir(parents=True)
     shards = [range_.shard for range_ in ranges]
-    output = _transformed(_read(spark, job, ranges, folder), job)
+    try:
+        output = _transformed(_read(spark, job, ranges, folder), job)
+    except LeaseholdError:
+        folder.rmdir()
+        raise
     try:
         with _interruptible(spark, job), _failpoint_during_write(folder):
             writer = output.write.format(FORMAT).mode("append")
@@ -164,7 +171,11 @@ def _attempt(
                 f"The Spark job of stream {job.stream} was interrupted: this run's node no longer "
                 "holds its leases for certain."
             ) from error
-        raise _explain(error, folder, job, shards) from error
+        failure = _explain(error, folder, job, shards)
+        if not isinstance(failure, SparkUnavailable):
+            # Spark has ended the job. Where it has not, somebody may still write into the folder.
+            shutil.rmtree(folder, ignore_errors=True)
+        raise failure from error
     outcomes = _outcomes(folder, attempt, shards)
     attempt_reports.remove_reports(folder)
     if not any(outcome.files for outcome in outcomes.values()):
@@ -210,8 +221,9 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     where = f"The transform of stream {job.stream}"
     if job.transform is None:
         return records
+    transform: Callable[[DataFrame], object] = job.transform
     try:
-        output: object = job.transform(records)
+        output = transform(records)
         # Spark checks column names only when it is asked for them.
         types = dict(output.dtypes) if isinstance(output, DataFrame) else {}
     except Exception as error:
@@ -237,7 +249,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
 
 
 @contextmanager
-def _interruptible(spark: SparkSession, job: SweepJob) -> Iterator[None]:
+def _interruptible(spark: SparkSession, job: SweepJob) -> Generator[None]:
     """Tag what runs inside, and interrupt it when the lease is lost or this process is told to.
 
     Killing a client does not stop its job on a Connect server, so leaving early must say so.
@@ -266,7 +278,7 @@ def _interruptible(spark: SparkSession, job: SweepJob) -> Iterator[None]:
 
 
 @contextmanager
-def _failpoint_during_write(folder: Path) -> Iterator[None]:
+def _failpoint_during_write(folder: Path) -> Generator[None]:
     if not failpoints.armed("during_write"):
         yield
         return
@@ -281,9 +293,7 @@ def _failpoint_during_write(folder: Path) -> Iterator[None]:
     failpoints.reach("during_write")
 
 
-def _explain(
-    error: Exception, folder: Path, job: SweepJob, shards: Sequence[ShardId]
-) -> Exception:
+def _explain(error: Exception, folder: Path, job: SweepJob, shards: Sequence[ShardId]) -> Exception:
     """The failure of a job in our own words, and for whom it counts."""
     if session_is_gone(error):
         return _unavailable(error)
@@ -306,9 +316,7 @@ def _unavailable(error: Exception) -> SparkUnavailable:
     )
 
 
-def _outcomes(
-    folder: Path, attempt: str, shards: Sequence[ShardId]
-) -> dict[ShardId, SweepOutcome]:
+def _outcomes(folder: Path, attempt: str, shards: Sequence[ShardId]) -> dict[ShardId, SweepOutcome]:
     files = attempt_reports.written_files(folder)
     if files is None:
         raise SparkUnavailable(
@@ -328,8 +336,6 @@ def _outcomes(
             first_event_time=seen.first_event_time if seen else None,
             last_event_time=seen.last_event_time if seen else None,
         )
-        names = tuple(
-            file.data_file(attempt) for file in sorted(own, key=lambda file: file.path)
-        )
+        names = tuple(file.data_file(attempt) for file in sorted(own, key=lambda file: file.path))
         outcomes[shard] = SweepOutcome(attempt, names, statistics)
     return outcomes

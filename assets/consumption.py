@@ -1,0 +1,471 @@
+"""The batch loop: one node consumes a set of shards until they are read, or until it must stop.
+
+For every shard the loop is a small state machine, INITIALIZING → PROCESSING → STOPPING →
+STOP_COMPLETED; what moves it is looked at between two batches only, so that a shard is always let
+go at a checkpoint. What a stale holder could break, and why it does not:
+
+1. This run reads a batch and is paused by its machine for longer than the lease.
+2. The node is judged dead, and another run opens a new tenure with a higher epoch.
+3. This run wakes and finds that its heartbeat is trusted no more: it commits nothing.
+4. Were it to wake between that check and the commit, the store would refuse its old tenure.
+
+Its files lie in a folder of their own and are named nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Protocol
+
+from assets import failpoints
+from assets.attempt_reports import latest
+from assets.consumption_report import ConsumptionReport, ConsumptionState, StopReason
+from assets.shard_stream import ShardStream
+from assets.sweep import SweepOutcome, SweepResult
+from lease_store.errors import (
+    InvalidSetting,
+    LeaseholdError,
+    LeaseLost,
+    QuarantineLimitExceeded,
+    SweepInterrupted,
+    shown,
+)
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Batch, BatchCommit, Intent, Tenure
+from lease_store.store import Changed, LeaseStore, NotHeld, OpenByOther, Opened
+from shard_sources.source import PlannedRange, Position, ReadRange, ShardBounds
+
+_LOG = logging.getLogger(__name__)
+ETA_CHANGE_MIN = 2.0
+"""By what factor the time of a batch must change for the announced one to be worth a write."""
+
+
+class Trust(Protocol):
+    """A holder's heartbeat, as far as the loop looks at it."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the node may still rely on its leases."""
+        ...
+
+
+class Sweeper(Protocol):
+    """What reads, transforms and writes the ranges of a sweep: `assets.spark_sweeper`."""
+
+    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+        """What each shard's range made, or its error; raises what concerns the whole sweep."""
+        ...
+
+
+@dataclass
+class _Consumption:
+    """One shard of this run, open under a tenure."""
+
+    tenure: Tenure
+    sequence: int
+    intent: Batch | None
+    report: ConsumptionReport
+    cursor: str = ""
+    bounds: ShardBounds | None = None
+    announced_s: float | None = None
+    state: ConsumptionState = ConsumptionState.INITIALIZING
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The next batch of a shard; `last` when a read-only shard ends with it."""
+
+    consumption: _Consumption
+    range_: ReadRange
+    last: bool
+
+
+class Consumer:
+    """Consumes shards of a stream for one node, in one run.
+
+    Args:
+        stream: the stream's declaration: source, limits, quarantine limit.
+        store: where leases, checkpoints and the ledger are.
+        node: the node that holds the shards.
+        run: the unique id of this run.
+        sweeper: reads, transforms and writes.
+        heartbeat: whether the node's leases may be relied on.
+        clock: a monotonic clock, in seconds.
+        budget_s: after how many seconds the rest is left to the next run; at least one batch is
+            made. By default the stream's.
+        stop_requested: asked between batches; once true, the run ends at that checkpoint.
+        on_commit: told of every batch right after its commit.
+        replaces: for a shard, the run that had it open and is known to have ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: ShardStream,
+        store: LeaseStore,
+        node: NodeName,
+        run: str,
+        sweeper: Sweeper,
+        heartbeat: Trust,
+        clock: Callable[[], float],
+        budget_s: float | None = None,
+        stop_requested: Callable[[], bool] = lambda: False,
+        on_commit: Callable[[Sequence[BatchCommit]], None] = lambda commits: None,
+        replaces: Mapping[ShardId, str] | None = None,
+    ) -> None:
+        self._stream = stream
+        self._store = store
+        self._node = node
+        self._run = run
+        self._sweeper = sweeper
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._budget_s = stream.run_budget_s if budget_s is None else budget_s
+        self._stop_requested = stop_requested
+        self._on_commit = on_commit
+        self._replaces = replaces or {}
+        self._open: dict[ShardId, _Consumption] = {}
+        self._reports: dict[ShardId, ConsumptionReport] = {}
+        self._sweeps = 0
+        self._sweeping_s = 0.0
+
+    def states(self) -> dict[ShardId, ConsumptionState]:
+        """Where the run stands with each of its shards."""
+        ended = dict.fromkeys(self._reports, ConsumptionState.STOP_COMPLETED)
+        return ended | {shard: open_.state for shard, open_ in self._open.items()}
+
+    def consume(self, shards: Sequence[ShardId]) -> dict[ShardId, ConsumptionReport]:
+        """Consume these shards until each has a reason to stop; one report per shard.
+
+        An error that concerns one shard is in its report, and one that concerns all in theirs.
+        Whatever else is raised, an interrupt included, goes on to the caller after all shards
+        have been let go.
+        """
+        deadline = self._clock() + self._budget_s
+        try:
+            self._open_all(shards)
+            failpoints.reach("after_open")
+            while self._open:
+                self._look_up(deadline)
+                if planned := self._plan_all():
+                    self._make_batches(planned)
+        except SweepInterrupted as error:
+            self._stop_all(StopReason.UNTRUSTED, str(error))
+        except LeaseholdError as error:
+            self._stop_all(StopReason.FAILED, str(error))
+        finally:
+            failpoints.reach("before_close")
+            self._stop_all(StopReason.INTERRUPTED)
+        return self._with_lag_after()
+
+    # -- INITIALIZING ---------------------------------------------------------------------------
+
+    def _open_all(self, shards: Sequence[ShardId]) -> None:
+        for shard in dict.fromkeys(shards):
+            self._open_one(shard)
+        self._read_bounds()
+        parents: Mapping[ShardId, bool] | None = None
+        position = self._stream.initial_position
+        if any(open_.report.start is None for open_ in self._open.values()):
+            snapshot = self._store.snapshot(self._stream.key)
+            position = snapshot.group.initial_position
+            parents = {lease.shard: bool(lease.parents) for lease in snapshot.shards}
+        for shard, open_ in list(self._open.items()):
+            try:
+                if open_.report.start is None:
+                    self._begin(open_, position, child=bool(parents and parents.get(shard)))
+                self._start(open_)
+            except LeaseLost as error:
+                self._lose(open_, str(error))
+            except LeaseholdError as error:
+                self._stop(open_, StopReason.FAILED, str(error))
+
+    def _open_one(self, shard: ShardId) -> None:
+        key, replaces = self._stream.key, self._replaces.get(shard)
+        try:
+            outcome = self._store.open_tenure(key, shard, self._node, self._run, replaces=replaces)
+        except LeaseholdError as error:
+            self._reports[shard] = ConsumptionReport(shard, StopReason.FAILED, error=str(error))
+            return
+        match outcome:
+            case Opened(tenure, check_point, sequence, intent):
+                start = intent.start if intent else check_point
+                report = ConsumptionReport(shard, StopReason.INTERRUPTED, start=start, end=start)
+                self._open[shard] = _Consumption(tenure, sequence, intent, report)
+            case OpenByOther(run):
+                reason = StopReason.OPEN_BY_OTHER
+                sentence = f"Shard {shard} is being consumed by run {run}: wait until it ends."
+                self._reports[shard] = ConsumptionReport(shard, reason, error=sentence, open_by=run)
+            case NotHeld(state, owner):
+                held_by = f", held by node {owner}" if owner else ""
+                sentence = (
+                    f"Node {self._node} may not consume shard {shard} of {key}: it is {state}"
+                    f"{held_by}."
+                )
+                self._reports[shard] = ConsumptionReport(shard, StopReason.NOT_HELD, error=sentence)
+
+    def _begin(self, open_: _Consumption, position: str, *, child: bool) -> None:
+        """Choose where a shard without a checkpoint begins."""
+        # What a parent's records led to continues in its children from their first record on.
+        at = Position.BEGIN if child else initial_position(position)
+        shard = open_.tenure.shard
+        cursor = self._stream.source.cursor_at(shard, at)
+        if at is not Position.BEGIN:
+            # The end moves on: without this, a run that dies before its first commit would let
+            # the next one begin somewhere else.
+            self._store.save_checkpoint(open_.tenure, cursor)
+        open_.report = replace(open_.report, start=cursor, end=cursor)
+
+    def _start(self, open_: _Consumption) -> None:
+        assert open_.report.start is not None
+        open_.cursor = open_.report.start
+        open_.report = replace(open_.report, lag_before=self._lag(open_))
+        open_.state = ConsumptionState.PROCESSING
+
+    def _read_bounds(self) -> None:
+        source, shards = self._stream.source, list(self._open)
+        try:
+            found = source.bounds(shards) if shards else {}
+        except LeaseholdError:
+            found = {}
+        for shard in shards:
+            try:
+                # One shard that the source no longer knows must not hide the bounds of the rest.
+                bounds = found.get(shard) or source.bounds([shard])[shard]
+                self._open[shard].bounds = bounds
+            except LeaseholdError as error:
+                self._stop(self._open[shard], StopReason.FAILED, str(error))
+
+    # -- PROCESSING -----------------------------------------------------------------------------
+
+    def _look_up(self, deadline: float) -> None:
+        """Between two batches: continue, hand over, or stop."""
+        if not self._heartbeat.trusted:
+            self._stop_all(StopReason.UNTRUSTED, self._distrust())
+        elif self._stop_requested():
+            self._stop_all(StopReason.STOP_REQUESTED)
+        elif self._sweeps and self._clock() >= deadline:
+            self._stop_all(StopReason.BUDGET_ENDED)
+        if not self._open:
+            return
+        views = self._store.review([open_.tenure for open_ in self._open.values()])
+        for shard, open_ in list(self._open.items()):
+            view = views[shard]
+            if not view.current:
+                self._lose(open_)
+            elif view.paused:
+                self._stop(open_, StopReason.PAUSED)
+            elif view.transfer_to is not None:
+                self._stop(open_, StopReason.HANDED_OVER)
+
+    def _plan_all(self) -> list[_Planned]:
+        planned: list[_Planned] = []
+        for open_ in list(self._open.values()):
+            try:
+                batch = self._plan(open_)
+            except LeaseLost as error:
+                self._lose(open_, str(error))
+            except LeaseholdError as error:
+                self._stop(open_, StopReason.FAILED, str(error))
+            else:
+                planned += [batch] if batch else []
+        return planned
+
+    def _plan(self, open_: _Consumption) -> _Planned | None:
+        shard = open_.tenure.shard
+        if open_.intent is not None:
+            # The same range under the same number, so that a sink that saw the batch knows it.
+            range_ = ReadRange(shard, open_.intent.start, open_.intent.end)
+            bounds = open_.bounds
+            last = bounds is not None and bounds.finished and range_.end == bounds.end
+            return _Planned(open_, range_, last)
+        plan: PlannedRange = self._stream.source.plan(shard, open_.cursor, self._stream.limits)
+        if plan.end != open_.cursor:
+            range_ = ReadRange(shard, open_.cursor, plan.end, plan.records)
+            return _Planned(open_, range_, plan.last)
+        if not plan.last:
+            self._stop(open_, StopReason.CAUGHT_UP)
+        elif isinstance(self._store.finish_empty(open_.tenure, open_.cursor), Changed):
+            self._end(open_, StopReason.FINISHED)
+        else:
+            self._lose(open_)
+        return None
+
+    def _make_batches(self, planned: Sequence[_Planned]) -> None:
+        """One sweep: intents, Spark job, commit."""
+        recorded = self._store.record_intents(
+            [
+                Intent(
+                    batch.consumption.tenure,
+                    batch.consumption.sequence,
+                    batch.range_.start,
+                    batch.range_.end,
+                )
+                for batch in planned
+            ]
+        )
+        for batch in planned:
+            if not isinstance(recorded[batch.range_.shard], Changed):
+                self._lose(batch.consumption)
+        current = [batch for batch in planned if batch.range_.shard in self._open]
+        if not current:
+            return
+        failpoints.reach("after_intent")
+        began = self._clock()
+        results = self._sweeper([batch.range_ for batch in current])
+        failpoints.reach("after_write")
+        commits = [
+            commit
+            for batch in current
+            if (commit := self._commit_of(batch, results[batch.range_.shard])) is not None
+        ]
+        if not self._heartbeat.trusted:
+            self._stop_all(StopReason.UNTRUSTED, self._distrust())
+            return
+        failpoints.reach("before_commit")
+        self._commit(commits)
+        self._sweeps += 1
+        self._sweeping_s += self._clock() - began
+        self._announce()
+
+    def _commit_of(self, batch: _Planned, result: SweepResult) -> BatchCommit | None:
+        """What to commit for a shard; None after stopping one that failed."""
+        open_, range_ = batch.consumption, batch.range_
+        if not isinstance(result, SweepOutcome):
+            self._stop(open_, StopReason.FAILED, str(result))
+            return None
+        limit, quarantined = self._stream.quarantined_max, result.statistics.quarantined
+        if quarantined > limit:
+            error = QuarantineLimitExceeded(
+                f"{quarantined} records of shard {range_.shard} between cursors {range_.start} and "
+                f"{range_.end} could not be parsed, more than the {limit} that the stream allows: "
+                "mend the transform or raise quarantined_max."
+            )
+            self._stop(open_, StopReason.FAILED, str(error))
+            return None
+        return BatchCommit(
+            tenure=open_.tenure,
+            sequence=open_.sequence,
+            start=range_.start,
+            end=range_.end,
+            attempt=result.attempt,
+            files=result.files,
+            statistics=result.statistics,
+            finished=batch.last,
+            watermark=latest(open_.report.last_event_time, result.statistics.last_event_time),
+        )
+
+    def _commit(self, commits: Sequence[BatchCommit]) -> None:
+        if not commits:
+            return
+        outcomes = self._store.commit(commits)
+        failpoints.reach("after_commit")
+        done = [commit for commit in commits if isinstance(outcomes[commit.tenure.shard], Changed)]
+        for commit in commits:
+            open_ = self._open[commit.tenure.shard]
+            if commit not in done:
+                self._lose(open_)
+                continue
+            open_.report = open_.report.with_batch(commit.end, commit.statistics)
+            open_.cursor, open_.intent = commit.end, None
+            open_.sequence += 1
+            if commit.finished:
+                self._end(open_, StopReason.FINISHED)
+        if done:
+            self._on_commit(done)
+
+    def _announce(self) -> None:
+        """Tell the nodes that wait for a shard how long a batch takes here."""
+        eta_s = self._sweeping_s / self._sweeps
+        for open_ in list(self._open.values()):
+            known_s = open_.announced_s
+            if known_s is not None and 1 / ETA_CHANGE_MIN < eta_s / known_s < ETA_CHANGE_MIN:
+                continue
+            try:
+                self._store.announce(open_.tenure, handoff_eta_s=eta_s)
+                open_.announced_s = max(eta_s, 1e-3)
+            except LeaseLost as error:
+                self._lose(open_, str(error))
+
+    # -- STOPPING -------------------------------------------------------------------------------
+
+    def _stop_all(self, reason: StopReason, error: str = "") -> None:
+        for open_ in list(self._open.values()):
+            self._stop(open_, reason, error)
+
+    def _stop(self, open_: _Consumption, reason: StopReason, error: str = "") -> None:
+        """Let a shard go at its checkpoint."""
+        open_.state = ConsumptionState.STOPPING
+        try:
+            self._store.close_tenure(open_.tenure, reason=error or reason.value)
+        except LeaseLost as lost:
+            self._lose(open_, str(lost))
+            return
+        except LeaseholdError as unanswered:
+            # The tenure stays open in the store until somebody sees that this run has ended.
+            _LOG.warning("Shard %s could not be let go: %s", open_.tenure.shard, unanswered)
+        self._end(open_, reason, error)
+
+    def _lose(self, open_: _Consumption, error: str = "") -> None:
+        tenure = open_.tenure
+        sentence = error or (
+            f"Node {tenure.holder} lost shard {tenure.shard} of {tenure.key}: tenure "
+            f"{tenure.epoch} is over; nothing was committed since checkpoint {open_.cursor}."
+        )
+        self._end(open_, StopReason.LEASE_LOST, sentence)
+
+    def _end(self, open_: _Consumption, reason: StopReason, error: str = "") -> None:
+        shard = open_.tenure.shard
+        open_.state = ConsumptionState.STOP_COMPLETED
+        self._reports[shard] = replace(open_.report, stopped=reason, error=error)
+        del self._open[shard]
+
+    def _distrust(self) -> str:
+        return (
+            f"Node {self._node} could not renew its lease in time, so this run stopped without "
+            "committing its last batch: the next run reads it again."
+        )
+
+    # -- lag ------------------------------------------------------------------------------------
+
+    def _lag(self, open_: _Consumption) -> int | None:
+        if open_.bounds is None:
+            return None
+        return self._stream.source.lag(open_.tenure.shard, open_.cursor, open_.bounds)
+
+    def _with_lag_after(self) -> dict[ShardId, ConsumptionReport]:
+        read = [shard for shard, report in self._reports.items() if report.end is not None]
+        source = self._stream.source
+        try:
+            bounds = source.bounds(read) if read else {}
+        except LeaseholdError:
+            bounds = {}  # lag is for people to look at: a source that is away costs no result
+        for shard in read:
+            report = self._reports[shard]
+            if report.end is not None and shard in bounds:
+                lag = source.lag(shard, report.end, bounds[shard])
+                self._reports[shard] = replace(report, lag_after=lag)
+        return dict(self._reports)
+
+
+def initial_position(text: str) -> Position | datetime:
+    """The place that a group's `initial_position` names.
+
+    Raises:
+        InvalidSetting: it is not `begin`, `end` or an ISO 8601 time with an offset from UTC.
+    """
+    if text in (Position.BEGIN, Position.END):
+        return Position(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidSetting(
+            f"The initial position is {shown(text)}: use 'begin', 'end' or a time such as "
+            "2026-01-31T08:00:00+00:00."
+        )
+    return time
