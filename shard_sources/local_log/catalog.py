@@ -15,7 +15,14 @@ from typing import Self
 
 from filelock import FileLock
 
-from lease_store.errors import InvalidIdentifier, LogCorrupt, LogNotFound, UnknownShard, shown
+from lease_store.errors import (
+    InvalidIdentifier,
+    LogCorrupt,
+    LogNotFound,
+    SourceUnavailable,
+    UnknownShard,
+    shown,
+)
 from lease_store.identifiers import ShardId
 
 CATALOG_FILE = "catalog.json"
@@ -112,6 +119,7 @@ def load_catalog(root: Path) -> Catalog:
     Raises:
         LogNotFound: there is no log in `root`.
         LogCorrupt: the catalog does not have its form.
+        SourceUnavailable: the file cannot be read.
     """
     path = root / CATALOG_FILE
     try:
@@ -128,7 +136,7 @@ def load_catalog(root: Path) -> Catalog:
             f"There is no log in {root}: create it, or load a file into it, first."
         ) from None
     except OSError as error:
-        raise LogCorrupt(f"The catalog {path} cannot be read: {error.strerror}.") from None
+        raise SourceUnavailable(f"The catalog {path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, InvalidIdentifier, RecursionError) as error:
         raise LogCorrupt(
             f"The catalog {path} is damaged ({shown(error)}): restore it from a backup."

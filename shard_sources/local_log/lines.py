@@ -85,23 +85,26 @@ def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
     try:
         with file.open("rb") as stream:
             while block := stream.read(_READ_BYTES):
-                # Joined only when the line ends, a line over many blocks costs no square of time.
                 *lines, rest = (rest + block).split(b"\n")
-                if len(rest) > RECORD_BYTES_MAX or any(
-                    len(line) > RECORD_BYTES_MAX for line in lines[:1]
-                ):
-                    raise RecordRefused(
-                        f"Line {count + 1 + (len(lines) if len(rest) > RECORD_BYTES_MAX else 0)} "
-                        f"of {file} has more than {RECORD_BYTES_MAX} bytes, the most that a record "
-                        f"may have; {loaded_before + count} lines before it were loaded."
-                    )
+                if lines and len(lines[0]) > RECORD_BYTES_MAX:
+                    raise _too_long(file, count, loaded_before)
                 if lines:
                     count += len(lines)
                     yield lines
+                # Noticed before the line ends, so that it never has to fit into memory.
+                if len(rest) > RECORD_BYTES_MAX:
+                    raise _too_long(file, count, loaded_before)
     except OSError as error:
         raise UserMistake(f"The file {file} cannot be read: {error.strerror}.") from None
     if rest:
         yield [rest]
+
+
+def _too_long(file: Path, lines_before: int, loaded_before: int) -> RecordRefused:
+    return RecordRefused(
+        f"Line {lines_before + 1} of {file} has more than {RECORD_BYTES_MAX} bytes, the most that "
+        f"a record may have; the {loaded_before + lines_before} lines before it were loaded."
+    )
 
 
 def _by_turns(count: int) -> Callable[[list[bytes]], list[list[bytes]]]:

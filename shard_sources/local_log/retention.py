@@ -49,8 +49,12 @@ def _removable(folder: ShardFolder, before: datetime | str) -> list[SegmentName]
     limit = extent.end if isinstance(before, datetime) else folder.offset(before, extent)
     gone: list[SegmentName] = []
     for name in extent.segments:
-        with Segment(name, last=name == extent.segments[-1]) as segment:
-            end, time_max = segment.end, segment.time_max
+        try:
+            with Segment(name, last=name == extent.segments[-1]) as segment:
+                end, time_max = segment.end, segment.time_max
+        except FileNotFoundError:
+            # Somebody else retains the same shard and was faster.
+            continue
         if end > limit or end == name.first:
             break
         if limit_us is not None and time_max is not None and time_max >= limit_us:

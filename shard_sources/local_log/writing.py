@@ -77,6 +77,7 @@ class ShardWriter:
         ShardReadOnly: on entry: the shard was split or merged.
         ShardBusy: on entry: somebody else is writing to the shard.
         LogCorrupt: on entry: the last segment is damaged.
+        SourceUnavailable: on entry: the folder cannot be written to.
     """
 
     def __init__(
@@ -105,14 +106,16 @@ class ShardWriter:
 
     def __enter__(self) -> Self:
         load_catalog(self._root).find(self._shard)
-        self._folder.mkdir(parents=True, exist_ok=True)
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout:
             raise ShardBusy(
                 f"Shard {self._shard} of {self._root} is being written to by another process: "
                 "try again when it has finished."
             ) from None
+        except OSError as error:
+            raise self._unwritable(error) from error
         try:
             # Looked at under the lock: a split takes it too before it makes the shard read-only.
             if load_catalog(self._root).find(self._shard).read_only and not self._closing:
@@ -121,6 +124,9 @@ class ShardWriter:
                     "merged: append to its children."
                 )
             self._open_last()
+        except OSError as error:
+            self._close()
+            raise self._unwritable(error) from error
         except BaseException:
             self._close()
             raise
@@ -196,10 +202,13 @@ class ShardWriter:
         except OSError as error:
             # Part of it may be written, so positions kept here are no longer those of the files.
             self._broken = True
-            raise SourceUnavailable(
-                f"Shard {self._shard} of {self._root} cannot be written: {error.strerror}."
-            ) from error
+            raise self._unwritable(error) from error
         self._end, self._size, self._time_max = offset, position, time_max
+
+    def _unwritable(self, error: OSError) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"Shard {self._shard} of {self._root} cannot be written: {error.strerror}."
+        )
 
     def _flush(self, descriptor: int) -> None:
         if self._durable:
@@ -279,8 +288,9 @@ def _checked_size(record: object) -> int:
     if not isinstance(value, bytes):
         raise RecordRefused(f"A record is of type {type(value).__name__}: give its bytes.")
     size = len(value)
-    if isinstance(record, Record) and record.key is not None:
-        size += len(record.key)
+    if isinstance(record, Record):
+        size += len(record.key or b"")
+        size += sum(len(name) + len(text) for name, text in record.attributes.items())
     if size > RECORD_BYTES_MAX:
         raise RecordRefused(
             f"A record has {size} bytes: the local log takes at most {RECORD_BYTES_MAX}."

@@ -1,0 +1,213 @@
+"""Torn tails are repaired and never served; damage is named and never skipped."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lease_store.errors import LogCorrupt, SourceUnavailable
+from lease_store.identifiers import ShardId
+from shard_sources.local_log import LocalLog, writing
+from shard_sources.local_log.format import ENTRY_BYTES, IndexEntry
+from shard_sources.local_log.segments import SegmentName, list_segments
+from shard_sources.local_log.writing import shard_folder
+from shard_sources.source import Limits, ReadRange
+from tests.unit.shard_sources.source_conformance import values_of
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC)
+ZERO = ShardId("0")
+WHOLE = [b"first", b"second"]
+LAST = [b"third", b"fourth"]
+
+
+def segments(log: LocalLog) -> list[SegmentName]:
+    return list_segments(shard_folder(log.root, ZERO))
+
+
+def read_all(log: LocalLog) -> list[bytes]:
+    bounds = log.bounds([ZERO])[ZERO]
+    assert log.plan(ZERO, bounds.begin, Limits()).end == bounds.end
+    return values_of(list(log.read(ReadRange(ZERO, bounds.begin, bounds.end))))
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of logs are repaired here, and no power fails."""
+    monkeypatch.setattr(writing.os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LocalLog:
+    """Two appends in one segment."""
+    log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW)
+    log.append("0", WHOLE)
+    log.append("0", LAST)
+    return log
+
+
+def stored_entry(index: bytes, number: int) -> IndexEntry:
+    entry = IndexEntry.unpack(index[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES])
+    assert entry is not None
+    return entry
+
+
+def copied(log: LocalLog, folder: Path) -> LocalLog:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(log.root, folder)
+    return LocalLog(folder, clock=lambda: NOW)
+
+
+def check_repaired(log: LocalLog, kept: list[bytes]) -> None:
+    """The same before the repair, by the repair, and after it."""
+    assert read_all(log) == kept
+    assert log.append("0", [b"next"]).begin == str(len(kept))
+    assert read_all(log) == [*kept, b"next"]
+
+
+class TestTornTails:
+    def test_bytes_without_an_entry_at_every_length(self, log: LocalLog, tmp_path: Path) -> None:
+        """Killed while it wrote the message, or before it wrote the entry."""
+        (name,) = segments(log)
+        data, index = name.data.read_bytes(), name.index.read_bytes()
+        whole = stored_entry(index, 0).position_end
+        for length in range(whole, len(data) + 1):
+            torn = copied(log, tmp_path / "torn")
+            (name,) = segments(torn)
+            name.data.write_bytes(data[:length])
+            name.index.write_bytes(index[:ENTRY_BYTES])
+            check_repaired(torn, WHOLE)
+
+    def test_an_entry_torn_at_every_byte(self, log: LocalLog, tmp_path: Path) -> None:
+        """Killed while it wrote the entry."""
+        (name,) = segments(log)
+        index = name.index.read_bytes()
+        for length in range(ENTRY_BYTES, 2 * ENTRY_BYTES):
+            torn = copied(log, tmp_path / "torn")
+            (name,) = segments(torn)
+            name.index.write_bytes(index[:length])
+            check_repaired(torn, WHOLE)
+
+    def test_a_message_torn_at_every_byte_below_its_entry(
+        self, log: LocalLog, tmp_path: Path
+    ) -> None:
+        """The power failed after an append that did not wait for the disk."""
+        (name,) = segments(log)
+        data, index = name.data.read_bytes(), name.index.read_bytes()
+        for length in range(stored_entry(index, 0).position_end, len(data)):
+            torn = copied(log, tmp_path / "torn")
+            (name,) = segments(torn)
+            name.data.write_bytes(data[:length])
+            check_repaired(torn, WHOLE)
+
+    def test_entries_of_zeros(self, log: LocalLog) -> None:
+        """The file system grew the index and lost what was written there."""
+        (name,) = segments(log)
+        with name.index.open("ab") as file:
+            file.write(bytes(2 * ENTRY_BYTES + 3))
+        check_repaired(log, WHOLE + LAST)
+
+    def test_a_segment_whose_header_is_torn(self, log: LocalLog) -> None:
+        """Killed while it began a new segment."""
+        (name,) = segments(log)
+        following = SegmentName(4, name.folder)
+        following.index.write_bytes(b"")
+        check = read_all(log)
+        following.data.write_bytes(b"\xff\xff")
+        assert read_all(log) == check == WHOLE + LAST
+        check_repaired(log, WHOLE + LAST)
+
+    def test_what_was_cut_off_is_not_read_by_a_reader_that_is_open(self, log: LocalLog) -> None:
+        reading = log.read(ReadRange(ZERO, "0", "4"))
+        log.append("0", [b"more"])
+        assert values_of(list(reading)) == WHOLE + LAST
+
+
+class TestDamage:
+    def test_a_flipped_bit_anywhere_in_the_messages(self, log: LocalLog, tmp_path: Path) -> None:
+        (name,) = segments(log)
+        data = name.data.read_bytes()
+        first = stored_entry(name.index.read_bytes(), 0)
+        for at in range(first.position, len(data)):
+            hurt = copied(log, tmp_path / "hurt")
+            (name,) = segments(hurt)
+            name.data.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+            with pytest.raises(LogCorrupt, match=r"0{20}\.arrow is damaged in the") as found:
+                read_all(hurt)
+            assert "\n" not in str(found.value)
+            if at >= first.position_end:
+                with pytest.raises(LogCorrupt):
+                    hurt.append("0", [b"on top"])
+                assert values_of(list(hurt.read(ReadRange(ZERO, "0", "2")))) == WHOLE
+
+    def test_a_flipped_bit_anywhere_in_the_index(self, log: LocalLog, tmp_path: Path) -> None:
+        (name,) = segments(log)
+        index = name.index.read_bytes()
+        for at in range(len(index)):
+            hurt = copied(log, tmp_path / "hurt")
+            (name,) = segments(hurt)
+            name.index.write_bytes(index[:at] + bytes([index[at] ^ 4]) + index[at + 1 :])
+            with pytest.raises(LogCorrupt, match=r"0{20}\.index is damaged in the"):
+                read_all(hurt)
+
+    def test_a_missing_index(self, log: LocalLog) -> None:
+        (name,) = segments(log)
+        name.index.unlink()
+        with pytest.raises(LogCorrupt, match="is missing"):
+            read_all(log)
+        with pytest.raises(LogCorrupt, match="is missing"):
+            log.append("0", [b"on top"])
+
+    def test_a_segment_in_the_middle(self, tmp_path: Path) -> None:
+        """A short file or a missing one is damage, unless it is the last."""
+        log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW, segment_bytes_max=1)
+        for value in WHOLE + LAST:
+            log.append("0", [value])
+        middle = segments(log)[1]
+        data = middle.data.read_bytes()
+        middle.data.write_bytes(data[:-1])
+        with pytest.raises(LogCorrupt, match="ends before its last record"):
+            read_all(log)
+        middle.data.unlink()
+        for attempt in (
+            lambda: read_all(log),
+            lambda: log.plan(ZERO, "1", Limits()),
+            lambda: list(log.read(ReadRange(ZERO, "1", "2"))),
+        ):
+            with pytest.raises(LogCorrupt, match="do not hold offset 1"):
+                attempt()
+        assert values_of(list(log.read(ReadRange(ZERO, "2", "4")))) == LAST
+
+
+class TestDisk:
+    def test_a_folder_that_takes_no_writes(self, log: LocalLog) -> None:
+        # A lock file that is a folder refuses every user, the superuser included.
+        lock = shard_folder(log.root, ZERO) / "write.lock"
+        lock.unlink(missing_ok=True)
+        lock.mkdir()
+        with pytest.raises(SourceUnavailable, match="cannot be written"):
+            log.append("0", [b""])
+
+    def test_a_writer_stops_at_the_first_failure(
+        self, log: LocalLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A disk that is full for a moment leaves no entry over bytes that are not there."""
+        calls = iter([5, OSError(28, "No space left on device")])
+
+        def write(descriptor: int, content: bytes) -> int:
+            step = next(calls)
+            if isinstance(step, OSError):
+                raise step
+            return real(descriptor, bytes(content[:step]))
+
+        with log.writer("0") as writer:
+            real = writing.os.write
+            monkeypatch.setattr(writing.os, "write", write)
+            with pytest.raises(SourceUnavailable, match="No space left on device"):
+                writer.append([b"lost"])
+            monkeypatch.undo()
+            with pytest.raises(SourceUnavailable, match="open it again"):
+                writer.append([b"refused"])
+        check_repaired(log, WHOLE + LAST)
