@@ -1,0 +1,448 @@
+"""Planning: equal shares, the fewest moves, the same plan everywhere."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lease_store.assignment_modes import check_member
+from lease_store.assignment_plan import BeginTransfer, CancelTransfer, Claim, Plan, rank_key
+from lease_store.errors import (
+    AssignmentConflict,
+    ModuloCountMismatch,
+    ModuloIdOutOfRange,
+    ModuloIdTaken,
+    ModuloSettingMissing,
+    ShardOccupied,
+    UnknownShard,
+)
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.planning import orphans, plan
+from lease_store.records import AssignmentMode, Group, Node, ShardLease, Snapshot
+from lease_store.states import ShardState
+
+KEY = GroupKey.parse("group", "stream")
+NODES = [NodeName(f"node-{letter}") for letter in "abcdefg"]
+
+
+def node(name: str, **fields: object) -> Node:
+    return replace(Node(NodeName(name), 1, f"{name}-1"), **fields)
+
+
+def shard(name: str, owner: str | None = None, holder: str | None = None) -> ShardLease:
+    """A shard that is free, held by `owner`, or on its way to `owner` from `holder`."""
+    if owner is None:
+        return ShardLease(ShardId(name), ShardState.NOT_ALLOC, lease_id=3)
+    state = ShardState.TRANSFER if holder else ShardState.ALREADY_ALLOC
+    return ShardLease(
+        ShardId(name),
+        state,
+        lease_id=3,
+        lease_owner=NodeName(owner),
+        consumer_owner=NodeName(holder or owner),
+        consumer_run="run",
+    )
+
+
+def snapshot(nodes: list[Node], shards: list[ShardLease], **fields: object) -> Snapshot:
+    return Snapshot(replace(Group(KEY), **fields), tuple(nodes), tuple(shards))
+
+
+def live(snap: Snapshot) -> set[NodeName]:
+    return {member.name for member in snap.nodes if member.member}
+
+
+def carried_out(snap: Snapshot, decided: Plan) -> Snapshot:
+    """The snapshot after every action of a plan, hand-overs included."""
+    rows = {lease.shard: lease for lease in snap.shards}
+    for action in decided.actions:
+        row = rows[action.shard]
+        assert action.seen_lease_id == row.lease_id
+        if isinstance(action, Claim):
+            assert row.state is ShardState.NOT_ALLOC
+        elif isinstance(action, BeginTransfer):
+            assert row.state is ShardState.ALREADY_ALLOC
+            assert row.lease_owner == action.holder != action.to
+        else:
+            assert isinstance(action, CancelTransfer)
+            assert row.state is ShardState.TRANSFER
+            assert row.consumer_owner == action.holder
+        rows[action.shard] = replace(
+            row,
+            state=ShardState.ALREADY_ALLOC,
+            lease_id=row.lease_id + 1,
+            lease_owner=action.gains,
+            consumer_owner=action.gains,
+        )
+    return replace(snap, shards=tuple(rows.values()))
+
+
+def counts(snap: Snapshot) -> dict[NodeName, int]:
+    found = dict.fromkeys(live(snap), 0)
+    for lease in snap.shards:
+        if lease.state.held and lease.lease_owner in found:
+            found[lease.lease_owner] += 1
+    return found
+
+
+@st.composite
+def snapshots(draw: st.DrawFn, nodes_max: int = 4, shards_max: int = 7) -> Snapshot:
+    names = NODES[: draw(st.integers(1, nodes_max))]
+    owners = st.sampled_from([None, *names])
+    leases = [shard(str(i), draw(owners)) for i in range(draw(st.integers(0, shards_max)))]
+    return snapshot([node(name) for name in names], leases)
+
+
+def brute_force_minimum(snap: Snapshot) -> int:
+    """The fewest changed owners over every assignment whose counts differ by at most one."""
+    names = sorted(live(snap))
+    best = math.inf
+    for owners in itertools.product(names, repeat=len(snap.shards)):
+        shares = [owners.count(name) for name in names]
+        if max(shares) - min(shares) <= 1:
+            changed = sum(
+                lease.lease_owner != owner for lease, owner in zip(snap.shards, owners, strict=True)
+            )
+            best = min(best, changed)
+    return int(best)
+
+
+@given(snapshots())
+@settings(max_examples=150, deadline=None)
+def test_moves_are_the_fewest_that_any_assignment_needs(snap: Snapshot) -> None:
+    decided = plan(snap, live=live(snap))
+    assert decided.moves == decided.moves_minimum == brute_force_minimum(snap)
+    assert len(decided.actions) == decided.moves
+
+
+@given(snapshots(nodes_max=7, shards_max=50))
+@settings(max_examples=200, deadline=None)
+def test_one_round_balances_and_a_second_has_nothing_to_do(snap: Snapshot) -> None:
+    decided = plan(snap, live=live(snap))
+    after = carried_out(snap, decided)
+    shares = counts(after).values()
+    assert max(shares) - min(shares) <= 1
+    assert sum(shares) == len(snap.shards)
+    assert dict(decided.counts) == counts(after)
+    steady = plan(after, live=live(after))
+    assert steady.actions == ()
+    assert steady.moves == steady.moves_minimum == 0
+
+
+@given(snapshots(nodes_max=6, shards_max=40))
+@settings(max_examples=150, deadline=None)
+def test_a_join_moves_at_most_its_own_share_and_a_leave_only_the_leavers(snap: Snapshot) -> None:
+    balanced = carried_out(snap, plan(snap, live=live(snap)))
+    newcomer = node(NODES[6])
+    joined = replace(balanced, nodes=(*balanced.nodes, newcomer))
+    decided = plan(joined, live=live(joined))
+    assert decided.moves <= math.ceil(len(snap.shards) / len(joined.nodes))
+    assert all(action.gains == newcomer.name for action in decided.actions)
+
+    after = carried_out(joined, decided)
+    lost = {lease.shard for lease in after.shards if lease.lease_owner == newcomer.name}
+    freed = [
+        replace(lease, state=ShardState.NOT_ALLOC, lease_owner=None, consumer_owner=None)
+        if lease.shard in lost
+        else lease
+        for lease in after.shards
+    ]
+    left = replace(after, nodes=balanced.nodes, shards=tuple(freed))
+    assert {action.shard for action in plan(left, live=live(left)).actions} == lost
+
+
+@given(snapshots(nodes_max=6, shards_max=40), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_every_node_computes_the_same_plan(snap: Snapshot, chance: random.Random) -> None:
+    nodes, shards = list(snap.nodes), list(snap.shards)
+    chance.shuffle(nodes)
+    chance.shuffle(shards)
+    shuffled = replace(snap, nodes=tuple(nodes), shards=tuple(shards))
+    assert plan(shuffled, live=sorted(live(snap))) == plan(snap, live=live(snap))
+
+
+@st.composite
+def unsettled(draw: st.DrawFn) -> Snapshot:
+    """Members that take no runs, transfers under way, a cap: whatever can come together."""
+    names = NODES[: draw(st.integers(1, 4))]
+    nodes = [node(name, accepts_runs=draw(st.integers(0, 3)) > 0) for name in names]
+    leases: list[ShardLease] = []
+    for index in range(draw(st.integers(0, 10))):
+        owner = draw(st.sampled_from([None, *names]))
+        holder = draw(st.sampled_from([None, *names])) if owner else None
+        leases.append(shard(str(index), owner, holder if holder != owner else None))
+    return snapshot(nodes, leases, node_cap=draw(st.sampled_from([None, 1, 2, 3])))
+
+
+@given(unsettled())
+@settings(max_examples=400, deadline=None)
+def test_any_mixture_settles_within_three_rounds(snap: Snapshot) -> None:
+    """Each round is carried out completely; then nothing is left to do and shares are equal."""
+    for _ in range(3):
+        decided = plan(snap, live=live(snap))
+        assert decided.moves == decided.moves_minimum
+        # What is on its way between two nodes that take no runs arrives by itself.
+        moved = {action.shard for action in decided.actions}
+        arrived = [
+            replace(lease, state=ShardState.ALREADY_ALLOC, consumer_owner=lease.lease_owner)
+            if lease.state is ShardState.TRANSFER and lease.shard not in moved
+            else lease
+            for lease in carried_out(snap, decided).shards
+        ]
+        snap = replace(snap, shards=tuple(arrived))
+    final = plan(snap, live=live(snap))
+    assert final.actions == ()
+    takers = {member.name for member in snap.nodes if member.accepts_runs}
+    shares = [count for name, count in counts(snap).items() if name in takers]
+    cap = snap.group.node_cap
+    held = sum(shares)
+    if takers and cap is None:
+        assert max(shares) - min(shares) <= 1
+        assert held == len(snap.shards)
+    elif takers and len(snap.shards) <= cap * len(takers):
+        assert max(shares) <= cap
+        assert held == len(snap.shards)
+    else:
+        assert len(final.unassigned) == len(snap.shards) - sum(
+            min(share, cap or 0) for share in shares
+        )
+
+
+def test_finished_waiting_and_unsubscribable_shards_do_not_count() -> None:
+    leases = [
+        shard("0"),
+        shard("1"),
+        replace(shard("2"), state=ShardState.OVER),
+        replace(shard("3"), state=ShardState.WAIT),
+        replace(shard("4"), subscribable=False),
+        replace(shard("5", "node-a"), subscribable=False),
+    ]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
+    assert [(action.shard, action.gains) for action in decided.actions] == [
+        ("0", "node-a"),
+        ("1", "node-b"),
+    ]
+
+
+def test_a_shard_in_transfer_counts_for_the_next_node() -> None:
+    leases = [shard("0", "node-b", holder="node-a"), shard("1", "node-a")]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
+    assert decided.actions == ()
+    assert dict(decided.counts) == {"node-a": 1, "node-b": 1}
+
+
+def test_a_surplus_in_transfer_goes_back_before_anything_else_moves() -> None:
+    leases = [shard(str(i), "node-b", holder="node-a") for i in range(2)]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
+    assert [type(action) for action in decided.actions] == [CancelTransfer]
+    assert decided.actions[0].gains == "node-a"
+
+
+def test_a_node_that_takes_no_runs_gives_its_shards_away() -> None:
+    leases = [shard("0", "node-a"), shard("1", "node-a")]
+    idle = node("node-a", accepts_runs=False)
+    decided = plan(snapshot([idle, node("node-b")], leases), live=NODES)
+    assert [(type(action), action.gains) for action in decided.actions] == [
+        (BeginTransfer, "node-b"),
+        (BeginTransfer, "node-b"),
+    ]
+    assert decided.moves_minimum == 2
+
+
+def test_a_transfer_to_a_node_that_takes_no_runs_is_called_off() -> None:
+    leases = [shard("0", "node-b", holder="node-a")]
+    idle = node("node-b", accepts_runs=False)
+    decided = plan(snapshot([node("node-a"), idle], leases), live=NODES)
+    assert decided.actions == (
+        CancelTransfer(
+            ShardId("0"), NodeName("node-a"), NodeName("node-b"), 3, "node-b takes no runs"
+        ),
+    )
+
+
+def test_shards_of_a_dead_node_are_planned_for_but_not_claimed_before_its_eviction() -> None:
+    leases = [shard("0", "node-a"), shard("1"), shard("2", "node-b"), shard("3", "node-b")]
+    snap = snapshot([node("node-a"), node("node-b"), node("node-c")], leases)
+    decided = plan(snap, live={NodeName("node-b"), NodeName("node-c")})
+    assert [(action.shard, action.gains) for action in decided.actions] == [("1", "node-c")]
+    assert dict(decided.counts) == {"node-b": 2, "node-c": 2}
+    assert decided.moves == 2
+
+
+def test_what_no_node_may_take_is_reported() -> None:
+    leases = [shard(str(i)) for i in range(5)]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases, node_cap=2), live=NODES)
+    assert len(decided.actions) == 4
+    assert [str(left) for left in decided.unassigned] == [
+        "4 is left: every live node has as many shards as it may"
+    ]
+
+
+def test_without_a_node_everything_is_left() -> None:
+    decided = plan(snapshot([], [shard("0"), shard("1")]), live=())
+    assert [left.shard for left in decided.unassigned] == ["0", "1"]
+    assert decided.spread == 0
+
+
+def test_a_paused_group_keeps_its_owners() -> None:
+    decided = plan(snapshot([node("node-a")], [shard("0")], paused=True), live=NODES)
+    assert decided.actions == ()
+    assert "paused" in decided.summary
+
+
+def test_the_explanation_names_each_move_its_reason_and_the_bound() -> None:
+    leases = [shard(str(i), "node-a") for i in range(4)] + [shard("4")]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
+    lines = decided.explain()
+    assert lines[0] == "5 shards can be consumed by 2 live nodes, 2 or 3 each"
+    assert any(line.startswith("claim 4 for node-b: it is free") for line in lines)
+    assert any(
+        line.startswith("transfer 3 from node-a to node-b: node-a has more") for line in lines
+    )
+    assert "2 changes of owner; the fewest possible are 2" in lines
+    assert "node-a holds 4 and its share is 3: 1 must leave it" in lines
+
+
+def test_names_sort_as_people_count() -> None:
+    assert sorted(["10", "9", "a", "2", "02", "A-10", "A-9"], key=rank_key) == [
+        "02",
+        "2",
+        "9",
+        "10",
+        "A-9",
+        "A-10",
+        "a",
+    ]
+
+
+def test_orphans_are_found() -> None:
+    gone = replace(node("node-z"), incarnation="")
+    leases = [
+        shard("0", "node-z"),
+        shard("1", "node-z", holder="node-a"),
+        replace(shard("2", "node-b", holder="node-a"), consumer_run=""),
+        replace(shard("3"), state=ShardState.WAIT, parents=(ShardId("4"),)),
+        replace(shard("4"), state=ShardState.OVER),
+        replace(shard("5"), state=ShardState.WAIT, parents=(ShardId("6"),)),
+        shard("6", "node-a"),
+    ]
+    found = orphans(snapshot([node("node-a"), node("node-b"), gone], leases))
+    assert [line.split()[0] for line in found] == ["0", "1", "2", "3"]
+
+
+# -- modulo -----------------------------------------------------------------------------------
+
+
+def modulo(name: str, count: int | None, remainder: int | None) -> Node:
+    return node(name, source_count=count, node_id=remainder)
+
+
+def modulo_group(nodes: list[Node], shards: list[ShardLease]) -> Snapshot:
+    return snapshot(nodes, shards, assignment=AssignmentMode.MODULO)
+
+
+def test_modulo_ranks_the_full_list() -> None:
+    leases = [shard(str(i)) for i in range(12)]
+    leases[1] = replace(leases[1], state=ShardState.OVER)
+    leases[2] = replace(leases[2], subscribable=False)
+    nodes = [modulo("node-a", 3, 0), modulo("node-b", 3, 1)]
+    decided = plan(modulo_group(nodes, leases), live=NODES)
+    gains = {action.shard: action.gains for action in decided.actions}
+    assert gains == dict.fromkeys(["0", "3", "6", "9"], "node-a") | dict.fromkeys(
+        ["4", "7", "10"], "node-b"
+    )
+    assert {left.shard for left in decided.unassigned} == {"2", "5", "8", "11"}
+
+
+def test_modulo_leaves_a_shard_with_its_node_while_it_cannot_be_subscribed_to() -> None:
+    leases = [replace(shard("0", "node-b"), subscribable=False)]
+    nodes = [modulo("node-a", 2, 0), modulo("node-b", 2, 1)]
+    assert plan(modulo_group(nodes, leases), live=NODES).actions == ()
+
+
+def test_modulo_moves_a_shard_to_the_node_that_its_rank_names() -> None:
+    leases = [shard("0", "node-b"), shard("1", "node-b")]
+    nodes = [modulo("node-a", 2, 0), modulo("node-b", 2, 1)]
+    actions = plan(modulo_group(nodes, leases), live=NODES).actions
+    assert [(type(action), action.shard, action.gains) for action in actions] == [
+        (BeginTransfer, "0", "node-a")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "candidate", "error"),
+    [
+        ([("node-a", 3, 0)], ("node-b", 2, 1), ModuloCountMismatch),
+        ([("node-a", 3, 0)], ("node-b", 3, 0), ModuloIdTaken),
+        ([("node-a", 3, 0)], ("node-b", None, None), ModuloSettingMissing),
+        ([("node-a", 3, 0)], ("node-b", 3, None), ModuloSettingMissing),
+        ([("node-a", 3, 0)], ("node-b", -1, 1), ModuloCountMismatch),
+        ([("node-a", -1, None)], ("node-b", 3, 1), ModuloCountMismatch),
+        ([], ("node-b", 3, 3), ModuloIdOutOfRange),
+        ([], ("node-b", 3, -1), ModuloIdOutOfRange),
+        ([], ("node-b", 0, 0), ModuloIdOutOfRange),
+    ],
+)
+def test_modulo_refuses_contradictions_in_any_order(
+    members: list[tuple[str, int, int]],
+    candidate: tuple[str, int | None, int | None],
+    error: type[AssignmentConflict],
+) -> None:
+    group = Group(KEY, assignment=AssignmentMode.MODULO)
+    rows = [modulo(*member) for member in members]
+    with pytest.raises(error):
+        check_member(group, rows, modulo(*candidate))
+    for order in itertools.permutations([*rows, modulo(*candidate)]):
+        decided = plan(modulo_group(list(order), [shard("0"), shard("1")]), live=NODES)
+        assert decided.actions == ()
+        assert isinstance(decided.refusals[0].error, AssignmentConflict)
+
+
+def test_modulo_lets_a_node_come_back_and_ignores_those_that_left() -> None:
+    group = Group(KEY, assignment=AssignmentMode.MODULO)
+    left = replace(modulo("node-b", 5, 0), incarnation="")
+    check_member(group, [modulo("node-a", 3, 0), left], modulo("node-a", 3, 0))
+
+
+def test_negative_counts_switch_modulo_off() -> None:
+    nodes = [modulo("node-a", -1, None), modulo("node-b", -1, None)]
+    decided = plan(modulo_group(nodes, [shard("0"), shard("1")]), live=NODES)
+    assert dict(decided.counts) == {"node-a": 1, "node-b": 1}
+    assert decided.refusals == ()
+
+
+# -- pinned -----------------------------------------------------------------------------------
+
+
+def pinned(name: str, *shards: str) -> Node:
+    return node(name, pinned={ShardId(each): None for each in shards})
+
+
+def test_pinned_nodes_take_what_they_name_and_nothing_else() -> None:
+    leases = [shard("0"), shard("1"), shard("2", "node-b")]
+    snap = snapshot(
+        [pinned("node-a", "0"), pinned("node-b")], leases, assignment=AssignmentMode.PINNED
+    )
+    decided = plan(snap, live=NODES)
+    assert [(action.shard, action.gains) for action in decided.actions] == [("0", "node-a")]
+    assert {left.shard for left in decided.unassigned} == {"1", "2"}
+
+
+def test_pinned_refuses_an_occupied_shard_and_an_unknown_one() -> None:
+    snap = snapshot(
+        [pinned("node-a", "0"), pinned("node-b", "0", "9")],
+        [shard("0", "node-b")],
+        assignment=AssignmentMode.PINNED,
+    )
+    decided = plan(snap, live=NODES)
+    assert decided.actions == ()
+    assert [(refusal.node, type(refusal.error)) for refusal in decided.refusals] == [
+        ("node-b", UnknownShard),
+        ("node-a", ShardOccupied),
+    ]
