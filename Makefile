@@ -1,0 +1,60 @@
+# Every target does its own set-up; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help demo ui test check lint types format bench install install-dev constraints clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The folder of the demo and of `make ui`; the files of the demo's input; arguments for pytest.
+HOME_DIR ?= .leasehold
+INPUT ?=
+PYTEST_ARGS ?=
+export PYTHON
+
+help: ## List all targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.stamp-run ## Consume a log of 8 shards from start to proof: make demo [INPUT="a.log b.log"]
+	@$(BIN)/leasehold demo --home "$(HOME_DIR)" $(foreach file,$(INPUT),--input "$(file)")
+
+ui: $(VENV)/.stamp-run ## Open the demo's deployment in the Dagster UI, on this machine only
+	@$(BIN)/leasehold ui --home "$(HOME_DIR)"
+
+test: $(VENV)/.stamp-dev ## Run all tests (installs MariaDB's server and Chromium where they are missing)
+	@sh scripts/test_tools.sh
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+check: lint types test ## Run what a change has to pass: lint, types and all tests
+
+lint: $(VENV)/.stamp-dev ## Check style and formatting with ruff
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.stamp-dev ## Check types with basedpyright, in strict mode
+	@$(BIN)/basedpyright
+
+format: $(VENV)/.stamp-dev ## Format all code and mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
+	@set -e; for file in benchmarks/[a-z]*.py; do \
+		name=$$(basename "$$file" .py); echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; \
+	done
+
+install: $(VENV)/.stamp-run ## Install what the demo and the command line need, into .venv
+
+install-dev: $(VENV)/.stamp-dev ## Install what tests and checks need as well
+
+$(VENV)/.stamp-run: pyproject.toml constraints.txt
+	@sh scripts/install.sh $(VENV) run
+
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt
+	@sh scripts/install.sh $(VENV) dev
+
+constraints: ## Write constraints.txt anew from the newest versions that pyproject.toml allows
+	@sh scripts/constraints.sh
+
+clean: ## Remove caches and the demo's folder; the virtual environment stays
+	@rm -rf .pytest_cache .ruff_cache .hypothesis build dist
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	@if [ -e "$(HOME_DIR)/demo.json" ]; then rm -rf "$(HOME_DIR)"; fi
