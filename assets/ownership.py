@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import ShardLease, Snapshot
 from lease_store.states import ShardState
-from lease_store.store import Changed, LeaseStore, Opened
+from lease_store.store import Changed, LeaseStore, NotHeld, Opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +135,15 @@ def close_ended_tenure(
     """Close the tenure of a run that has ended without closing it.
 
     A tenure is closed by its own run alone, and that run is gone. So a tenure of its own takes
-    its place and is closed at once: the epoch rises, which fences the old run should it wake, and
-    a transfer that waited for it goes on. `closing` is a fresh run id.
+    its place and is closed at once: the epoch rises, which fences the old run should it wake. A
+    shard in transfer goes to its next node in the attempt. `closing` is a fresh run id.
 
     Returns:
-        False where the shard moved on by itself meanwhile.
+        False where the shard had moved on meanwhile, or the group is paused.
     """
     opened = store.open_tenure(key, shard, node, closing, replaces=ended)
+    if isinstance(opened, NotHeld):
+        return opened.consumer_owner not in (None, node)
     if not isinstance(opened, Opened):
         return False
     store.close_tenure(opened.tenure, reason=f"run {ended} ended without closing it")

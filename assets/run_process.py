@@ -1,4 +1,4 @@
-"""Whether the process of a run is still there, asked by its own host.
+"""Whether a run has ended, and whether its process is still there.
 
 Dagster's launcher cannot tell: a run whose process died together with the code server that
 watched it stays "started" for ever, and would keep its shards open. A run therefore notes its
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 
+import dagster as dg
 import psutil
 
 _START_TOLERANCE_S = 2.0
@@ -41,3 +43,11 @@ def process_gone(note: str) -> bool:
         return True
     except psutil.Error:
         return False
+
+
+def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[str]:
+    """Those of `run_ids` that have ended, or of which the instance knows nothing."""
+    if not run_ids:
+        return set()
+    runs = instance.get_runs(filters=dg.RunsFilter(run_ids=list(run_ids)))
+    return set(run_ids) - {run.run_id for run in runs if not run.is_finished}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Lock
 
 from assets.deployment import Deployment
+from assets.spark_resource import SparkResource
 from lease_store.store import LeaseStore
 from orchestration.settings import Settings
 
@@ -31,3 +32,8 @@ def deployment_of(settings: Settings) -> Deployment:
         timing=settings.timing,
         output_folder=lambda key: settings.output_folder(key.stream, key.group),
     )
+
+
+def spark_of(settings: Settings) -> SparkResource:
+    """The Spark session that the settings describe; started by the first run that needs it."""
+    return SparkResource(mode=settings.spark, folder=str(settings.spark_folder))

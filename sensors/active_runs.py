@@ -70,14 +70,6 @@ def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
     return None
 
 
-def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[str]:
-    """Those of `run_ids` that have ended, or of which the instance knows nothing."""
-    if not run_ids:
-        return set()
-    runs = instance.get_runs(filters=dg.RunsFilter(run_ids=list(run_ids)))
-    return set(run_ids) - {run.run_id for run in runs if not run.is_finished}
-
-
 @dataclass(slots=True)
 class HoldingMemory:
     """Which runs held a shard, to notice those that hold none any more and go on all the same.

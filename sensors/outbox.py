@@ -8,10 +8,10 @@ import dagster as dg
 from assets.deployment import Deployment
 from assets.materialization import committed_ranges, materialization_of
 from assets.partitions import definition_name
+from assets.run_process import ended_runs
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
 from lease_store.records import OutboxEvent
-from sensors.active_runs import ended_runs
 
 INTERVAL_S = 5
 EVENTS_PER_TICK_MAX = 200

@@ -1,0 +1,123 @@
+"""The checks of a shard: what a run reports about each partition that it consumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from assets.materialization import CommittedRange
+from assets.partitions import asset_key, shard_partitions
+from assets.shard_stream import ShardStream
+from lease_store.records import Gap
+
+NO_GAP = "no_gap"
+LAG = "lag"
+QUARANTINE_RATE = "quarantine_rate"
+QUARANTINE_RATE_MAX = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCheck:
+    """The outcome of one check of one shard."""
+
+    name: str
+    passed: bool
+    description: str
+    metadata: dict[str, Any]
+    blocking: bool = False
+
+    @property
+    def severity(self) -> dg.AssetCheckSeverity:
+        """An error where data is missing, a warning where somebody should look."""
+        return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
+
+    def evaluation(self, stream: ShardStream, shard: str) -> dg.AssetCheckEvaluation:
+        """The outcome as an event about one partition."""
+        return dg.AssetCheckEvaluation(
+            asset_key=asset_key(stream),
+            check_name=self.name,
+            passed=self.passed,
+            severity=self.severity,
+            description=self.description,
+            metadata=self.metadata,
+            partition=shard,
+        )
+
+
+def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
+    """The checks of a stream's asset, one result per partition."""
+    described = {
+        NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
+        LAG: f"At most {stream.lag_max} records of the shard are still unread.",
+        QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
+    }
+    partitions = shard_partitions(stream)
+    return [
+        dg.AssetCheckSpec(
+            name, asset=asset_key(stream), description=text, partitions_def=partitions
+        )
+        for name, text in described.items()
+    ]
+
+
+def check_shard(
+    stream: ShardStream,
+    committed: CommittedRange | None,
+    *,
+    gaps: Sequence[Gap],
+    lag: int | None,
+) -> list[ShardCheck]:
+    """All checks of one shard after a run.
+
+    Args:
+        stream: the declaration, for its limits.
+        committed: what the run committed to the shard, or None for nothing.
+        gaps: the shard's gaps that nobody has acknowledged.
+        lag: the shard's unread records, or None where the source cannot tell.
+    """
+    return [_no_gap(committed, gaps), _lag(stream, lag), _quarantine_rate(committed)]
+
+
+def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck:
+    contiguous = committed is None or committed.contiguous
+    spans = ", ".join(f"[{gap.start}, {gap.end}): {gap.reason}" for gap in gaps[:5])
+    if not contiguous:
+        said = "A committed batch does not start where the one before it ends."
+    elif gaps:
+        said = f"{len(gaps)} ranges were never consumed: {spans}."
+    else:
+        said = "Every batch starts where the one before it ends."
+    return ShardCheck(NO_GAP, contiguous and not gaps, said, {"gaps": len(gaps)}, blocking=True)
+
+
+def _lag(stream: ShardStream, lag: int | None) -> ShardCheck:
+    if lag is None:
+        return ShardCheck(LAG, True, "The source cannot tell how many records are unread.", {})
+    passed = lag <= stream.lag_max
+    said = f"{lag} records are unread; the limit is {stream.lag_max}."
+    return ShardCheck(LAG, passed, said, {"lag": lag, "lag_max": stream.lag_max})
+
+
+def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:
+    records = committed.total("records") if committed else 0
+    quarantined = committed.total("quarantined") if committed else 0
+    rate = quarantined / records if records else 0.0
+    said = f"{quarantined} of {records} records could not be parsed."
+    metadata = {"rate": rate, "quarantined": quarantined}
+    return ShardCheck(QUARANTINE_RATE, rate <= QUARANTINE_RATE_MAX, said, metadata)
+
+
+def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
+    """One result per check over all shards of a run: it passed where it passed for each."""
+    passed: dict[str, bool] = {}
+    severity: dict[str, dg.AssetCheckSeverity] = {}
+    for check in checks:
+        passed[check.name] = passed.get(check.name, True) and check.passed
+        severity[check.name] = check.severity
+    return [
+        dg.AssetCheckResult(check_name=name, passed=passed[name], severity=severity[name])
+        for name in passed
+    ]

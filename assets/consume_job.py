@@ -1,0 +1,91 @@
+"""The job of a stream whose runs serve several shards of one node in one Spark session."""
+
+import dagster as dg
+
+from assets.deployment import Deployment
+from assets.node_consumption import consume_shards
+from assets.partitions import PROCESS_TAG, STREAM_TAG, consume_job_name
+from assets.run_process import process_note
+from assets.shard_run import ShardRun, failure_sentence
+from assets.shard_stream import ShardStream
+from assets.spark_resource import SparkResource
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import NodeName, ShardId
+
+
+class ConsumeConfig(dg.Config):
+    """Which shards a run serves, as whom.
+
+    Attributes:
+        node: the node that holds the shards.
+        incarnation: under which incarnation that node is alive; the run beats for it.
+        shards: the shards; one that the node holds no more is left out.
+    """
+
+    node: str
+    incarnation: str
+    shards: list[str]
+
+
+def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
+    """The job `consume_<stream>`, launched by the rebalance sensor and the schedule."""
+    name = consume_job_name(stream)
+
+    @dg.op(
+        name=name,
+        description="Consumes shards of one node until they are caught up, its budget of time "
+        "ends, or their leases say stop.",
+        tags={"kind": "pyspark"},
+    )
+    def consume(
+        context: dg.OpExecutionContext, config: ConsumeConfig, spark: SparkResource
+    ) -> None:
+        try:
+            _consume(context, config, spark, stream, deployment)
+        except LeaseholdError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+
+    @dg.job(
+        name=name,
+        executor_def=dg.in_process_executor,
+        description=f"Consumes shards of {stream.name} that one node holds.",
+    )
+    def consume_job() -> None:
+        consume()
+
+    return consume_job
+
+
+def _consume(
+    context: dg.OpExecutionContext,
+    config: ConsumeConfig,
+    spark: SparkResource,
+    stream: ShardStream,
+    deployment: Deployment,
+) -> None:
+    run_id = context.run.run_id
+    tags = {STREAM_TAG: stream.name, PROCESS_TAG: process_note()}
+    context.instance.add_run_tags(run_id, tags)
+    done = ShardRun(stream, deployment.store(), run_id)
+    reports, seconds = consume_shards(
+        stream,
+        deployment,
+        spark=spark,
+        node=NodeName(config.node),
+        incarnation=config.incarnation,
+        run=run_id,
+        shards=[ShardId(shard) for shard in config.shards],
+    )
+    done.add(reports, seconds=seconds)
+    for report in reports:
+        said = f" {report.error}" if report.error else ""
+        context.log.info(
+            f"Shard {report.shard}: {report.records} records in {report.batches} batches, "
+            f"{report.stopped.value}.{said}"
+        )
+    delivered = done.deliver(context)
+    context.log.info(f"{delivered} of {len(reports)} shards had something to commit.")
+    failures = done.failures()
+    if failures:
+        sentence = failure_sentence(stream, failures, len(reports))
+        raise dg.Failure(sentence, allow_retries=False)

@@ -1,0 +1,137 @@
+"""The asset of a stream: materializing a partition consumes that shard from its checkpoint."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+
+from assets.checks import check_specs, joint_results
+from assets.deployment import Deployment
+from assets.node_consumption import consume_shards
+from assets.partitions import (
+    NODE_TAG,
+    PROCESS_TAG,
+    STREAM_TAG,
+    asset_key,
+    definition_name,
+    shard_partitions,
+)
+from assets.placement import Placement, Placer
+from assets.run_process import process_note
+from assets.shard_run import ShardRun, log_check
+from assets.shard_stream import ShardStream
+from assets.spark_resource import SparkResource
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import ShardId
+
+MaterializeEvents = Iterator[dg.MaterializeResult[Any]]
+
+
+class ShardConfig(dg.Config):
+    """What the launchpad offers for a materialization; everything may be left out.
+
+    Attributes:
+        node: consume as this node; by default, as whichever node holds the shard.
+        wait_s: how long to wait for another run of the shard to end, in seconds.
+    """
+
+    node: str | None = None
+    wait_s: float = 60.0
+
+
+def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
+    """The asset of a stream: its key is the stream's name, its partitions are the shards."""
+    key, partitions = asset_key(stream), shard_partitions(stream)
+    spec = dg.AssetSpec(
+        key,
+        description=f"Records of the stream {stream.name}, each committed once; one partition per "
+        "shard. Materialize a partition to consume what is unread of its shard.",
+        kinds={"pyspark", "parquet"},
+        group_name="streams",
+        partitions_def=partitions,
+        metadata={"consumer_group": str(stream.key)},
+    )
+
+    @dg.multi_asset(
+        name=definition_name(stream),
+        specs=[spec],
+        check_specs=check_specs(stream),
+        partitions_def=partitions,
+    )
+    def shard_asset(
+        context: dg.AssetExecutionContext, config: ShardConfig, spark: SparkResource
+    ) -> MaterializeEvents:
+        try:
+            yield from _materialize(context, config, spark, stream, deployment)
+        except LeaseholdError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+
+    return shard_asset
+
+
+def _materialize(
+    context: dg.AssetExecutionContext,
+    config: ShardConfig,
+    spark: SparkResource,
+    stream: ShardStream,
+    deployment: Deployment,
+) -> MaterializeEvents:
+    shards = _shards_asked_for(context, stream)
+    run_id = context.run.run_id
+    tags = {STREAM_TAG: stream.name, PROCESS_TAG: process_note()}
+    context.instance.add_run_tags(run_id, tags)
+    placer = Placer(
+        context.instance,
+        stream.key,
+        deployment,
+        run=run_id,
+        wanted=config.node or context.run.tags.get(NODE_TAG),
+    )
+    placement = placer.place(shards, wait_s=config.wait_s, log=context.log.info)
+    done = _consume(context, spark, stream, deployment, placement)
+    refusal = done.refusal(shards)
+    if refusal:
+        done.deliver(context)
+        raise dg.Failure(refusal, allow_retries=False)
+    single = len(shards) == 1
+    for shard in shards:
+        context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
+        for check in () if single else done.checks(shard):
+            log_check(context, check.evaluation(stream, shard))
+    checks = [check for shard in shards for check in done.checks(shard)]
+    yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=joint_results(checks))
+    # Dagster has stored the event before it asks for more, so that flagging now loses nothing.
+    done.mark_delivered()
+
+
+def _consume(
+    context: dg.AssetExecutionContext,
+    spark: SparkResource,
+    stream: ShardStream,
+    deployment: Deployment,
+    placement: Placement,
+) -> ShardRun:
+    done = ShardRun(stream, deployment.store(), context.run.run_id)
+    for node, held in placement.by_node().items():
+        context.instance.add_run_tags(context.run.run_id, {NODE_TAG: node})
+        reports, seconds = consume_shards(
+            stream,
+            deployment,
+            spark=spark,
+            node=node,
+            incarnation=placement.incarnations[node],
+            run=context.run.run_id,
+            shards=held,
+        )
+        done.add(reports, seconds=seconds)
+    return done
+
+
+def _shards_asked_for(context: dg.AssetExecutionContext, stream: ShardStream) -> list[ShardId]:
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise dg.Failure(
+            f"Choose a partition: {stream.name} has one per shard, and this run was launched "
+            "without any.",
+            allow_retries=False,
+        )
+    return [ShardId(key) for key in context.partition_keys]

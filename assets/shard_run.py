@@ -1,0 +1,150 @@
+"""What a run did for its shards, told to Dagster: events, metadata, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import dagster as dg
+
+from assets.checks import ShardCheck, check_shard
+from assets.consumption_report import ConsumptionReport, StopReason
+from assets.materialization import CommittedRange, committed_ranges, range_metadata
+from assets.partitions import asset_key
+from assets.shard_stream import ShardStream
+from lease_store.identifiers import ShardId
+from lease_store.records import Gap
+from lease_store.store import LeaseStore
+
+EVENTS_PER_RUN_MAX = 1_000_000
+SHOWN_FAILURES_MAX = 5
+
+RunContext = dg.AssetExecutionContext | dg.OpExecutionContext
+
+
+class ShardRun:
+    """The reports of one run's shards, joined with what the outbox holds of its commits.
+
+    What was committed is read back from the outbox instead of being counted along the way, so
+    that the run reports exactly what a successor would report if this one died now.
+    """
+
+    def __init__(self, stream: ShardStream, store: LeaseStore, run_id: str) -> None:
+        self._stream = stream
+        self._store = store
+        self._run_id = run_id
+        self._reports: dict[ShardId, ConsumptionReport] = {}
+        self._seconds: dict[ShardId, float] = {}
+        self._ranges: dict[ShardId, CommittedRange] | None = None
+        self._gaps: dict[ShardId, list[Gap]] = {}
+
+    def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
+        """Take over what one consumer did in `seconds`."""
+        for report in reports:
+            self._reports[report.shard] = report
+            self._seconds[report.shard] = seconds
+
+    def committed(self, shard: ShardId) -> CommittedRange | None:
+        """What the run committed to a shard and nobody has delivered yet."""
+        if self._ranges is None:
+            pending = self._store.pending_events(
+                self._stream.key, run=self._run_id, limit=EVENTS_PER_RUN_MAX
+            )
+            self._ranges = {found.shard: found for found in committed_ranges(pending)}
+            for gap in self._store.gaps(self._stream.key):
+                if not gap.acknowledged:
+                    self._gaps.setdefault(gap.shard, []).append(gap)
+        return self._ranges.get(shard)
+
+    def metadata(self, shard: ShardId) -> dict[str, Any]:
+        """Metadata of a shard's materialization; numbers stay numbers, so that they plot."""
+        committed, report = self.committed(shard), self._reports.get(shard)
+        nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
+        metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)
+        if report is None:
+            return metadata | {"stopped": "finished before: nothing to read"}
+        metadata["stopped"] = report.stopped.value
+        if report.lag_before is not None:
+            metadata["lag_before"] = report.lag_before
+        if report.lag_after is not None:
+            metadata["lag_after"] = report.lag_after
+        seconds = self._seconds[shard]
+        if committed and seconds > 0:
+            metadata["records_per_second"] = round(committed.total("records") / seconds, 3)
+        return metadata
+
+    def checks(self, shard: ShardId) -> list[ShardCheck]:
+        """The outcomes of a shard's checks."""
+        report = self._reports.get(shard)
+        return check_shard(
+            self._stream,
+            self.committed(shard),
+            gaps=self._gaps.get(shard, []),
+            lag=report.lag_after if report else 0,
+        )
+
+    def failures(self) -> list[str]:
+        """One sentence for each shard that failed."""
+        return [
+            f"shard {report.shard}: {report.error or report.stopped.value}"
+            for report in self._reports.values()
+            if report.stopped is StopReason.FAILED
+        ]
+
+    def refusal(self, shards: Sequence[ShardId]) -> str:
+        """Why a run that was asked for these shards by name has not consumed them; or nothing."""
+        for shard in shards:
+            report = self._reports.get(shard)
+            if report is None or report.stopped in _ANSWERED:
+                continue
+            why = report.error or _EXPLAINED.get(report.stopped, report.stopped.value)
+            return f"Shard {shard} of {self._stream.key} was not consumed to its end: {why}"
+        return ""
+
+    def deliver(self, context: RunContext) -> int:
+        """Report what was committed, shard by shard, then flag it; returns how many shards."""
+        delivered = 0
+        for shard in self._reports:
+            if self.committed(shard) is None:
+                continue
+            context.log_event(
+                dg.AssetMaterialization(
+                    asset_key(self._stream), partition=shard, metadata=self.metadata(shard)
+                )
+            )
+            for check in self.checks(shard):
+                log_check(context, check.evaluation(self._stream, shard))
+            delivered += 1
+        self.mark_delivered()
+        return delivered
+
+    def mark_delivered(self) -> None:
+        """Flag everything that was reported."""
+        ranges = (self._ranges or {}).values()
+        sequences = [event.sequence for found in ranges for event in found.events]
+        if sequences:
+            self._store.mark_delivered(self._stream.key, sequences)
+
+
+_ANSWERED = frozenset({StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED})
+_EXPLAINED = {
+    StopReason.HANDED_OVER: "it was handed over to another node, which goes on with it.",
+    StopReason.PAUSED: "its consumer group was paused.",
+    StopReason.LEASE_LOST: "its lease was lost to another node, which goes on with it.",
+    StopReason.UNTRUSTED: "the lease store did not confirm a beat in time.",
+    StopReason.STOP_REQUESTED: "the run was asked to stop.",
+    StopReason.NOT_HELD: "its node holds it no more.",
+    StopReason.OPEN_BY_OTHER: "another run has it open.",
+}
+
+
+def failure_sentence(stream: ShardStream, failures: Sequence[str], shards: int) -> str:
+    """What a run with failing shards ends with; the others were consumed all the same."""
+    shown = " ".join(failures[:SHOWN_FAILURES_MAX])
+    return f"{len(failures)} of {shards} shards of {stream.name} failed. {shown}"
+
+
+def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:
+    """Record the outcome of a check for one partition of several in a run."""
+    # Dagster stores it like any other event; only the annotation of `log_event` leaves it out.
+    context.log_event(evaluation)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,75 @@
+"""From declared streams to everything that Dagster loads for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import dagster as dg
+
+from assets.consume_job import build_consume_job
+from assets.partitions import definition_name
+from assets.shard_asset import build_shard_asset
+from assets.shard_stream import ShardStream
+from lease_store.errors import InvalidSetting
+from orchestration.resources import deployment_of, spark_of
+from orchestration.schedules import build_schedule
+from orchestration.settings import Settings, load_settings
+from sensors.outbox import build_outbox_sensor
+from sensors.rebalance import build_rebalance_sensor
+from sensors.shard_list import build_shard_list_sensor
+
+
+def build_definitions(
+    streams: Sequence[ShardStream], settings: Settings | None = None
+) -> dg.Definitions:
+    """The asset, checks, job, sensors and schedule of each stream.
+
+    Args:
+        streams: what to consume.
+        settings: of the deployment; None reads them from the environment and `leasehold.toml`.
+
+    Raises:
+        InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart.
+    """
+    _check_names(streams)
+    settings = settings or load_settings()
+    deployment = deployment_of(settings)
+    assets: list[dg.AssetsDefinition] = []
+    jobs: list[dg.JobDefinition] = []
+    sensors: list[dg.SensorDefinition] = []
+    schedules: list[dg.ScheduleDefinition] = []
+    for stream in streams:
+        with warnings.catch_warnings():
+            # Checks with one result per partition are a preview feature of Dagster, used on
+            # purpose; the warning would greet every start of every process.
+            warnings.simplefilter("ignore", dg.PreviewWarning)
+            assets.append(build_shard_asset(stream, deployment))
+        job = build_consume_job(stream, deployment)
+        jobs.append(job)
+        sensors.append(build_shard_list_sensor(stream, deployment))
+        sensors.append(build_rebalance_sensor(stream, deployment, job))
+        sensors.append(build_outbox_sensor(stream, deployment))
+        schedules.append(build_schedule(stream, deployment, job))
+    return dg.Definitions(
+        assets=assets,
+        jobs=jobs,
+        sensors=sensors,
+        schedules=schedules,
+        resources={"spark": spark_of(settings)},
+        # A run has one step: a process of its own for it would only cost a second of start-up.
+        executor=dg.in_process_executor,
+    )
+
+
+def _check_names(streams: Sequence[ShardStream]) -> None:
+    """Refuse streams whose definitions would collide."""
+    seen: dict[str, str] = {}
+    for stream in streams:
+        name = definition_name(stream)
+        if name in seen:
+            raise InvalidSetting(
+                f"Streams {seen[name]!r} and {stream.name!r} cannot be told apart by Dagster, "
+                "which allows only letters, digits and underscores: rename one of them."
+            )
+        seen[name] = stream.name

@@ -1,0 +1,65 @@
+"""The schedule of a stream, for deployments that want fixed times instead of a sensor's runs."""
+
+import dagster as dg
+
+from assets.deployment import Deployment
+from assets.partitions import definition_name
+from assets.shard_stream import ShardStream
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Snapshot
+from sensors.active_runs import active_runs
+from sensors.launching import Launch
+from sensors.run_requests import run_request
+
+CRON = "*/5 * * * *"
+
+
+def due_launches(
+    snapshot: Snapshot, nodes: tuple[NodeName, ...], taken: set[str], shards_per_run: int
+) -> list[Launch]:
+    """Runs for all shards that served nodes hold and that no run serves."""
+    launches: list[Launch] = []
+    for node in nodes:
+        held: list[ShardId] = [
+            row.shard
+            for row in snapshot.shards
+            if row.consumer_owner == node and not row.consumer_run and row.shard not in taken
+        ]
+        for first in range(0, len(held), shards_per_run):
+            launches.append(Launch(node, tuple(held[first : first + shards_per_run])))
+    return launches
+
+
+def build_schedule(
+    stream: ShardStream, deployment: Deployment, job: dg.JobDefinition
+) -> dg.ScheduleDefinition:
+    """The schedule `<stream>_every_5_minutes`, stopped until somebody starts it."""
+
+    @dg.schedule(
+        name=f"{definition_name(stream)}_every_5_minutes",
+        job=job,
+        cron_schedule=CRON,
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description=f"Consumes all shards of {stream.name} that this deployment holds, whether or "
+        "not they have news. The rebalance sensor launches runs by itself as soon as there is "
+        "something to read; start this only beside it, for a source whose news it cannot see.",
+    )
+    def every_5_minutes(
+        context: dg.ScheduleEvaluationContext,
+    ) -> list[dg.RunRequest] | dg.SkipReason:
+        try:
+            snapshot = deployment.store().snapshot(stream.key)
+        except LeaseholdError as error:
+            return dg.SkipReason(str(error))
+        active = active_runs(context.instance, stream)
+        taken = {shard for run in active for shard in run.shards}
+        incarnations = {node.name: node.incarnation for node in snapshot.nodes if node.member}
+        nodes = tuple(node for node in deployment.nodes if node in incarnations)
+        launches = due_launches(snapshot, nodes, taken, stream.shards_per_run)
+        if not launches:
+            return dg.SkipReason(f"No shard of {stream.name} is held here and idle.")
+        return [run_request(stream, launch, incarnations[launch.node]) for launch in launches]
+
+    return every_5_minutes

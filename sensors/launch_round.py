@@ -1,0 +1,187 @@
+"""One round of launching: bury the tenures of ended runs, then choose what the next runs serve."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from assets.ownership import close_ended_tenure
+from assets.run_process import ended_runs
+from assets.shard_stream import ShardStream
+from lease_store.errors import LeaseLost
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Snapshot
+from lease_store.store import Changed, LeaseStore, Opened
+from lease_store.tick_report import TickReport
+from sensors.active_runs import ActiveRun, HoldingMemory, active_runs
+from sensors.launching import (
+    IdleShard,
+    Launch,
+    LaunchHistory,
+    Work,
+    choose_launches,
+    work_left,
+)
+
+FINISHED_PER_ROUND_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round launches, and one line for each thing that it did or left."""
+
+    launches: tuple[Launch, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class LaunchRounds:
+    """Launches runs for the shards of the served nodes; remembers between rounds.
+
+    Attributes:
+        stream: whose shards.
+        store: the lease store.
+        clock: monotonic seconds.
+        new_id: makes run ids for tenures that are opened only to be closed.
+    """
+
+    stream: ShardStream
+    store: LeaseStore
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    _history: LaunchHistory = field(default_factory=LaunchHistory)
+    _holding: HoldingMemory = field(default_factory=HoldingMemory)
+
+    def run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
+        """One round on what a tick of rebalancing found.
+
+        Raises:
+            SourceError: the source cannot tell what its shards hold.
+            StoreError: the lease store does not answer.
+        """
+        notes: list[str] = []
+        active = active_runs(instance, self.stream)
+        self._close_ended(instance, report, active, notes)
+        self._stop_losers(instance, report, active, notes)
+        if report.snapshot.group.paused:
+            return Round(notes=(*notes, "the group is paused: nothing is launched"))
+        ready = self._ready(report, active, notes)
+        runs_active = Counter(NodeName(run.node) for run in active if run.node)
+        launches = choose_launches(
+            ready,
+            history=self._history,
+            runs_active=runs_active,
+            shards_per_run=self.stream.shards_per_run,
+        )
+        check_points = {idle.shard: idle.check_point for idle in ready}
+        for launch in launches:
+            self._history.note(launch, check_points, self.clock())
+            notes.append(f"a run for {len(launch.shards)} shards of {launch.node}")
+        launched = sum(len(launch.shards) for launch in launches)
+        if launched < len(ready):
+            notes.append(f"{len(ready) - launched} shards wait for a free run of their node")
+        return Round(tuple(launches), tuple(notes))
+
+    def _close_ended(
+        self,
+        instance: dg.DagsterInstance,
+        report: TickReport,
+        active: list[ActiveRun],
+        notes: list[str],
+    ) -> None:
+        """Close what runs left open that were killed before they could."""
+        open_runs = {row.consumer_run for row in report.progress.values() if row.consumer_run}
+        ended = ended_runs(instance, open_runs - {run.run_id for run in active})
+        for shard, node in _owners(report).items():
+            row = report.progress.get(shard)
+            if row is None or row.consumer_run not in ended:
+                continue
+            closed = close_ended_tenure(
+                self.store,
+                self.stream.key,
+                shard,
+                node,
+                ended=row.consumer_run,
+                closing=self.new_id(),
+            )
+            if closed:
+                notes.append(f"shard {shard} is free of run {row.consumer_run}, which ended")
+
+    def _stop_losers(
+        self,
+        instance: dg.DagsterInstance,
+        report: TickReport,
+        active: list[ActiveRun],
+        notes: list[str],
+    ) -> None:
+        """Terminate runs that lost all their leases and go on all the same."""
+        holding = {row.consumer_run for row in report.progress.values() if row.consumer_run}
+        overdue = self._holding.overdue(
+            active, holding, now_s=self.clock(), grace_s=report.snapshot.group.timeout_s
+        )
+        for run_id in overdue:
+            stopped = instance.run_launcher.terminate(run_id)
+            how = "terminated" if stopped else "to be terminated, which failed"
+            notes.append(f"run {run_id} holds no shard any more: {how}")
+
+    def _ready(
+        self, report: TickReport, active: list[ActiveRun], notes: list[str]
+    ) -> list[IdleShard]:
+        """Shards that have something to read and that nobody serves; finishes the empty ones."""
+        taken = {shard for run in active for shard in run.shards}
+        idle = self._idle(report, taken)
+        bounds = self.stream.source.bounds(list(idle)) if idle else {}
+        ready: list[IdleShard] = []
+        waiting = finished = 0
+        for shard, node in idle.items():
+            if shard not in bounds:
+                continue
+            check_point = report.progress[shard].check_point
+            work = work_left(check_point, bounds[shard], report.snapshot.group.initial_position)
+            if work is Work.FINISH and finished < FINISHED_PER_ROUND_MAX:
+                finished += self._finish(shard, node, bounds[shard].end)
+            elif work is Work.READ and self._history.wait_s(shard, check_point, self.clock()):
+                waiting += 1
+            elif work is Work.READ:
+                ready.append(IdleShard(shard, node, check_point, bounds[shard]))
+        if waiting:
+            notes.append(f"{waiting} shards wait, because their last run committed nothing")
+        if finished:
+            notes.append(f"{finished} shards are over: they were read to their ends")
+        if not ready and not waiting:
+            notes.append(f"{len(idle)} idle shards have nothing to read, {len(active)} runs work")
+        return ready
+
+    def _idle(self, report: TickReport, taken: set[str]) -> dict[ShardId, NodeName]:
+        subscribable = _subscribable(report.snapshot)
+        return {
+            shard: node
+            for shard, node in _owners(report).items()
+            if shard in report.progress
+            and not report.progress[shard].consumer_run
+            and shard not in taken
+            and shard in subscribable
+        }
+
+    def _finish(self, shard: ShardId, node: NodeName, end: str) -> bool:
+        """End a read-only shard that was read to its end before it became read-only."""
+        opened = self.store.open_tenure(self.stream.key, shard, node, self.new_id())
+        if not isinstance(opened, Opened):
+            return False
+        if isinstance(self.store.finish_empty(opened.tenure, end), Changed):
+            return True
+        with suppress(LeaseLost):
+            self.store.close_tenure(opened.tenure, reason="it could not be finished")
+        return False
+
+
+def _owners(report: TickReport) -> Mapping[ShardId, NodeName]:
+    return {shard: node for node, shards in report.owned.items() for shard in shards}
+
+
+def _subscribable(snapshot: Snapshot) -> set[ShardId]:
+    return {row.shard for row in snapshot.shards if row.subscribable}

@@ -1,0 +1,73 @@
+"""A stream over a scripted source, and the deployment that serves it, all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assets.deployment import Deployment
+from assets.shard_stream import ShardStream
+from lease_store.errors import SourceUnavailable
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import ShardListing, Timing
+from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass
+class ScriptedSource:
+    """Shards whose list and bounds a test sets; it fails while `down` holds a sentence."""
+
+    shards: list[ShardListing] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    down: str = ""
+
+    def list_shards(self) -> list[ShardListing]:
+        self._answer()
+        return list(self.shards)
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        self._answer()
+        return {
+            shard: ShardBounds("0", str(self.ends.get(shard, 0)), shard in self.finished)
+            for shard in shards
+        }
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        return "0" if position == Position.BEGIN else str(self.ends.get(shard, 0))
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        end = min(self.ends.get(shard, 0), int(start) + limits.records_max)
+        last = shard in self.finished and end == self.ends.get(shard, 0)
+        return PlannedRange(str(end), end - int(start), last)
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        return int(bounds.end) - int(cursor)
+
+    def spark_options(self) -> Mapping[str, str]:
+        return {}
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        raise AssertionError("no test of a sensor reads records")
+
+    def _answer(self) -> None:
+        if self.down:
+            raise SourceUnavailable(self.down)
+
+
+def scripted_stream(shards: int = 2, name: str = "orders.eu") -> tuple[ShardStream, ScriptedSource]:
+    source = ScriptedSource([ShardListing(ShardId(str(n))) for n in range(shards)])
+    return ShardStream(name=name, source=source), source
+
+
+def memory_deployment(*nodes: str) -> tuple[Deployment, MemoryStore]:
+    store = MemoryStore()
+    names = tuple(NodeName(node) for node in nodes or ("local",))
+    return Deployment(lambda: store, names, Timing(), lambda key: Path("unused")), store

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lease_store.identifiers import NodeName, ShardId
+from sensors.launching import (
+    RETRY_FIRST_S,
+    RETRY_MAX_S,
+    IdleShard,
+    Launch,
+    LaunchHistory,
+    Work,
+    choose_launches,
+    work_left,
+)
+from shard_sources.source import ShardBounds
+
+A, B = NodeName("a"), NodeName("b")
+
+
+def bounds(begin: str = "0", end: str = "10", *, finished: bool = False) -> ShardBounds:
+    return ShardBounds(begin, end, finished)
+
+
+def idle(shard: int, node: NodeName = A, check_point: str | None = "3") -> IdleShard:
+    return IdleShard(ShardId(str(shard)), node, check_point, bounds())
+
+
+def test_work_left_compares_checkpoint_and_end():
+    assert work_left("3", bounds(), "begin") is Work.READ
+    assert work_left("10", bounds(), "begin") is Work.NONE
+    assert work_left("10", bounds(finished=True), "begin") is Work.FINISH
+    assert work_left(None, bounds(), "begin") is Work.READ
+    assert work_left(None, bounds(begin="0", end="0"), "begin") is Work.NONE
+    assert work_left(None, bounds(begin="0", end="0", finished=True), "begin") is Work.FINISH
+
+
+def test_a_shard_that_starts_at_the_end_needs_a_run_to_fix_where_that_is():
+    assert work_left(None, bounds(begin="10", end="10"), "end") is Work.READ
+    assert work_left("10", bounds(begin="10", end="10"), "end") is Work.NONE
+
+
+def test_launches_hold_at_most_shards_per_run_and_one_node_each():
+    ready = [idle(n) for n in range(5)] + [idle(7, B)]
+    launches = choose_launches(ready, history=LaunchHistory(), runs_active={}, shards_per_run=2)
+    assert [(run.node, len(run.shards)) for run in launches] == [(A, 2), (A, 2), (B, 1)]
+
+
+def test_a_node_gets_no_more_runs_than_it_may_have():
+    ready = [idle(n) for n in range(5)]
+    launches = choose_launches(
+        ready, history=LaunchHistory(), runs_active={A: 1}, shards_per_run=1, runs_per_node=2
+    )
+    assert len(launches) == 1
+    none = choose_launches(
+        ready, history=LaunchHistory(), runs_active={A: 2}, shards_per_run=1, runs_per_node=2
+    )
+    assert none == []
+
+
+@given(st.integers(1, 40), st.integers(1, 7))
+def test_every_shard_is_served_once_before_any_is_served_twice(shards: int, per_run: int):
+    history, ready = LaunchHistory(), [idle(n) for n in range(shards)]
+    served: list[ShardId] = []
+    while len(served) < shards:
+        (launch,) = choose_launches(
+            ready, history=history, runs_active={}, shards_per_run=per_run, runs_per_node=1
+        )
+        history.note(launch, dict.fromkeys(launch.shards, "3"), 0.0)
+        served.extend(launch.shards)
+    assert len(set(served[:shards])) == shards
+
+
+def test_a_shard_without_progress_waits_longer_each_time_and_progress_forgives():
+    history, shard = LaunchHistory(), ShardId("0")
+    now, waits = 0.0, []
+    for _ in range(8):
+        history.note(Launch(A, (shard,)), {shard: "3"}, now)
+        waits.append(history.wait_s(shard, "3", now))
+        now += waits[-1]
+        assert history.wait_s(shard, "3", now) == 0.0
+    assert waits[:3] == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S]
+    assert waits[-1] == RETRY_MAX_S
+    assert history.wait_s(shard, "4", now - 1) == 0.0
+    history.note(Launch(A, (shard,)), {shard: "4"}, now)
+    assert history.wait_s(shard, "4", now) == RETRY_FIRST_S

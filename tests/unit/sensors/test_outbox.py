@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+
+from assets.shard_stream import ShardStream
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import BatchCommit, BatchStatistics, Intent, Node, ShardListing
+from lease_store.store import Changed, Opened
+from sensors.outbox import build_outbox_sensor, delivered_before
+from tests.unit.sensors.streams import memory_deployment, scripted_stream
+
+LOCAL, ZERO = NodeName("local"), ShardId("0")
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+def commit_batches(store: MemoryStore, stream: ShardStream, run: str, count: int) -> None:
+    """Commit `count` batches of 10 records to shard 0 under `run`, and leave it open."""
+    key = stream.key
+    store.create_group(stream.new_group(20.0))
+    store.sync_shards(key, [ShardListing(ZERO)], observer="test")
+    store.register(key, Node(LOCAL, 0, "i"), observer="test")
+    store.claim(key, {ZERO: (LOCAL, 0)}, observer="test", reason="test")
+    opened = store.open_tenure(key, ZERO, LOCAL, run)
+    assert isinstance(opened, Opened)
+    for sequence in range(opened.next_sequence, opened.next_sequence + count):
+        start, end = str(10 * sequence), str(10 * (sequence + 1))
+        tenure = opened.tenure
+        store.record_intents([Intent(tenure, sequence, start, end)])
+        statistics = BatchStatistics(10, 100, 9, 1, AT, AT)
+        commit = BatchCommit(tenure, sequence, start, end, f"at-{sequence}", (), statistics)
+        assert isinstance(store.commit([commit])[ZERO], Changed)
+
+
+def tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None = None):
+    with dg.build_sensor_context(instance=instance, cursor=cursor) as context:
+        return sensor(context)
+
+
+def test_batches_of_a_dead_run_become_one_materialization_and_are_flagged_a_tick_later(instance):
+    stream, _ = scripted_stream(1)
+    deployment, store = memory_deployment()
+    commit_batches(store, stream, "dead", 3)
+    sensor = build_outbox_sensor(stream, deployment)
+    first = tick(sensor, instance)
+    (event,) = first.asset_events
+    assert event.partition == "0"
+    assert event.metadata["records"].value == 30
+    assert event.metadata["batches"].value == 3
+    assert event.metadata["quarantined"].value == 3
+    assert event.metadata["end_cursor"].value == str(int(event.metadata["start_cursor"].value) + 30)
+    assert event.metadata["last_event_time"].value == AT.timestamp()
+    # The daemon died before it stored the tick: the events come again.
+    assert len(tick(sensor, instance).asset_events) == 1
+    assert len(store.pending_events(stream.key)) == 3
+    second = tick(sensor, instance, first.cursor)
+    assert second.asset_events == []
+    assert store.pending_events(stream.key) == []
+
+
+def test_batches_of_a_live_run_are_left_to_it(instance):
+    stream, _ = scripted_stream(1)
+    deployment, store = memory_deployment()
+    run = dg.DagsterRun(job_name="consume_orders_eu", status=dg.DagsterRunStatus.STARTED)
+    instance.add_run(run)
+    commit_batches(store, stream, run.run_id, 2)
+    result = tick(build_outbox_sensor(stream, deployment), instance)
+    assert result.asset_events == []
+    assert "2 left to their runs" in result.skip_reason.skip_message
+
+
+def test_a_group_that_does_not_exist_yet_is_one_sentence_and_keeps_the_cursor(instance):
+    stream, _ = scripted_stream(1)
+    deployment, _ = memory_deployment()
+    result = tick(build_outbox_sensor(stream, deployment), instance, "[4]")
+    assert result.cursor == "[4]"
+    assert result.skip_reason.skip_message.endswith(".")
+
+
+@pytest.mark.parametrize("cursor", [None, "", "{", "7", '{"a": 1}', '["x", null]'])
+def test_an_unreadable_cursor_counts_as_nothing_delivered(cursor):
+    assert delivered_before(cursor) == []

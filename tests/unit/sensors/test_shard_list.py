@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+
+from lease_store.identifiers import ShardId
+from lease_store.records import ShardListing
+from lease_store.states import ShardState
+from sensors.shard_list import (
+    PARTITIONS_PER_TICK_MAX,
+    TICKS_BETWEEN_REPEATS,
+    build_shard_list_sensor,
+)
+from tests.unit.sensors.streams import memory_deployment, scripted_stream
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+def tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance):
+    with dg.build_sensor_context(instance=instance) as context:
+        return sensor(context)
+
+
+def apply(result: dg.SensorResult, instance: dg.DagsterInstance) -> list[str]:
+    added: list[str] = []
+    for request in result.dynamic_partitions_requests or ():
+        instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+        added.extend(request.partition_keys)
+    return added
+
+
+def test_the_first_tick_creates_the_group_its_shards_and_their_partitions(instance):
+    stream, _ = scripted_stream(2)
+    deployment, store = memory_deployment()
+    sensor = build_shard_list_sensor(stream, deployment)
+    assert sensor.name == "orders_eu_shard_list"
+    result = tick(sensor, instance)
+    assert apply(result, instance) == ["0", "1"]
+    assert "created the consumer group orders.eu/default" in result.skip_reason.skip_message
+    assert [row.shard for row in store.snapshot(stream.key).shards] == ["0", "1"]
+
+
+def test_a_split_adds_children_that_wait_and_removes_nothing(instance):
+    stream, source = scripted_stream(1)
+    deployment, store = memory_deployment()
+    sensor = build_shard_list_sensor(stream, deployment)
+    apply(tick(sensor, instance), instance)
+    parent = ShardId("0")
+    source.shards = [ShardListing(parent, read_only=True)] + [
+        ShardListing(ShardId(child), parents=(parent,)) for child in ("1", "2")
+    ]
+    assert apply(tick(sensor, instance), instance) == ["1", "2"]
+    # Retention may take the parent out of the source's list; its history stays.
+    source.shards = source.shards[1:]
+    tick(sensor, instance)
+    assert instance.get_dynamic_partitions(stream.name) == ["0", "1", "2"]
+    states = {row.shard: row.state for row in store.snapshot(stream.key).shards}
+    assert states["1"] is states["2"] is ShardState.WAIT
+
+
+def test_an_unchanged_list_costs_no_statement_but_is_repeated_now_and_then(instance):
+    stream, _ = scripted_stream(3)
+    deployment, store = memory_deployment()
+    sensor = build_shard_list_sensor(stream, deployment)
+    apply(tick(sensor, instance), instance)
+    before = store.statements.total()
+    for _ in range(TICKS_BETWEEN_REPEATS - 1):
+        assert "as before" in tick(sensor, instance).skip_reason.skip_message
+    assert store.statements.total() == before
+    tick(sensor, instance)
+    assert store.statements.total() > before
+
+
+def test_many_partitions_are_added_over_several_ticks(instance):
+    stream, _ = scripted_stream(PARTITIONS_PER_TICK_MAX + 3)
+    deployment, _ = memory_deployment()
+    sensor = build_shard_list_sensor(stream, deployment)
+    assert len(apply(tick(sensor, instance), instance)) == PARTITIONS_PER_TICK_MAX
+    assert len(apply(tick(sensor, instance), instance)) == 3
+
+
+def test_a_source_that_does_not_answer_is_one_sentence_and_no_failed_tick(instance):
+    stream, source = scripted_stream(2)
+    deployment, _ = memory_deployment()
+    sensor = build_shard_list_sensor(stream, deployment)
+    source.down = "There is no local log at 'x': create it."
+    result = tick(sensor, instance)
+    assert isinstance(result, dg.SkipReason)
+    assert result.skip_message == source.down
+    source.down = ""
+    assert apply(tick(sensor, instance), instance) == ["0", "1"]
