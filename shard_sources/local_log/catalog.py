@@ -10,6 +10,7 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -73,7 +74,11 @@ class CatalogShard:
 class Catalog:
     """All shards of a log, in order of creation."""
 
-    shards: tuple[CatalogShard, ...] = field(default=())
+    shards: tuple[CatalogShard, ...] = ()
+    _by_id: dict[str, CatalogShard] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_id", {entry.shard: entry for entry in self.shards})
 
     def find(self, shard: str) -> CatalogShard:
         """The shard of this id.
@@ -81,9 +86,9 @@ class Catalog:
         Raises:
             UnknownShard: the log has none.
         """
-        for entry in self.shards:
-            if entry.shard == shard:
-                return entry
+        entry = self._by_id.get(shard)
+        if entry is not None:
+            return entry
         known = ", ".join(entry.shard for entry in self.shards[:_SHARDS_NAMED_MAX])
         more = ", …" if len(self.shards) > _SHARDS_NAMED_MAX else ""
         raise UnknownShard(f"The log has no shard {shown(shard)}: it has {known}{more}.")
@@ -123,14 +128,10 @@ def load_catalog(root: Path) -> Catalog:
     """
     path = root / CATALOG_FILE
     try:
-        stored = json.loads(path.read_bytes())
-        if stored["format"] != _FORMAT or stored["version"] != _VERSION:
-            raise ValueError(f"it is of format {stored['format']!r} version {stored['version']!r}")
-        shards = tuple(CatalogShard.parse(row) for row in stored["shards"])
-        if len({entry.shard for entry in shards}) != len(shards):
-            raise ValueError("a shard is listed twice")
-        if not all(entry.shard.isdecimal() for entry in shards):
-            raise ValueError("a shard's id is not a number")
+        status = path.stat()
+        # Every change is a new file that is longer than the one before, so these three tell
+        # all versions apart; a log of many shards is parsed once per version, not per call.
+        return _parsed(path, (status.st_ino, status.st_mtime_ns, status.st_size))
     except (FileNotFoundError, NotADirectoryError):
         raise LogNotFound(
             f"There is no log in {root}: create it, or load a file into it, first."
@@ -141,6 +142,19 @@ def load_catalog(root: Path) -> Catalog:
         raise LogCorrupt(
             f"The catalog {path} is damaged ({shown(error)}): restore it from a backup."
         ) from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, version: tuple[int, int, int]) -> Catalog:
+    del version
+    stored = json.loads(path.read_bytes())
+    if stored["format"] != _FORMAT or stored["version"] != _VERSION:
+        raise ValueError(f"it is of format {stored['format']!r} version {stored['version']!r}")
+    shards = tuple(CatalogShard.parse(row) for row in stored["shards"])
+    if len({entry.shard for entry in shards}) != len(shards):
+        raise ValueError("a shard is listed twice")
+    if not all(entry.shard.isdecimal() for entry in shards):
+        raise ValueError("a shard's id is not a number")
     return Catalog(shards)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -186,7 +187,7 @@ class ShardFolder:
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
         """Stored columns with the shard and the cursors added."""
         count = rows.num_rows
-        cursors = pa.array(range(offset, offset + count), pa.int64()).cast(pa.string())
+        cursors = pa.array(np.arange(offset, offset + count)).cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
         return pa.record_batch(columns, schema=record_schema())
 

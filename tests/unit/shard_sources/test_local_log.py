@@ -450,3 +450,26 @@ class TestMistakes:
                 log.append("0", [b""])
             log.append("1", [b"others may"])
         log.append("0", [b"now"])
+
+
+class TestCost:
+    def test_a_catalog_is_parsed_once_per_version(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Thousands of shards are planned one by one without reading thousands of entries each."""
+        from shard_sources.local_log import catalog
+
+        log = new_log(tmp_path / "log", shards=50)
+        parsed: list[int] = []
+        real = catalog.CatalogShard.parse
+        monkeypatch.setattr(
+            catalog.CatalogShard, "parse", lambda row: parsed.append(1) or real(row)
+        )
+        shards = [entry.shard for entry in log.list_shards()]
+        for shard in shards:
+            log.plan(shard, "0", Limits())
+        log.bounds(shards)
+        assert len(parsed) == 50
+        log.split("0")
+        assert len(log.list_shards()) == 52
+        assert len(parsed) == 102
