@@ -1,0 +1,169 @@
+"""The holder's heartbeat and its trust window."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lease_store.errors import OutcomeUnknown, StoreUnavailable
+from lease_store.heartbeat import Heartbeat
+from lease_store.identifiers import GroupKey, NodeName
+from lease_store.memory_store import MemoryStore
+from lease_store.records import Group, Node, Timing
+from lease_store.store import Beaten, BeatRefused
+
+KEY = GroupKey.parse("group", "stream")
+NODE = NodeName("node-a")
+TIMING = Timing(timeout_s=20.0, beat_s=5.0)
+
+
+class ScriptedStore(MemoryStore):
+    """A memory store whose beats can be made slow, or to fail before or after their effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+        self.create_group(Group(KEY))
+        self.register(KEY, Node(NODE, 0, "first"), observer="test")
+
+    def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
+        self.before()
+        outcome = super().beat(key, node, incarnation)
+        self.after()
+        return outcome
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def heartbeat(store: MemoryStore, clock: Callable[[], float]) -> Heartbeat:
+    return Heartbeat(store, KEY, NODE, "first", TIMING, clock)
+
+
+def raises(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_trust_counts_from_before_the_beat_was_sent() -> None:
+    store, clock = ScriptedStore(), HandClock()
+
+    def slow() -> None:
+        clock.now += 3.0
+
+    store.after = slow
+    beating = heartbeat(store, clock)
+    assert beating.beat() == TIMING.beat_s
+    assert beating.trusted_until == 100.0 + 15.0
+    clock.now = 114.9
+    assert beating.trusted
+    clock.now = 115.0
+    assert not beating.trusted
+    assert beating.lost.is_set()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), OutcomeUnknown("lost")])
+def test_a_store_that_does_not_answer_is_tried_again_soon_until_trust_runs_out(
+    error: Exception,
+) -> None:
+    store, clock = ScriptedStore(), HandClock()
+    beating = heartbeat(store, clock)
+    beating.beat()
+    store.after = raises(error)
+    clock.now += 10
+    assert beating.beat() <= TIMING.beat_s / 4
+    assert beating.trusted
+    clock.now += 5
+    assert not beating.trusted
+    store.after = lambda: None
+    beating.beat()
+    assert not beating.trusted, "trust that ran out must not come back: the work was told to stop"
+
+
+def test_a_refused_beat_ends_trust_for_good_and_says_why() -> None:
+    store, clock = ScriptedStore(), HandClock()
+    beating = heartbeat(store, clock)
+    beating.beat()
+    node = store.pulse(KEY).nodes[0]
+    store.evict(KEY, NODE, node.lease_id, observer="test", reason="test")
+    assert beating.trusted, "until told, the holder may rely on its window"
+    beating.beat()
+    assert not beating.trusted
+    assert "evicted" in beating.reason
+    store.register(KEY, Node(NODE, 0, "first"), observer="test")
+    beating.beat()
+    assert not beating.trusted
+
+
+def test_nothing_is_trusted_before_a_beat_was_confirmed() -> None:
+    assert not heartbeat(ScriptedStore(), HandClock()).trusted
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.005)
+
+
+def test_the_thread_beats_until_it_is_left() -> None:
+    store = ScriptedStore()
+    timing = Timing(timeout_s=5.0, beat_s=0.01)
+    with Heartbeat(store, KEY, NODE, "first", timing) as beating:
+        first = store.pulse(KEY).nodes[0].lease_id
+        wait_until(lambda: store.pulse(KEY).nodes[0].lease_id >= first + 3)
+        assert beating.trusted
+    last = store.pulse(KEY).nodes[0].lease_id
+    assert not any(thread.name.startswith("heartbeat") for thread in threading.enumerate())
+    assert store.pulse(KEY).nodes[0].lease_id == last
+
+
+def test_the_thread_survives_an_unforeseen_error_and_sets_lost_on_eviction() -> None:
+    store = ScriptedStore()
+    timing = Timing(timeout_s=5.0, beat_s=0.01)
+    with Heartbeat(store, KEY, NODE, "first", timing) as beating:
+        failures: list[None] = []
+
+        def fail() -> None:
+            failures.append(None)
+            raise RuntimeError("the driver broke")
+
+        store.before = fail
+        wait_until(lambda: len(failures) >= 3)
+        store.before = lambda: None
+        while beating.trusted:
+            lease_id = store.pulse(KEY).nodes[0].lease_id
+            store.evict(KEY, NODE, lease_id, observer="test", reason="test")
+        assert beating.lost.wait(5)
+
+
+def test_entering_tries_a_lost_first_beat_again() -> None:
+    store = ScriptedStore()
+    answers = iter([StoreUnavailable("gone"), None])
+
+    def first_fails() -> None:
+        error = next(answers, None)
+        if error:
+            raise error
+
+    store.before = first_fails
+    with Heartbeat(store, KEY, NODE, "first", Timing(timeout_s=5.0, beat_s=0.01)) as beating:
+        assert beating.trusted
+
+
+def test_entering_under_a_taken_name_is_lost_at_once() -> None:
+    store = ScriptedStore()
+    with Heartbeat(store, KEY, NODE, "another", TIMING) as beating:
+        assert not beating.trusted
+        assert beating.lost.is_set()

@@ -1,0 +1,166 @@
+"""Liveness by own memory and own clock."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.liveness import Observations, parse_memory, steady_clock
+from lease_store.records import Node, ShardLease
+from lease_store.states import ShardState
+
+A = NodeName("node-a")
+B = NodeName("node-b")
+SHARD = ShardId("0")
+
+
+class HandClock:
+    """Monotonic seconds, moved by hand."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def row(name: NodeName = A, lease_id: int = 1, incarnation: str = "first") -> Node:
+    return Node(name, lease_id, incarnation)
+
+
+def moving(lease_id: int = 1) -> ShardLease:
+    return ShardLease(SHARD, ShardState.TRANSFER, lease_id, B, A)
+
+
+def test_first_sight_starts_the_count_whatever_the_node_did_before() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row(lease_id=999)])
+    assert observations.unchanged_s(A) == 0
+    clock.now += 20
+    assert observations.lapsed(20) == {}
+    clock.now += 0.1
+    assert observations.lapsed(20) == {A: 999}
+
+
+@pytest.mark.parametrize("changed", [row(lease_id=2), row(lease_id=0), row(incarnation="second")])
+def test_any_change_restarts_the_count(changed: Node) -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()])
+    clock.now += 19
+    observations.see([changed])
+    clock.now += 19
+    assert observations.lapsed(20) == {}
+    assert observations.unchanged_s(A) == 19
+
+
+def test_a_node_that_nobody_answers_to_is_forgotten() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()])
+    clock.now += 30
+    observations.see([row(incarnation="")])
+    assert observations.lapsed(20) == {}
+    observations.see([row()])
+    assert observations.unchanged_s(A) == 0
+
+
+def test_a_successor_goes_on_and_the_time_between_counts_as_none() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()])
+    observations.see_transfers([moving()])
+    clock.now += 15.99
+    text = observations.remember()
+
+    later = HandClock(now=5.0)
+    successor = Observations.recall(text, later)
+    successor.see([row()])
+    successor.see_transfers([moving()])
+    assert successor.unchanged_s(A) == pytest.approx(15.9)
+    assert successor.transfer_s(SHARD) == pytest.approx(15.9)
+    later.now += 4.2
+    assert successor.lapsed(20) == {A: 1}
+
+
+def test_a_successor_that_finds_another_value_starts_again() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()])
+    clock.now += 19
+    successor = Observations.recall(observations.remember(), clock)
+    successor.see([row(lease_id=2)])
+    assert successor.unchanged_s(A) == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 60), st.booleans()), max_size=30))
+def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) -> None:
+    """A chain of processes, each with a clock of its own, against one that never restarts."""
+    clock = HandClock()
+    always = Observations(clock)
+    chained = Observations(clock)
+    for pause_s, restarts in steps:
+        always.see([row()])
+        chained.see([row()])
+        clock.now += pause_s
+        if restarts:
+            chained = Observations.recall(chained.remember(), clock)
+        assert chained.unchanged_s(A) <= always.unchanged_s(A) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"format":2,"nodes":{"node-a":[1,5.0,"x"]}}',
+        '{"format":1,"nodes":[]}',
+        '{"format":1,"nodes":{"node-a":5}}',
+        '{"format":1,"nodes":{"node-a":["1",5.0,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[1,-5.0,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[1,NaN,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[1,Infinity,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[true,true,"x"]}}',
+        '{"format":1,"nodes":{"../etc":[1,30.0,"x"]}}',
+        '{"format":1,"transfers":{"":[1,30.0]}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_corrupt_memory_is_no_memory(text: str) -> None:
+    observations = Observations.recall(text, HandClock())
+    observations.see([row()])
+    assert observations.lapsed(0) == {}
+    assert observations.transfer_s(SHARD) == 0
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_recalled(text: str) -> None:
+    assert Observations.recall(text, HandClock()).lapsed(0) == {}
+
+
+def test_what_is_remembered_stays_small() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    nodes = [Node(NodeName(f"node-{i:060}"[:64]), i, "i" * 36) for i in range(100)]
+    observations.see(nodes)
+    leases = [ShardLease(ShardId(f"s{i}"), ShardState.TRANSFER, 1, A, B) for i in range(10_000)]
+    observations.see_transfers(leases)
+    assert len(observations.remember()) < 30_000
+
+
+def test_callers_may_remember_more_beside_it() -> None:
+    text = Observations(HandClock()).remember(incarnations={"node-a": "x"})
+    assert parse_memory(text)["incarnations"] == {"node-a": "x"}
+    assert json.loads(text)["format"] == 1
+
+
+def test_the_steady_clock_does_not_step_back() -> None:
+    readings = [steady_clock() for _ in range(1000)]
+    assert readings == sorted(readings)
