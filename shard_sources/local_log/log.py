@@ -24,7 +24,7 @@ from shard_sources.local_log.hash_ranges import even_ranges
 from shard_sources.local_log.lines import Spread, append_lines
 from shard_sources.local_log.resharding import merge_children, reshard, split_children
 from shard_sources.local_log.retention import retain
-from shard_sources.local_log.shard_reading import ShardFolder
+from shard_sources.local_log.shard_reading import ShardFolder, parse_cursor
 from shard_sources.local_log.writing import (
     SEGMENT_BYTES_MAX,
     AppendedRange,
@@ -293,9 +293,12 @@ class LocalLog(LocalLogReader):
         return self._folder(entry.shard).plan(start, limits, finished=entry.read_only)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
-        """Records between a cursor and the end."""
-        del shard
-        return max(0, int(bounds.end) - max(int(cursor), int(bounds.begin)))
+        """Records between a cursor and the end.
+
+        Raises:
+            CursorInvalid: it is not a cursor.
+        """
+        return max(0, int(bounds.end) - max(parse_cursor(shard, cursor), int(bounds.begin)))
 
     def spark_options(self) -> Mapping[str, str]:
         """What a Spark worker needs to build the reader again."""

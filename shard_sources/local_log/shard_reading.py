@@ -20,6 +20,7 @@ from shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
 _YIELD_RECORDS = 8192
 _YIELD_BYTES = 4 * 1024 * 1024
 _LISTING_ATTEMPTS = 5
+_CURSOR_DIGITS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,17 @@ class Extent:
     begin: int
     end: int
     segments: tuple[SegmentName, ...]
+
+
+def parse_cursor(shard: ShardId, cursor: str) -> int:
+    """A cursor as an offset: decimal digits, and nothing else.
+
+    Raises:
+        CursorInvalid: it is not of that form.
+    """
+    if not (cursor.isascii() and cursor.isdecimal()) or len(cursor) > _CURSOR_DIGITS_MAX:
+        raise CursorInvalid(f"{shown(cursor)} is not a cursor of shard {shard}.")
+    return int(cursor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +76,7 @@ class ShardFolder:
             CursorExpired: retention has removed its record.
             CursorInvalid: it is no offset, or lies after the end.
         """
-        if not (cursor.isascii() and cursor.isdecimal()) or len(cursor) > 19:
-            raise CursorInvalid(f"{shown(cursor)} is not a cursor of shard {self.shard}.")
-        offset = int(cursor)
+        offset = parse_cursor(self.shard, cursor)
         if offset < extent.begin:
             raise CursorExpired(
                 f"Shard {self.shard} begins at {extent.begin}: retention has removed the records "
