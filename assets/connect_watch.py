@@ -1,4 +1,6 @@
-"""The process that watches over the embedded Spark Connect server: `python -m assets.connect_watch`.
+"""The process that watches over the embedded Spark Connect server.
+
+Started as `python -m assets.connect_watch FOLDER` by `assets.connect_server`.
 
 It starts the server, keeps its log free of known noise, and ends it when it is told to or when
 the folder it serves is gone, so that a deleted home leaves nothing running.
@@ -22,7 +24,7 @@ CHECK_S = 2.0
 STOP_TIMEOUT_S = 10.0
 TRACE_BEGIN = "Traceback (most recent call last):"
 NOISE = "BrokenPipeError"
-"""Spark's Python daemon reports every worker that is told to end while it writes; rows are right."""
+"""What Spark's Python daemon prints of a worker that was told to end; no row is lost by it."""
 
 
 def without_noise(lines: Iterable[str]) -> Iterator[str]:

@@ -113,7 +113,7 @@ class Consumer:
         clock: Callable[[], float],
         budget_s: float | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
-        on_commit: Callable[[Sequence[BatchCommit]], None] = lambda commits: None,
+        on_commit: Callable[[Sequence[BatchCommit]], None] | None = None,
         replaces: Mapping[ShardId, str] | None = None,
     ) -> None:
         self._stream = stream
@@ -374,7 +374,7 @@ class Consumer:
             open_.sequence += 1
             if commit.finished:
                 self._end(open_, StopReason.FINISHED)
-        if done:
+        if done and self._on_commit is not None:
             self._on_commit(done)
 
     def _announce(self) -> None:

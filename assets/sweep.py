@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from assets import attempt_reports, failpoints
 from assets.shard_files import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
@@ -113,7 +113,7 @@ def run_sweep(
     """
     results: dict[ShardId, SweepResult] = {}
     alone: list[str] = []
-    pending: list[tuple[ReadRange, ...]] = [tuple(ranges)] if ranges else []
+    pending: list[Sequence[ReadRange]] = [tuple(ranges)] if ranges else []
     while pending:
         part = pending.pop()
         try:
@@ -221,9 +221,8 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     where = f"The transform of stream {job.stream}"
     if job.transform is None:
         return records
-    transform: Callable[[DataFrame], object] = job.transform
     try:
-        output = transform(records)
+        output = cast(object, job.transform(records))
         # Spark checks column names only when it is asked for them.
         types = dict(output.dtypes) if isinstance(output, DataFrame) else {}
     except Exception as error:

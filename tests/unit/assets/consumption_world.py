@@ -1,0 +1,154 @@
+"""A small world to consume in: a real local log, the model store, and a sweeper without Spark."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from assets.attempt_reports import RangeStatistics
+from assets.committed_output import iter_records
+from assets.consumption import Consumer
+from assets.consumption_report import ConsumptionReport
+from assets.shard_data_source import add, exact
+from assets.shard_files import ShardFiles
+from assets.shard_stream import ShardStream
+from assets.sweep import SweepOutcome, SweepResult
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import BatchStatistics, Node
+from lease_store.store import Changed
+from shard_sources.local_log import LocalLog
+from shard_sources.source import Limits, ReadRange
+
+NODE = NodeName("a")
+OTHER = NodeName("b")
+
+
+class ArrowSweeper:
+    """Writes what it reads, in this process, through the sink's own files."""
+
+    def __init__(self, log: LocalLog, output_root: Path) -> None:
+        self.log = log
+        self.output_root = output_root
+        self.sweeps: list[list[ReadRange]] = []
+        self.results: dict[ShardId, SweepResult] = {}
+        self.before: Callable[[], None] = lambda: None
+        self._numbers = itertools.count()
+
+    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+        self.sweeps.append(list(ranges))
+        self.before()
+        return {
+            range_.shard: self.results.get(range_.shard) or self._write(range_) for range_ in ranges
+        }
+
+    def _write(self, range_: ReadRange) -> SweepOutcome:
+        attempt = f"attempts/{next(self._numbers)}-{id(self)}"
+        files = ShardFiles(self.output_root / attempt, 0, 0, [range_.shard])
+        seen = RangeStatistics()
+        for batch in self.log.read(range_):
+            for part in exact(batch):
+                seen = add(seen, part)
+                files.add(part)
+        written = [file.data_file(attempt) for file in files.close()]
+        statistics = BatchStatistics(
+            seen.records,
+            seen.bytes,
+            seen.records,
+            0,
+            seen.first_event_time,
+            seen.last_event_time,
+        )
+        return SweepOutcome(attempt, tuple(written), statistics)
+
+
+@dataclass
+class Beat:
+    """A heartbeat that is trusted until it is told otherwise."""
+
+    trusted: bool = True
+
+
+@dataclass
+class World:
+    """A stream of `shards` shards, with `records` records each, all held by node `a`."""
+
+    folder: Path
+    shards: int = 2
+    records: int = 10
+    records_max: int = 4
+    declaration: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log = LocalLog.create(self.folder / "log", self.shards)
+        for listing in self.log.list_shards():
+            self.append(listing.shard, self.records)
+        self.output = self.folder / "output"
+        self.stream = ShardStream(
+            name="orders",
+            source=self.log,
+            limits=Limits(records_max=self.records_max),
+            **self.declaration,
+        )
+        self.store = MemoryStore()
+        self.store.create_group(self.stream.new_group(20.0))
+        for node in (NODE, OTHER):
+            self.store.register(self.key, Node(node, 0, f"{node}-1"), observer="test")
+        self.sweeper = ArrowSweeper(self.log, self.output)
+        self.beat = Beat()
+        self.now_s = 0.0
+        self.sync()
+
+    @property
+    def key(self) -> GroupKey:
+        return self.stream.key
+
+    @property
+    def ids(self) -> list[ShardId]:
+        return [lease.shard for lease in self.store.snapshot(self.key).shards]
+
+    def append(self, shard: ShardId, records: int) -> None:
+        begin = int(self.log.bounds([shard])[shard].end)
+        self.log.append(shard, [b"%s:%d" % (shard.encode(), begin + n) for n in range(records)])
+
+    def sync(self, *, owner: NodeName = NODE) -> None:
+        """Tell the store of the log's shards, and let `owner` claim all that are free."""
+        self.store.sync_shards(self.key, self.log.list_shards(), observer="test")
+        claims = {
+            lease.shard: (owner, lease.lease_id)
+            for lease in self.store.snapshot(self.key).shards
+            if lease.state == "not_alloc"
+        }
+        outcomes = self.store.claim(self.key, claims, observer="test", reason="test")
+        assert all(isinstance(outcome, Changed) for outcome in outcomes.values())
+
+    def lease(self, shard: str) -> Any:
+        return next(row for row in self.store.snapshot(self.key).shards if row.shard == shard)
+
+    def consumer(self, run: str = "run-1", **arguments: Any) -> Consumer:
+        given: dict[str, Any] = {
+            "stream": self.stream,
+            "store": self.store,
+            "node": NODE,
+            "run": run,
+            "sweeper": self.sweeper,
+            "heartbeat": self.beat,
+            "clock": lambda: self.now_s,
+        }
+        return Consumer(**(given | arguments))
+
+    def consume(self, run: str = "run-1", **arguments: Any) -> dict[ShardId, ConsumptionReport]:
+        return self.consumer(run, **arguments).consume(self.ids)
+
+    def committed(self, shard: str) -> list[bytes]:
+        """The values of a shard's committed records."""
+        batches = list(iter_records(self.store, self.key, self.output, ShardId(shard)))
+        return pa.Table.from_batches(batches).column("value").to_pylist() if batches else []
+
+    def expected(self, shard: str, count: int) -> list[bytes]:
+        return [b"%s:%d" % (shard.encode(), number) for number in range(count)]
