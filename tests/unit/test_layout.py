@@ -1,0 +1,176 @@
+"""The laws of the tree: sizes, layers, words, and nothing of one machine."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("lease_store", "shard_sources", "assets", "sensors", "orchestration")
+# What each package may import of the others: imports go down only.
+ALLOWED = {
+    "lease_store": set[str](),
+    "shard_sources": {"lease_store"},
+    "assets": {"lease_store", "shard_sources"},
+    "sensors": {"lease_store", "shard_sources", "assets"},
+    "orchestration": {"lease_store", "shard_sources", "assets", "sensors"},
+}
+FORBIDDEN_LIBRARIES = {
+    "lease_store": {"dagster", "pyspark", "dagster_pyspark"},
+    "shard_sources": {"dagster", "dagster_pyspark"},
+}
+MODULE_LINES_MAX = 500
+MODULE_LINES_MEDIAN_MAX = 150
+FUNCTION_LINES_MAX = 70
+LINE_LENGTH_MAX = 100
+# Names that say nothing about what they hold.
+BANNED_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)|Manager$|Helper$")
+BANNED_TEXT = {
+    "an unfinished part": re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b"),
+    "a package index": re.compile(r"index-url|find-links|trusted-host", re.IGNORECASE),
+    "a path of one machine": re.compile(r"(?<![\w.])/(?:work|root|home/\w+)/"),
+}
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".sh", ".cfg", ".ini", ""}
+
+
+def files_of_the_tree() -> list[Path]:
+    """All files that git knows or would add; where there is no git, all that are in sight."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    if listed.returncode == 0:
+        found = [ROOT / line for line in listed.stdout.splitlines()]
+    else:
+        found = [path for path in ROOT.rglob("*") if ".venv" not in path.parts]
+    return [path for path in found if path.is_file()]
+
+
+FILES = files_of_the_tree()
+MODULES = sorted(path for path in FILES if path.suffix == ".py")
+OWN_MODULES = [path for path in MODULES if path.relative_to(ROOT).parts[0] in PACKAGES]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The top-level names of all modules that a module imports, also inside functions."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)} imports relatively"
+            yield (node.module or "").split(".")[0]
+
+
+def test_the_tree_was_found() -> None:
+    assert len(OWN_MODULES) > 30
+    assert {path.relative_to(ROOT).parts[0] for path in OWN_MODULES} == set(PACKAGES)
+
+
+def test_modules_are_small() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert [name(path) for path, count in lines.items() if count > MODULE_LINES_MAX] == []
+    own = [lines[path] for path in OWN_MODULES if lines[path] > 5]
+    assert statistics.median(own) <= MODULE_LINES_MEDIAN_MAX
+
+
+def test_functions_are_short() -> None:
+    long: list[str] = []
+    for path in MODULES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    long.append(f"{name(path)}:{node.lineno} {node.name} has {lines} lines")
+    assert long == []
+
+
+def test_lines_are_short() -> None:
+    long = [
+        f"{name(path)}:{number}"
+        for path in MODULES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > LINE_LENGTH_MAX and "http" not in line
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_down_only(package: str) -> None:
+    wrong = [
+        f"{name(path)} imports {imported}"
+        for path in OWN_MODULES
+        if path.relative_to(ROOT).parts[0] == package
+        for imported in imports_of(path)
+        if (imported in PACKAGES and imported != package and imported not in ALLOWED[package])
+        or imported in FORBIDDEN_LIBRARIES.get(package, set())
+    ]
+    assert wrong == []
+
+
+def test_names_say_what_they_hold() -> None:
+    wrong = [name(path) for path in OWN_MODULES if BANNED_NAMES.search(path.stem)]
+    for path in OWN_MODULES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and BANNED_NAMES.search(node.name):
+                wrong.append(f"{name(path)}: {node.name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("what", BANNED_TEXT)
+def test_nothing_in_the_tree_is(what: str) -> None:
+    found = [
+        f"{name(path)}:{number}: {line.strip()[:80]}"
+        for path in FILES
+        if path.suffix in TEXT_SUFFIXES and path != Path(__file__)
+        for number, line in enumerate(
+            path.read_text(encoding="utf-8", errors="replace").splitlines(), 1
+        )
+        if BANNED_TEXT[what].search(line)
+    ]
+    assert found == []
+
+
+def test_no_file_is_empty_but_packages_of_tests() -> None:
+    empty = [name(path) for path in FILES if path.stat().st_size == 0]
+    assert [path for path in empty if not re.fullmatch(r"tests/(.*/)?__init__\.py", path)] == []
+
+
+def test_every_variable_of_the_prefix_is_a_setting_or_known_not_to_be_one() -> None:
+    """Goal: no part of the project reads a variable that the settings would refuse."""
+    from orchestration.settings import NOT_SETTINGS, PREFIX, Settings
+
+    known = {PREFIX + field.upper() for field in Settings.model_fields}
+    used = {
+        (name(path), variable)
+        for path in OWN_MODULES
+        for variable in re.findall(r"[\"'](LEASEHOLD_[A-Z_]+)[\"']", path.read_text())
+        if path.name != "settings.py"
+    }
+    assert {
+        (path, variable)
+        for path, variable in used
+        if variable not in known and not variable.startswith(NOT_SETTINGS)
+    } == set()
+
+
+def test_constraints_name_exact_versions_and_no_address() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line), line
