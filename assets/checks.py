@@ -112,12 +112,20 @@ def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:
 
 def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
     """One result per check over all shards of a run: it passed where it passed for each."""
-    passed: dict[str, bool] = {}
-    severity: dict[str, dg.AssetCheckSeverity] = {}
+    by_name: dict[str, list[ShardCheck]] = {}
     for check in checks:
-        passed[check.name] = passed.get(check.name, True) and check.passed
-        severity[check.name] = check.severity
-    return [
-        dg.AssetCheckResult(check_name=name, passed=passed[name], severity=severity[name])
-        for name in passed
-    ]
+        by_name.setdefault(check.name, []).append(check)
+    results: list[dg.AssetCheckResult] = []
+    for name, found in by_name.items():
+        # What is shown of several shards is the first that did not pass.
+        shown = next((check for check in found if not check.passed), found[0])
+        results.append(
+            dg.AssetCheckResult(
+                check_name=name,
+                passed=shown.passed,
+                severity=shown.severity,
+                description=shown.description,
+                metadata=shown.metadata,
+            )
+        )
+    return results

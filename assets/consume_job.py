@@ -4,7 +4,7 @@ import dagster as dg
 
 from assets.deployment import Deployment
 from assets.node_consumption import consume_shards
-from assets.partitions import PROCESS_TAG, STREAM_TAG, consume_job_name
+from assets.partitions import PROCESS_TAG, STREAM_TAG, consume_job_name, consume_op_name
 from assets.run_process import process_note
 from assets.shard_run import ShardRun, failure_sentence
 from assets.shard_stream import ShardStream
@@ -29,10 +29,9 @@ class ConsumeConfig(dg.Config):
 
 def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
     """The job `consume_<stream>`, launched by the rebalance sensor and the schedule."""
-    name = consume_job_name(stream)
 
     @dg.op(
-        name=name,
+        name=consume_op_name(stream),
         description="Consumes shards of one node until they are caught up, its budget of time "
         "ends, or their leases say stop.",
         tags={"kind": "pyspark"},
@@ -46,7 +45,7 @@ def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefi
             raise dg.Failure(str(error), allow_retries=False) from error
 
     @dg.job(
-        name=name,
+        name=consume_job_name(stream),
         executor_def=dg.in_process_executor,
         description=f"Consumes shards of {stream.name} that one node holds.",
     )

@@ -33,5 +33,18 @@ def definition_name(stream: ShardStream) -> str:
 
 
 def consume_job_name(stream: ShardStream) -> str:
-    """The job whose runs serve several shards of one node; its only op has the same name."""
+    """The job whose runs serve several shards of one node."""
     return f"consume_{definition_name(stream)}"
+
+
+def consume_op_name(stream: ShardStream) -> str:
+    """The only op of that job. Dagster wants ops, jobs and assets to differ in their names.
+
+    No stream's name begins with an underscore, so that no other name can look like this one.
+    """
+    return f"consume__{definition_name(stream)}"
+
+
+def asset_op_name(stream: ShardStream) -> str:
+    """The op behind a stream's asset."""
+    return f"materialize__{definition_name(stream)}"

@@ -13,7 +13,7 @@ from assets.partitions import (
     PROCESS_TAG,
     STREAM_TAG,
     asset_key,
-    definition_name,
+    asset_op_name,
     shard_partitions,
 )
 from assets.placement import Placement, Placer
@@ -53,7 +53,7 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     )
 
     @dg.multi_asset(
-        name=definition_name(stream),
+        name=asset_op_name(stream),
         specs=[spec],
         check_specs=check_specs(stream),
         partitions_def=partitions,

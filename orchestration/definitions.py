@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from assets.shard_stream import ShardStream
-from lease_store.errors import InvalidSetting, shown
 from lease_store.identifiers import StreamName
 from orchestration.build import build_definitions
 from orchestration.settings import Settings, StreamSettings, load_settings
 from shard_sources.local_log import LocalLog
 from shard_sources.source import Limits
-
-LOCAL_SOURCE = "local"
 
 
 def stream_of(declared: StreamSettings, settings: Settings) -> ShardStream:
@@ -18,15 +15,7 @@ def stream_of(declared: StreamSettings, settings: Settings) -> ShardStream:
 
     A local log that does not exist yet is no error here: the shard list sensor says so at every
     tick until it does, and the other streams go on.
-
-    Raises:
-        InvalidSetting: the source is none that settings can name.
     """
-    if declared.source != LOCAL_SOURCE:
-        raise InvalidSetting(
-            f"Stream {shown(declared.name)} has the source {shown(declared.source)}: settings can "
-            f"name only {LOCAL_SOURCE!r}; declare other streams with build_definitions."
-        )
     return ShardStream(
         name=declared.name,
         source=LocalLog(settings.log_folder(StreamName(declared.name))),

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from assets.partitions import NODE_TAG, PROCESS_TAG, asset_key, consume_job_name
+from assets.partitions import NODE_TAG, PROCESS_TAG, asset_key, consume_job_name, consume_op_name
 from assets.run_process import process_gone
 from assets.shard_stream import ShardStream
 
@@ -60,10 +60,9 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
 
 def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
     """The shards that a run serves, or None for a run of something else."""
-    name = consume_job_name(stream)
-    if run.job_name == name:
-        config: dict[str, Any] = dict(run.run_config)
-        return frozenset(config.get("ops", {}).get(name, {}).get("config", {}).get("shards", ()))
+    if run.job_name == consume_job_name(stream):
+        ops: dict[str, Any] = dict(run.run_config).get("ops", {})
+        return frozenset(ops.get(consume_op_name(stream), {}).get("config", {}).get("shards", ()))
     if run.asset_selection and asset_key(stream) in run.asset_selection:
         partition = run.tags.get(PARTITION_TAG)
         return frozenset([partition] if partition else [])

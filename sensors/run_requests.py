@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from assets.consume_job import ConsumeConfig
-from assets.partitions import NODE_TAG, STREAM_TAG, consume_job_name
+from assets.partitions import NODE_TAG, STREAM_TAG, consume_job_name, consume_op_name
 from assets.shard_stream import ShardStream
 from sensors.launching import Launch
 
@@ -24,7 +24,7 @@ def run_request(stream: ShardStream, launch: Launch, incarnation: str) -> dg.Run
     config = ConsumeConfig(node=launch.node, incarnation=incarnation, shards=list(launch.shards))
     return dg.RunRequest(
         job_name=consume_job_name(stream),
-        run_config=dg.RunConfig(ops={consume_job_name(stream): config}),
+        run_config=dg.RunConfig(ops={consume_op_name(stream): config}),
         tags={
             NODE_TAG: launch.node,
             STREAM_TAG: stream.name,

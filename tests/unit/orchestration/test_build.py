@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import dagster as dg
+import pytest
+
+from assets.checks import LAG, NO_GAP, QUARANTINE_RATE
+from lease_store.errors import InvalidSetting
+from orchestration.build import build_definitions
+from orchestration.settings import Settings
+from tests.unit.sensors.streams import scripted_stream
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    return Settings(home=tmp_path / "home", nodes=("a", "b"))
+
+
+def test_a_stream_becomes_an_asset_a_job_three_sensors_and_a_stopped_schedule(settings):
+    stream, _ = scripted_stream(name="orders.eu")
+    repository = build_definitions([stream], settings).get_repository_def()
+    key = dg.AssetKey(["orders.eu"])
+    asset = repository.assets_defs_by_key[key]
+    assert isinstance(asset.partitions_def, dg.DynamicPartitionsDefinition)
+    assert asset.partitions_def.name == "orders.eu"
+    assert asset.backfill_policy is None
+    assert {check.name for check in asset.check_keys} == {NO_GAP, LAG, QUARANTINE_RATE}
+    assert repository.has_job("consume_orders_eu")
+    sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
+    running = dg.DefaultSensorStatus.RUNNING
+    names = ("orders_eu_shard_list", "orders_eu_rebalance", "orders_eu_outbox")
+    assert sensors == dict.fromkeys(names, running)
+    (schedule,) = repository.schedule_defs
+    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+    assert repository.get_top_level_resources().keys() == {"spark"}
+
+
+def test_building_opens_nothing_and_creates_nothing(settings):
+    stream, source = scripted_stream()
+    source.down = "building must not ask the source"
+    build_definitions([stream], settings)
+    assert not settings.home.exists()
+
+
+def test_streams_that_dagster_cannot_tell_apart_are_refused(settings):
+    streams = [scripted_stream(name=name)[0] for name in ("orders.eu", "orders-eu")]
+    with pytest.raises(InvalidSetting, match=r"'orders\.eu' and 'orders-eu'"):
+        build_definitions(streams, settings)
+
+
+def test_a_materialization_without_a_partition_is_one_sentence(settings):
+    stream, _ = scripted_stream()
+    job = build_definitions([stream], settings).resolve_implicit_global_asset_job_def()
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = job.execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert failure.step_failure_data.error is not None
+    assert (
+        "Choose a partition: orders.eu has one per shard" in failure.step_failure_data.error.message
+    )
+
+
+def test_the_code_location_loads_without_spark_or_a_database_driver(settings):
+    code = (
+        "import sys, orchestration.build\n"
+        "heavy = {'pyspark', 'dagster_pyspark', 'pymysql', 'pandas', 'matplotlib', 'alembic'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from dagster import DagsterInstance
+from dagster._core.instance.config import dagster_instance_config
+
+from orchestration.instance import OWNED_MARK, create_instance, embedded_text, production_text
+from orchestration.settings import Settings
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    return Settings(home=tmp_path / "home")
+
+
+def test_a_fresh_home_becomes_a_working_instance(settings):
+    home = create_instance(settings)
+    with DagsterInstance.from_config(str(home)) as instance:
+        assert instance.get_runs_count() == 0
+        assert not instance.telemetry_enabled
+        assert instance.get_settings("sensors")["use_threads"] is True
+        queue = instance.get_concurrency_config().run_queue_config
+        assert queue is not None
+        assert {limit["key"] for limit in queue.tag_concurrency_limits} == {
+            "dagster/partition",
+            "leasehold/node",
+        }
+
+
+def test_several_processes_may_create_it_at_once(settings):
+    code = (
+        "from orchestration.instance import create_instance\n"
+        "from orchestration.settings import Settings\n"
+        f"create_instance(Settings(home={str(settings.home)!r}))\n"
+    )
+    starting = [
+        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for process in starting:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+
+
+def test_a_configuration_of_somebodys_own_stays(settings):
+    home = create_instance(settings)
+    path = home / "dagster.yaml"
+    assert path.read_text().startswith(OWNED_MARK)
+    path.write_text("telemetry:\n  enabled: false\n")
+    create_instance(settings)
+    assert path.read_text() == "telemetry:\n  enabled: false\n"
+
+
+def test_an_older_configuration_of_ours_is_renewed(settings):
+    home = create_instance(settings)
+    path = home / "dagster.yaml"
+    path.write_text(f"{OWNED_MARK}\ntelemetry:\n  enabled: true\n")
+    create_instance(settings)
+    assert path.read_text() == embedded_text()
+
+
+def test_the_production_configuration_is_valid_and_holds_no_secret(tmp_path, monkeypatch):
+    values = {"HOSTNAME": "db", "PORT": "3306", "USERNAME": "u", "PASSWORD": "p", "DATABASE": "d"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"DAGSTER_MYSQL_{name}", value)
+    (tmp_path / "dagster.yaml").write_text(production_text())
+    config, _ = dagster_instance_config(str(tmp_path))
+    database = config["storage"]["mysql"]["mysql_db"]
+    assert database["password"] == {"env": "DAGSTER_MYSQL_PASSWORD"}
+    assert all(set(value) == {"env"} for value in database.values())
+
+
+@pytest.mark.parametrize("text", [embedded_text(), production_text()])
+def test_every_configuration_is_one_yaml_document_with_limits(text):
+    parsed = yaml.safe_load(text)
+    assert parsed["concurrency"]["runs"]["max_concurrent_runs"] >= 2
+    assert parsed["run_coordinator"]["config"]["dequeue_interval_seconds"] == 1

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+
+from assets.consume_job import build_consume_job
+from assets.deployment import Deployment
+from assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from assets.run_process import process_note
+from assets.shard_stream import ShardStream
+from lease_store.errors import StoreUnavailable
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import ShardListing
+from lease_store.states import ShardState
+from lease_store.store import Opened
+from sensors.rebalance import build_rebalance_sensor
+from sensors.shard_list import sync_listing
+from tests.unit.sensors.streams import ScriptedSource, memory_deployment, scripted_stream
+
+A, B = NodeName("a"), NodeName("b")
+
+
+class Scene:
+    """One deployment's sensor over a scripted source, with an instance whose runs a test sets."""
+
+    def __init__(self, instance: dg.DagsterInstance, *, shards: int = 4, nodes: str = "ab") -> None:
+        self.instance = instance
+        self.stream: ShardStream
+        self.source: ScriptedSource
+        self.stream, self.source = scripted_stream(shards)
+        self.deployment: Deployment
+        self.store: MemoryStore
+        self.deployment, self.store = memory_deployment(*nodes)
+        self.cursor: str | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """A new code server: what was only in its memory is gone."""
+        job = build_consume_job(self.stream, self.deployment)
+        self.sensor = build_rebalance_sensor(self.stream, self.deployment, job)
+
+    def sync(self) -> None:
+        sync_listing(self.store, self.stream, self.source.shards, timeout_s=20.0)
+
+    def tick(self) -> dg.SensorResult:
+        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor) as context:
+            result = self.sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        self.cursor = result.cursor
+        return result
+
+    def add_run(self, request: dg.RunRequest, status: DagsterRunStatus, **tags: str) -> str:
+        """What the daemon makes of a request."""
+        run = dg.DagsterRun(
+            job_name="consume_orders_eu",
+            run_config=request.run_config,
+            status=status,
+            tags=dict(request.tags) | tags,
+        )
+        self.instance.add_run(run)
+        return run.run_id
+
+    def open(self, shard: str, node: NodeName, run: str) -> Opened:
+        opened = self.store.open_tenure(self.stream.key, ShardId(shard), node, run)
+        assert isinstance(opened, Opened)
+        return opened
+
+    def row(self, shard: str):
+        rows = self.store.snapshot(self.stream.key).shards
+        return next(row for row in rows if row.shard == shard)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+def served(request: dg.RunRequest) -> tuple[str, set[str]]:
+    config = request.run_config["ops"]["consume__orders_eu"]["config"]
+    return config["node"], set(config["shards"])
+
+
+def said(result: dg.SensorResult) -> str:
+    assert result.skip_reason is not None
+    return result.skip_reason.skip_message or ""
+
+
+def test_before_the_first_shard_list_the_tick_says_what_it_waits_for(instance):
+    scene = Scene(instance)
+    assert "does not exist yet" in said(scene.tick())
+
+
+def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_news(instance):
+    scene = Scene(instance)
+    scene.sync()
+    scene.source.ends = {"0": 5, "1": 5, "2": 5}
+    requests = scene.tick().run_requests
+    assert sorted(served(request)[0] for request in requests) == ["a", "b"]
+    assert set.union(*(served(request)[1] for request in requests)) == {"0", "1", "2"}
+    for request in requests:
+        node, shards = served(request)
+        assert request.tags[NODE_TAG] == node
+        assert request.tags[STREAM_TAG] == scene.stream.name
+        assert request.run_key is None
+        assert all(scene.row(shard).consumer_owner == node for shard in shards)
+
+
+def test_an_idle_tick_says_so_and_launches_nothing(instance):
+    scene = Scene(instance)
+    scene.sync()
+    scene.tick()
+    result = scene.tick()
+    assert not result.run_requests
+    assert "nothing to change at generation" in said(result)
+    assert "4 idle shards have nothing to read, 0 runs work" in said(result)
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
+def test_a_shard_of_an_active_run_is_not_launched_again(instance, status):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    scene.add_run(request, status)
+    scene.source.ends["1"] = 5
+    (second,) = scene.tick().run_requests
+    assert served(second) == ("a", {"1"})
+
+
+def test_a_materialization_that_waits_in_the_queue_keeps_its_partition_to_itself(instance):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = {"0": 5}
+    instance.add_run(
+        dg.DagsterRun(
+            job_name="__ASSET_JOB",
+            status=DagsterRunStatus.NOT_STARTED,
+            asset_selection={dg.AssetKey(["orders.eu"])},
+            tags={"dagster/partition": "0"},
+        )
+    )
+    assert not scene.tick().run_requests
+
+
+def test_what_a_killed_run_left_open_is_closed_and_launched_again(instance):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    run = scene.add_run(request, DagsterRunStatus.FAILURE)
+    opened = scene.open("0", A, run)
+    assert f"shard 0 is free of run {run}" in said(scene.tick())
+    assert not scene.store.review([opened.tenure])[ShardId("0")].current
+    assert scene.row("0").consumer_run == ""
+
+
+def test_a_started_run_whose_process_is_gone_is_failed_and_its_shards_freed(instance):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    host = process_note().partition("|")[0]
+    gone = {PROCESS_TAG: f"{host}|4194303|1.0"}
+    run = scene.add_run(request, DagsterRunStatus.STARTED, **gone)
+    scene.open("0", A, run)
+    scene.tick()
+    found = instance.get_run_by_id(run)
+    assert found is not None
+    assert found.status is DagsterRunStatus.FAILURE
+    assert scene.row("0").consumer_run == ""
+
+
+def test_a_living_run_keeps_its_tenure(instance):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    run = scene.add_run(request, DagsterRunStatus.STARTED, **{PROCESS_TAG: process_note()})
+    opened = scene.open("0", A, run)
+    scene.tick()
+    assert scene.store.review([opened.tenure])[ShardId("0")].current
+
+
+def test_a_read_only_shard_without_unread_records_is_finished_and_frees_its_children(instance):
+    scene = Scene(instance, shards=1, nodes="a")
+    scene.sync()
+    scene.tick()
+    parent = ShardId("0")
+    scene.source.shards = [ShardListing(parent, read_only=True)] + [
+        ShardListing(ShardId(child), parents=(parent,)) for child in ("1", "2")
+    ]
+    scene.source.finished = {"0"}
+    scene.sync()
+    assert scene.row("1").state is ShardState.WAIT
+    assert "1 shards are over" in said(scene.tick())
+    assert scene.row("0").state is ShardState.OVER
+    scene.tick()
+    assert scene.row("1").consumer_owner == scene.row("2").consumer_owner == A
+
+
+def test_a_paused_group_launches_nothing(instance):
+    scene = Scene(instance)
+    scene.sync()
+    group = scene.store.snapshot(scene.stream.key).group
+    scene.store.update_group(replace(group, paused=True), observer="test")
+    scene.source.ends = {"0": 5}
+    result = scene.tick()
+    assert not result.run_requests
+    assert "paused" in said(result)
+
+
+def test_a_restarted_code_server_keeps_its_nodes_and_moves_nothing(instance):
+    scene = Scene(instance)
+    scene.sync()
+    scene.tick()
+    before = scene.store.snapshot(scene.stream.key)
+    scene.restart()
+    result = scene.tick()
+    after = scene.store.snapshot(scene.stream.key)
+    assert after.shards == before.shards
+    assert after.group.generation == before.group.generation
+    assert "nothing to change" in said(result)
+
+
+def test_a_source_that_does_not_answer_costs_no_lease(instance):
+    scene = Scene(instance)
+    scene.sync()
+    scene.source.down = "The source does not answer: try later."
+    assert said(scene.tick()) == scene.source.down
+    assert scene.row("0").state is ShardState.ALREADY_ALLOC
+    assert scene.cursor
+
+
+def test_a_store_that_does_not_answer_is_one_sentence_and_keeps_the_cursor(instance, monkeypatch):
+    scene = Scene(instance)
+    scene.sync()
+    scene.tick()
+    cursor = scene.cursor
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("The lease store does not answer: try later.")
+
+    monkeypatch.setattr(scene.store, "pulse", fail)
+    assert said(scene.tick()) == "The lease store does not answer: try later."
+    assert scene.cursor == cursor
+
+
+def test_the_cursor_stays_small(instance):
+    scene = Scene(instance, shards=500)
+    scene.sync()
+    scene.tick()
+    assert scene.cursor is not None
+    assert len(scene.cursor) < 1_000
