@@ -61,8 +61,9 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
 def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
     """The shards that a run serves, or None for a run of something else."""
     if run.job_name == consume_job_name(stream):
-        ops: dict[str, Any] = dict(run.run_config).get("ops", {})
-        return frozenset(ops.get(consume_op_name(stream), {}).get("config", {}).get("shards", ()))
+        config: dict[str, Any] = dict(run.run_config)
+        op = config.get("ops", {}).get(consume_op_name(stream), {})
+        return frozenset(op.get("config", {}).get("shards", ()))
     if run.asset_selection and asset_key(stream) in run.asset_selection:
         partition = run.tags.get(PARTITION_TAG)
         return frozenset([partition] if partition else [])

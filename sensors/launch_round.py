@@ -80,10 +80,10 @@ class LaunchRounds:
         check_points = {idle.shard: idle.check_point for idle in ready}
         for launch in launches:
             self._history.note(launch, check_points, self.clock())
-            notes.append(f"a run for {len(launch.shards)} shards of {launch.node}")
+            notes.append(f"launched a run for {_count(len(launch.shards))} of {launch.node}")
         launched = sum(len(launch.shards) for launch in launches)
         if launched < len(ready):
-            notes.append(f"{len(ready) - launched} shards wait for a free run of their node")
+            notes.append(f"{_count(len(ready) - launched)} left until a run of the node has ended")
         return Round(tuple(launches), tuple(notes))
 
     def _close_ended(
@@ -149,11 +149,11 @@ class LaunchRounds:
             elif work is Work.READ:
                 ready.append(IdleShard(shard, node, check_point, bounds[shard]))
         if waiting:
-            notes.append(f"{waiting} shards wait, because their last run committed nothing")
+            notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
         if finished:
-            notes.append(f"{finished} shards are over: they were read to their ends")
+            notes.append(f"finished {_count(finished)}, read to the end before")
         if not ready and not waiting:
-            notes.append(f"{len(idle)} idle shards have nothing to read, {len(active)} runs work")
+            notes.append(f"nothing to read in {_count(len(idle))}, active runs: {len(active)}")
         return ready
 
     def _idle(self, report: TickReport, taken: set[str]) -> dict[ShardId, NodeName]:
@@ -185,3 +185,7 @@ def _owners(report: TickReport) -> Mapping[ShardId, NodeName]:
 
 def _subscribable(snapshot: Snapshot) -> set[ShardId]:
     return {row.shard for row in snapshot.shards if row.subscribable}
+
+
+def _count(shards: int) -> str:
+    return f"{shards} shard" if shards == 1 else f"{shards} shards"

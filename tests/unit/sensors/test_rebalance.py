@@ -118,7 +118,7 @@ def test_an_idle_tick_says_so_and_launches_nothing(instance):
     result = scene.tick()
     assert not result.run_requests
     assert "nothing to change at generation" in said(result)
-    assert "4 idle shards have nothing to read, 0 runs work" in said(result)
+    assert "nothing to read in 4 shards, active runs: 0" in said(result)
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
@@ -198,7 +198,7 @@ def test_a_read_only_shard_without_unread_records_is_finished_and_frees_its_chil
     scene.source.finished = {"0"}
     scene.sync()
     assert scene.row("1").state is ShardState.WAIT
-    assert "1 shards are over" in said(scene.tick())
+    assert "finished 1 shard," in said(scene.tick())
     assert scene.row("0").state is ShardState.OVER
     scene.tick()
     assert scene.row("1").consumer_owner == scene.row("2").consumer_owner == A

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from assets.checks import LAG, NO_GAP, QUARANTINE_RATE, check_shard, joint_results
+from assets.materialization import committed_ranges, materialization_of, range_metadata
+from lease_store.identifiers import ShardId
+from lease_store.records import Gap, OutboxEvent
+from tests.unit.sensors.streams import scripted_stream
+
+EARLY = "2026-01-02T03:00:00+00:00"
+LATE = "2026-01-02T04:00:00+00:00"
+
+
+def event(sequence: int, shard: str, start: int, end: int, *, run: str = "r", **payload: object):
+    statistics: dict[str, object] = {
+        "start": str(start),
+        "end": str(end),
+        "records": end - start,
+        "bytes": 10 * (end - start),
+        "written": end - start,
+        "quarantined": 0,
+        "first_event_time": EARLY,
+        "last_event_time": LATE,
+        "holder": "a",
+        "epoch": 3,
+    }
+    name = ShardId(shard)
+    return OutboxEvent(
+        sequence, "materialization", name, f"{shard}.{sequence}", statistics | payload, run
+    )
+
+
+def test_rows_are_grouped_by_run_and_shard_in_order_of_commit():
+    rows = [
+        event(4, "0", 5, 9),
+        event(1, "0", 0, 5),
+        event(2, "1", 0, 2),
+        event(3, "0", 0, 1, run="s"),
+    ]
+    found = committed_ranges(rows)
+    assert [(row.run, row.shard, row.start, row.end) for row in found] == [
+        ("r", "0", "0", "9"),
+        ("r", "1", "0", "2"),
+        ("s", "0", "0", "1"),
+    ]
+    assert all(row.contiguous for row in found)
+
+
+def test_metadata_are_sums_bounds_and_plain_numbers():
+    late = "2026-01-02T05:00:00+00:00"
+    (found,) = committed_ranges(
+        [event(1, "0", 0, 5, quarantined=2), event(2, "0", 5, 9, last_event_time=late)]
+    )
+    metadata = range_metadata(found)
+    assert metadata["records"] == 9
+    assert metadata["bytes"] == 90
+    assert metadata["batches"] == 2
+    assert metadata["quarantined"] == 2
+    assert metadata["start_cursor"] == "0"
+    assert metadata["end_cursor"] == "9"
+    assert (metadata["first_batch"], metadata["last_batch"]) == ("0.1", "0.2")
+    assert metadata["last_event_time"].value == datetime(2026, 1, 2, 5, tzinfo=UTC).timestamp()
+
+
+def test_statistics_that_a_batch_does_not_have_count_nothing():
+    (found,) = committed_ranges(
+        [event(1, "0", 0, 5, records=None, bytes=None, first_event_time=None, last_event_time=None)]
+    )
+    metadata = range_metadata(found)
+    assert metadata["records"] == 0
+    assert "first_event_time" not in metadata
+
+
+def test_a_delivered_event_names_the_run_that_committed():
+    stream, _ = scripted_stream()
+    (found,) = committed_ranges([event(1, "0", 0, 5, run="dead-run")])
+    materialization = materialization_of(stream, found)
+    assert materialization.partition == "0"
+    assert materialization.metadata["consumed_by"].value == "dead-run"
+
+
+def test_checks_pass_for_a_contiguous_read_up_to_date_shard():
+    stream, _ = scripted_stream()
+    (found,) = committed_ranges([event(1, "0", 0, 5), event(2, "0", 5, 9)])
+    checks = {check.name: check for check in check_shard(stream, found, gaps=[], lag=0)}
+    assert checks.keys() == {NO_GAP, LAG, QUARANTINE_RATE}
+    assert all(check.passed for check in checks.values())
+
+
+def test_each_check_fails_for_its_own_reason():
+    stream, _ = scripted_stream()
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    (jump,) = committed_ranges([event(1, "0", 0, 5), event(2, "0", 6, 9)])
+    (dirty,) = committed_ranges([event(1, "0", 0, 10, quarantined=1)])
+    gap = Gap(ShardId("0"), "5", "6", "expired", now)
+
+    def failed(committed, gaps=(), lag: int | None = 0) -> set[str]:
+        checks = check_shard(stream, committed, gaps=list(gaps), lag=lag)
+        return {check.name for check in checks if not check.passed}
+
+    assert failed(jump) == {NO_GAP}
+    assert failed(None, [gap]) == {NO_GAP}
+    assert failed(None, lag=stream.lag_max + 1) == {LAG}
+    assert failed(dirty) == {QUARANTINE_RATE}
+    assert failed(None, lag=None) == set()
+
+
+def test_over_several_shards_a_check_passes_only_where_all_do():
+    stream, _ = scripted_stream()
+    checks = [
+        *check_shard(stream, None, gaps=[], lag=0),
+        *check_shard(stream, None, gaps=[], lag=stream.lag_max + 1),
+    ]
+    assert {result.check_name: result.passed for result in joint_results(checks)} == {
+        NO_GAP: True,
+        LAG: False,
+        QUARANTINE_RATE: True,
+    }
