@@ -1,0 +1,154 @@
+"""Running `leasehold` as a user does: a process of its own, its output, and what it leaves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+COMMAND = (sys.executable, "-m", "orchestration.command_line")
+PREFIX = "LEASEHOLD_"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment() -> dict[str, str]:
+    """The environment of a command, without settings of whoever runs the tests."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(PREFIX) and name != "DAGSTER_HOME"
+    }
+
+
+def leasehold(*arguments: object, folder: Path, timeout_s: float = 60.0) -> Finished:
+    """Run a command to its end in a working directory."""
+    done = subprocess.run(
+        [*COMMAND, *(str(argument) for argument in arguments)],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+class Running:
+    """A command at work; its output so far is in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self._process = process
+        self._output = output
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self._output.read_text(errors="replace")
+
+    def until(self, reached: Callable[[], bool], timeout_s: float) -> None:
+        """Poll until something is so."""
+        deadline = time.monotonic() + timeout_s
+        while not reached():
+            assert self._process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.1)
+
+    def end(self, number: signal.Signals, timeout_s: float = 60.0) -> int:
+        """Send a signal and wait; the exit code."""
+        self._process.send_signal(number)
+        return self._process.wait(timeout_s)
+
+
+@contextmanager
+def running(*arguments: object, folder: Path) -> Iterator[Running]:
+    """A command at work in a working directory; it is ended with the block."""
+    output = folder / "output.txt"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, *(str(argument) for argument in arguments)],
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield Running(process, output)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def processes_of(home: Path) -> list[str]:
+    """Command lines of the processes that work on a home."""
+    found: list[str] = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get("LEASEHOLD_HOME") == str(home) or str(home) in " ".join(
+                process.cmdline()
+            ):
+                found.append(" ".join(process.cmdline())[:200])
+        except psutil.Error:
+            continue
+    return found
+
+
+def assert_nothing_runs(home: Path) -> None:
+    """No process works on the home, at the latest after a moment."""
+    deadline = time.monotonic() + 10
+    while processes_of(home):
+        assert time.monotonic() < deadline, processes_of(home)
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class CatRecord:
+    """A line of `leasehold cat`."""
+
+    shard: str
+    cursor: int
+    value: bytes
+
+
+def cat(home: Path) -> list[CatRecord]:
+    """All committed records of the demo's stream, in the order of `leasehold cat`."""
+    done = leasehold("cat", "demo", "--home", home, folder=home.parent)
+    assert done.code == 0, done.err
+    records: list[CatRecord] = []
+    # Only a line feed ends a line: a carriage return within a value is escaped in JSON.
+    for line in done.out.removesuffix("\n").split("\n") if done.out else []:
+        row = json.loads(line)
+        assert set(row) - {"value_base64", "key_base64"} <= {
+            *("shard_id", "cursor", "event_time", "key", "value", "attributes"),
+        }
+        value = row["value"].encode() if "value" in row else base64.b64decode(row["value_base64"])
+        records.append(CatRecord(row["shard_id"], int(row["cursor"]), value))
+    return records
