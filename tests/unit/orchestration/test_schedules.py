@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import dagster as dg
+
+from assets.consume_job import build_consume_job
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Group, ShardLease, Snapshot
+from lease_store.states import ShardState
+from orchestration.schedules import build_schedule, due_launches
+from sensors.rebalance import build_rebalance_sensor
+from sensors.shard_list import sync_listing
+from tests.unit.sensors.streams import memory_deployment, scripted_stream
+
+A, B, C = NodeName("a"), NodeName("b"), NodeName("c")
+
+
+def held(shard: int, node: NodeName, run: str = "") -> ShardLease:
+    state = ShardState.ALREADY_ALLOC
+    return ShardLease(
+        ShardId(str(shard)), state, lease_owner=node, consumer_owner=node, consumer_run=run
+    )
+
+
+def test_every_idle_shard_of_a_served_node_is_in_one_run_of_its_node():
+    stream, _ = scripted_stream()
+    rows = [held(n, A) for n in range(5)] + [held(5, B), held(6, C), held(7, B, run="open")]
+    snapshot = Snapshot(Group(stream.key), (), tuple(rows))
+    launches = due_launches(snapshot, (A, B), {"4"}, 3)
+    assert [(launch.node, launch.shards) for launch in launches] == [
+        (A, ("0", "1", "2")),
+        (A, ("3",)),
+        (B, ("5",)),
+    ]
+
+
+def test_a_tick_requests_runs_that_the_job_accepts(tmp_path):
+    stream, source = scripted_stream(3)
+    deployment, store = memory_deployment("a")
+    job = build_consume_job(stream, deployment)
+    schedule = build_schedule(stream, deployment, job)
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        with dg.build_schedule_context(instance=instance) as context:
+            assert "no consumer group" in str(schedule(context).skip_message).lower()
+        sync_listing(store, stream, source.shards, timeout_s=20.0)
+        with dg.build_sensor_context(instance=instance) as context:
+            build_rebalance_sensor(stream, deployment, job)(context)
+        with dg.build_schedule_context(instance=instance) as context:
+            (request,) = schedule(context)
+        assert dg.validate_run_config(job, request.run_config)
+        config = request.run_config["ops"]["consume__orders_eu"]["config"]
+        assert config["shards"] == ["0", "1", "2"]
+        (node,) = store.snapshot(stream.key).nodes
+        assert config["incarnation"] == node.incarnation
