@@ -28,6 +28,15 @@ def may_advance(check_point: str | None, start: str) -> bool:
     return check_point is None or check_point == start
 
 
+def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
+    """The number of a shard's next batch, and its intent if there is one, by its newest row."""
+    if newest is None:
+        return 0, None
+    if newest.state is BatchState.INTENT:
+        return newest.sequence, newest
+    return newest.sequence + 1, None
+
+
 def intended_batch(intent: Intent) -> Batch:
     """The ledger row of an intent."""
     tenure = intent.tenure

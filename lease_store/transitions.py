@@ -13,6 +13,10 @@ from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import BatchCommit, Group, ShardLease, ShardListing, Tenure
 from lease_store.states import EDGES, ShardState, first_state, may_start
 
+FINISHED = "its checkpoint reached the end of a read-only shard"
+PARENTS_OVER = "all its parents are over"
+UNORDERED = "the group became unordered"
+
 
 @dataclass(frozen=True, slots=True)
 class Note:

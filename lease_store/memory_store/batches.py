@@ -26,9 +26,13 @@ from lease_store.records import (
     Tenure,
 )
 from lease_store.store import Changed, Stale
-from lease_store.transitions import finished, freed_to_start, materialization_payload
-
-FINISHED = "its checkpoint reached the end of a read-only shard"
+from lease_store.transitions import (
+    FINISHED,
+    PARENTS_OVER,
+    finished,
+    freed_to_start,
+    materialization_payload,
+)
 
 
 class MemoryBatches(MemoryRows):
@@ -110,7 +114,7 @@ class MemoryBatches(MemoryRows):
         freed = freed_to_start(
             (rows.shards[shard] for shard in sorted(rows.shards)),
             ordered=rows.group.ordered,
-            reason=f"all its parents are over, {tenure.shard} last",
+            reason=f"{PARENTS_OVER}, {tenure.shard} last",
         )
         return Changed(self._write(rows, freed, observer))
 

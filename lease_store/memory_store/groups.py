@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from lease_store.errors import GroupExists, GroupInUse, GroupLimitReached
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from lease_store.memory_store.rows import GroupRows, MemoryRows
 from lease_store.records import Group, Progress, Pulse, Snapshot
-from lease_store.transitions import freed_to_start, settings_note
+from lease_store.refusals import group_exists, group_in_use, group_limit
+from lease_store.transitions import UNORDERED, freed_to_start, settings_note
 
 
 class MemoryGroups(MemoryRows):
@@ -19,16 +19,10 @@ class MemoryGroups(MemoryRows):
         """See `LeaseStore.create_group`."""
         with self._verb("create_group"):
             if group.key in self._groups:
-                raise GroupExists(
-                    f"Stream {group.key.stream!r} already has a consumer group "
-                    f"{group.key.group!r}: choose another name, or update that one."
-                )
+                raise group_exists(group.key)
             siblings = sum(key.stream == group.key.stream for key in self._groups)
             if siblings >= self._groups_per_stream_max:
-                raise GroupLimitReached(
-                    f"Stream {group.key.stream!r} already has {siblings} consumer groups, the "
-                    "most allowed: delete one first."
-                )
+                raise group_limit(group.key, siblings)
             self._groups[group.key] = GroupRows(replace(group, generation=0))
 
     def groups(self, stream: StreamName | None = None) -> list[Group]:
@@ -48,7 +42,7 @@ class MemoryGroups(MemoryRows):
             rows.group = replace(group, generation=rows.group.generation + 1)
             self._note(rows, note, observer)
             freed = freed_to_start(
-                rows.shards.values(), ordered=group.ordered, reason="the group became unordered"
+                self._snapshot(rows).shards, ordered=group.ordered, reason=UNORDERED
             )
             self._write(rows, freed, observer)
             return rows.group
@@ -57,10 +51,7 @@ class MemoryGroups(MemoryRows):
         """See `LeaseStore.delete_group`."""
         with self._rows("delete_group", key) as rows:
             if rows.members and not force:
-                raise GroupInUse(
-                    f"Group {key} still has live nodes ({', '.join(sorted(rows.members))}): stop "
-                    "them first, or delete it with --force."
-                )
+                raise group_in_use(key, rows.members)
             del self._groups[key]
 
     def pulse(self, key: GroupKey) -> Pulse:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lease_store.identifiers import GroupKey, NodeName
+from lease_store.membership import departure_note, displacement_reason, registration
 from lease_store.memory_store.rows import GroupRows, MemoryRows
 from lease_store.records import Node
 from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Registered, Stale
-from lease_store.transitions import Note, departed
+from lease_store.transitions import departed
 
 
 class MemoryNodes(MemoryRows):
@@ -19,23 +20,16 @@ class MemoryNodes(MemoryRows):
     ) -> Registered | NameTaken:
         """See `LeaseStore.register`."""
         with self._rows("register", key) as rows:
-            known = rows.nodes.get(node.name)
-            lease_id = known.lease_id + 1 if known else 1
-            after = replace(node, lease_id=lease_id)
-            if known and known.member and known.incarnation != node.incarnation:
-                if known.lease_id != displaced_lease_id:
-                    return NameTaken(known.incarnation, known.lease_id)
-                reason = f"displaced by {node.incarnation}: its beat had stopped"
-                self._depart(rows, node.name, "evict", reason, observer)
-            joins = known is None or known.incarnation != node.incarnation
-            changes = known is None or replace(known, lease_id=lease_id) != after
-            rows.nodes[node.name] = after
-            if changes:
+            found = registration(rows.nodes.get(node.name), node, displaced_lease_id)
+            if isinstance(found, NameTaken):
+                return found
+            if found.displaces:
+                self._depart(rows, node.name, "evict", displacement_reason(node), observer)
+            rows.nodes[node.name] = found.after
+            if found.note:
                 rows.bump()
-                kind, reason = ("join", "joined") if joins else ("resume", "settings changed")
-                note = Note(kind, reason, to_owner=node.name, run=node.incarnation)
-                self._note(rows, note, observer)
-            return Registered(lease_id)
+                self._note(rows, found.note, observer)
+            return Registered(found.after.lease_id)
 
     def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
         """See `LeaseStore.beat`."""
@@ -71,7 +65,6 @@ class MemoryNodes(MemoryRows):
         known = rows.nodes[node]
         rows.bump()
         rows.nodes[node] = replace(known, incarnation="")
-        note = Note(kind, reason, from_owner=node, run=known.incarnation)
-        self._note(rows, note, observer)
+        self._note(rows, departure_note(known, kind, reason), observer)
         shards = [rows.shards[shard] for shard in sorted(rows.shards)]
         return Changed(self._write(rows, departed(shards, node, reason), observer))

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from threading import RLock
 
-from lease_store.errors import UnknownGroup, UnknownShard, shown
+from lease_store.clock import utc_now
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import (
+    GROUPS_PER_STREAM_MAX,
     Batch,
     BatchState,
     Gap,
@@ -23,14 +24,8 @@ from lease_store.records import (
     Snapshot,
     Tenure,
 )
+from lease_store.refusals import unknown_group, unknown_shard
 from lease_store.transitions import Note, Step, holds
-
-GROUPS_PER_STREAM_MAX = 5
-
-
-def utc_now() -> datetime:
-    """The wall clock, for dates that people read; nothing is decided by it."""
-    return datetime.now(UTC)
 
 
 @dataclass(slots=True)
@@ -80,10 +75,7 @@ class GroupRows:
             UnknownShard: there is none.
         """
         if shard not in self.shards:
-            raise UnknownShard(
-                f"Group {self.group.key} has no shard {shown(shard)}: see `leasehold status` for "
-                "those it has."
-            )
+            raise unknown_shard(self.group.key, shard)
         return self.shards[shard]
 
     def intents(self, shard: ShardId) -> list[Batch]:
@@ -197,11 +189,3 @@ class MemoryRows:
             nodes=tuple(rows.nodes[name] for name in sorted(rows.nodes)),
             shards=tuple(rows.shards[shard] for shard in sorted(rows.shards)),
         )
-
-
-def unknown_group(key: GroupKey) -> UnknownGroup:
-    """The error for a group that does not exist."""
-    return UnknownGroup(
-        f"Stream {shown(key.stream)} has no consumer group {shown(key.group)}: create it with "
-        "`leasehold group create`."
-    )

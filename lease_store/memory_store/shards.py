@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lease_store.errors import CheckpointRefused
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
 from lease_store.records import ShardLease, ShardListing
+from lease_store.refusals import shard_is_over
 from lease_store.states import ShardState
 from lease_store.store import Changed, ShardsSynced, Stale
 from lease_store.transitions import (
+    PARENTS_OVER,
     Step,
     claimed,
     forced,
@@ -107,9 +108,7 @@ class MemoryShards(MemoryRows):
         with self._rows("free_orphans", key) as rows:
             shards = [rows.shards[shard] for shard in sorted(rows.shards)]
             freed = [step for shard in shards if (step := orphan_freed(shard, rows.members))]
-            freed += freed_to_start(
-                shards, ordered=rows.group.ordered, reason="all its parents are over"
-            )
+            freed += freed_to_start(shards, ordered=rows.group.ordered, reason=PARENTS_OVER)
             if freed:
                 rows.bump()
             return Changed(self._write(rows, freed, observer))
@@ -128,10 +127,7 @@ class MemoryShards(MemoryRows):
         with self._rows("force_checkpoint", key) as rows:
             row = rows.shard(shard)
             if row.state is ShardState.OVER and not reopen:
-                raise CheckpointRefused(
-                    f"Shard {shard!r} of group {key} is finished: reopen it explicitly to read it "
-                    "again; shards that began after it are not read again."
-                )
+                raise shard_is_over(key, shard)
             rows.abandon_intents(shard)
             rows.bump()
             return Changed(self._write(rows, [forced(row, cursor, rows.members, reason)], observer))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lease_store.errors import CheckpointRefused, LeaseLost, shown
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
 from lease_store.records import Gap, ShardLease, Tenure
+from lease_store.refusals import gap_refused, lease_lost
 from lease_store.states import ShardState
 from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
 from lease_store.transitions import closed, opened
@@ -114,19 +114,3 @@ def _held(rows: GroupRows, tenure: Tenure) -> ShardLease:
     if row is None:
         raise lease_lost(tenure)
     return row
-
-
-def lease_lost(tenure: Tenure) -> LeaseLost:
-    """The error for a tenure that is over."""
-    return LeaseLost(
-        f"Node {tenure.holder} no longer holds shard {tenure.shard} of group {tenure.key}: tenure "
-        f"{tenure.epoch} is over, so nothing more may be written under it."
-    )
-
-
-def gap_refused(tenure: Tenure, start: str, check_point: str | None) -> CheckpointRefused:
-    """The error for a gap that does not begin at the checkpoint."""
-    return CheckpointRefused(
-        f"A gap of shard {tenure.shard} of group {tenure.key} must begin at its checkpoint "
-        f"{shown(check_point)}, not at {shown(start)}."
-    )

@@ -1,0 +1,112 @@
+"""Column types that mean the same on every database: exact text, event times, JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String, Text, TypeDecorator
+from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class ExactText(TypeDecorator[str]):
+    """Text that is compared byte for byte: no collation, no padding, no case folding.
+
+    MySQL's text collations take `a`, `A`, `á` and `a ` for the same key; bytes are never.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """VARBINARY on MySQL and MariaDB; SQLite's text is exact already."""
+        if dialect.name == "mysql":
+            return dialect.type_descriptor(mysql.VARBINARY(self.length))
+        return dialect.type_descriptor(String(self.length))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
+        """Text as the column's bytes."""
+        if value is None or dialect.name == "sqlite":
+            return None if value is None else str(value)
+        return value.encode()
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
+        """The column's bytes as text."""
+        del dialect
+        return value.decode() if isinstance(value, bytes) else value
+
+
+class EventTime(TypeDecorator[datetime]):
+    """A moment as microseconds since 1970 in UTC: no session time zone can bend it."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        """The moment as a number; a time without a zone would be ambiguous and is refused."""
+        del dialect
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("A time without a time zone cannot be stored.")
+        return (value - _EPOCH) // _MICROSECOND
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        """The number as a moment in UTC."""
+        del dialect
+        return None if value is None else _EPOCH + value * _MICROSECOND
+
+
+class JsonText(TypeDecorator[Any]):
+    """A small value as JSON text."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """MySQL's TEXT ends at 64 KiB, which a batch of many files exceeds."""
+        if dialect.name == "mysql":
+            return dialect.type_descriptor(mysql.MEDIUMTEXT())
+        return dialect.type_descriptor(Text())
+
+    def process_bind_param(self, value: Any | None, dialect: Dialect) -> str | None:
+        """The value as JSON."""
+        del dialect
+        return None if value is None else json.dumps(value, separators=(",", ":"))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any | None:
+        """The JSON as a value."""
+        del dialect
+        return None if value is None else json.loads(value)
+
+
+AutoNumber = BigInteger().with_variant(Integer(), "sqlite")
+ServerTime = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")
+
+
+class server_time(FunctionElement[datetime]):  # noqa: N801 - reads like the SQL function it is
+    """The database's own UTC clock, for columns that people read; nothing is decided by it."""
+
+    type = ServerTime
+    inherit_cache = True
+
+
+@compiles(server_time, "sqlite")
+def _server_time_sqlite(*_: object, **__: object) -> str:
+    return "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+
+
+@compiles(server_time, "mysql")
+def _server_time_mysql(*_: object, **__: object) -> str:
+    return "UTC_TIMESTAMP(6)"

@@ -1,0 +1,86 @@
+"""What a database error means for a transaction: one table of numbers, and nothing else decides.
+
+All of these arrive as the driver's `OperationalError`, so that its class says nothing.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+
+class Verdict(Enum):
+    """What to do after a database error."""
+
+    RETRY = "the whole transaction was or can be rolled back; run it again"
+    LOST = "the connection is gone; what it had not committed is undone"
+    UNAVAILABLE = "the database cannot be reached now"
+    READ_ONLY = "the database refuses writes; its connection leads to the wrong server"
+    FATAL = "repeating will not help"
+
+
+MYSQL_VERDICTS: dict[int, Verdict] = {
+    1213: Verdict.RETRY,  # deadlock: everything was rolled back
+    1205: Verdict.RETRY,  # lock wait timeout: only the statement was rolled back
+    1020: Verdict.RETRY,  # record has changed since the snapshot (MariaDB)
+    1317: Verdict.RETRY,  # query was interrupted
+    1969: Verdict.RETRY,  # statement ran past max_statement_time (MariaDB)
+    2006: Verdict.LOST,  # server has gone away
+    2013: Verdict.LOST,  # lost connection during query
+    2014: Verdict.LOST,  # commands out of sync
+    2055: Verdict.LOST,  # lost connection at ...
+    1053: Verdict.LOST,  # server shutdown in progress
+    1927: Verdict.LOST,  # connection was killed (MariaDB)
+    4031: Verdict.LOST,  # disconnected after inactivity (MySQL)
+    1158: Verdict.LOST,  # error reading communication packets
+    1159: Verdict.LOST,  # time-out reading communication packets
+    1160: Verdict.LOST,  # error writing communication packets
+    1161: Verdict.LOST,  # time-out writing communication packets
+    2002: Verdict.UNAVAILABLE,  # cannot connect through the socket
+    2003: Verdict.UNAVAILABLE,  # cannot connect to the server
+    2005: Verdict.UNAVAILABLE,  # unknown server host
+    1040: Verdict.UNAVAILABLE,  # too many connections
+    1203: Verdict.UNAVAILABLE,  # too many connections of this account
+    1226: Verdict.UNAVAILABLE,  # a resource limit of this account
+    1021: Verdict.UNAVAILABLE,  # disk full
+    1114: Verdict.UNAVAILABLE,  # table is full
+    1129: Verdict.UNAVAILABLE,  # host is blocked
+    1290: Verdict.READ_ONLY,  # running with --read-only
+    1792: Verdict.READ_ONLY,  # read-only transaction
+    1836: Verdict.READ_ONLY,  # read-only mode
+}
+
+SQLITE_VERDICTS: dict[int, Verdict] = {
+    5: Verdict.RETRY,  # SQLITE_BUSY
+    6: Verdict.RETRY,  # SQLITE_LOCKED
+    8: Verdict.READ_ONLY,  # SQLITE_READONLY
+    10: Verdict.UNAVAILABLE,  # SQLITE_IOERR
+    13: Verdict.UNAVAILABLE,  # SQLITE_FULL
+}
+
+CANNOT_CONNECT = frozenset({2002, 2003, 2005})
+
+
+def error_number(error: DBAPIError) -> int:
+    """The driver's number of an error; 0 where it has none."""
+    original: Any = error.orig
+    number = getattr(original, "sqlite_errorcode", None)
+    if number is None:
+        arguments = getattr(original, "args", ())
+        number = arguments[0] if arguments and isinstance(arguments[0], int) else 0
+    return int(number)
+
+
+def verdict(error: DBAPIError) -> Verdict:
+    """What to do after this error."""
+    number = error_number(error)
+    if hasattr(error.orig, "sqlite_errorcode"):
+        # The low byte is the error; the rest says in which part of SQLite it arose.
+        return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)
+    found = MYSQL_VERDICTS.get(number, Verdict.FATAL)
+    if found is Verdict.FATAL and error.connection_invalidated:
+        # PyMySQL reports a connection that it closed itself without any number.
+        return Verdict.LOST
+    return found

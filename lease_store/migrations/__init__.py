@@ -1,0 +1,1 @@
+"""The schema's history, one Alembic revision per file in `versions`."""

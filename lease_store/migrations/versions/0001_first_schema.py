@@ -1,0 +1,271 @@
+"""The first schema: groups, nodes, shards, journal, ledger, outbox and gaps.
+
+This is a copy of the tables as they were then; later changes of `lease_store.tables` come with
+revisions of their own and leave this one alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from alembic import op
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.exc import DBAPIError
+
+from lease_store.columns import AutoNumber, EventTime, ExactText, JsonText, ServerTime, server_time
+from lease_store.database_errors import error_number
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+_NO_TRIGGERS_ALLOWED = 1419
+_log = logging.getLogger(__name__)
+
+metadata = MetaData()
+
+_OPTIONS: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
+
+
+def _identifier(name: str, *, key: bool = True, nullable: bool = False) -> Column[str]:
+    column = ExactText(64)
+    return Column(name, column, primary_key=key, nullable=nullable and not key)
+
+
+def _cursor(name: str, *, nullable: bool = False) -> Column[str]:
+    return Column(name, ExactText(512), nullable=nullable)
+
+
+def _name(name: str, *, nullable: bool = False) -> Column[str]:
+    return Column(name, ExactText(255), nullable=nullable)
+
+
+def _times() -> tuple[Column[Any], Column[Any]]:
+    return (
+        Column("create_time", ServerTime, nullable=False, default=server_time()),
+        Column(
+            "update_time",
+            ServerTime,
+            nullable=False,
+            default=server_time(),
+            onupdate=server_time(),
+        ),
+    )
+
+
+def _grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
+    checks: list[CheckConstraint] = []
+    for column in columns:
+        name = f"{table}_{column}_grammar"
+        glob = f"{column} GLOB '[A-Za-z0-9]*' AND {column} NOT GLOB '*[^A-Za-z0-9._-]*'"
+        # MySQL refuses regular expressions on binary strings, hence the conversion.
+        text = f"CONVERT({column} USING latin1)"
+        regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
+        checks.append(CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
+        checks.append(CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
+    return checks
+
+
+Table(
+    "consumer_group",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    Column("ordered", Boolean, nullable=False),
+    Column("timeout_s", Double, nullable=False),
+    Column("handoff_limit_s", Double, nullable=False),
+    Column("assignment", String(16), nullable=False),
+    Column("initial_position", String(64), nullable=False),
+    Column("node_cap", Integer),
+    Column("weighted", Boolean, nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    *_times(),
+    *_grammar_checks("consumer_group", "consume_group", "logstream_sig"),
+    **_OPTIONS,
+)
+
+Table(
+    "loghub_client_worker_instance",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("worker_instance"),
+    Column("lease_id", BigInteger, nullable=False),
+    _name("incarnation"),
+    _name("address"),
+    Column("source_count", Integer),
+    Column("node_id", Integer),
+    Column("pinned", JsonText),
+    Column("accepts_runs", Boolean, nullable=False),
+    *_times(),
+    *_grammar_checks("worker_instance", "worker_instance"),
+    **_OPTIONS,
+)
+
+Table(
+    "loghub_client_shard_lease",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("shard_id"),
+    Column("lease_id", BigInteger, nullable=False),
+    _identifier("lease_owner", key=False, nullable=True),
+    _identifier("consumer_owner", key=False, nullable=True),
+    _cursor("check_point", nullable=True),
+    Column("state", String(16), nullable=False),
+    Column("consumer_epoch", BigInteger, nullable=False),
+    _name("consumer_run"),
+    Column("handoff_eta_s", Double),
+    Column("parents", JsonText, nullable=False),
+    _name("hash_begin"),
+    _name("hash_end"),
+    Column("read_only", Boolean, nullable=False),
+    Column("subscribable", Boolean, nullable=False),
+    Column("watermark", EventTime),
+    *_times(),
+    Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
+    *_grammar_checks("shard_lease", "shard_id"),
+    **_OPTIONS,
+)
+
+Table(
+    "lease_journal",
+    metadata,
+    Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
+    _identifier("consume_group", key=False),
+    _identifier("logstream_sig", key=False),
+    Column("kind", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    _name("observer"),
+    Column("recorded_at", EventTime, nullable=False),
+    _identifier("shard_id", key=False, nullable=True),
+    Column("edge", Integer),
+    Column("from_state", String(16)),
+    Column("to_state", String(16)),
+    _identifier("from_owner", key=False, nullable=True),
+    _identifier("to_owner", key=False, nullable=True),
+    Column("epoch", BigInteger, nullable=False),
+    _name("run"),
+    _cursor("check_point", nullable=True),
+    # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
+    _name("transaction_id"),
+    Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
+    Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
+    Index("lease_journal_by_transaction", "transaction_id"),
+    sqlite_autoincrement=True,
+    **_OPTIONS,
+)
+
+Table(
+    "batch",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("shard_id"),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    _cursor("start_cursor"),
+    _cursor("end_cursor"),
+    Column("state", String(16), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    _name("run"),
+    _identifier("holder", key=False),
+    Column("attempt", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("files", JsonText, nullable=False),
+    Column("records", BigInteger),
+    Column("bytes", BigInteger),
+    Column("written", BigInteger, nullable=False),
+    Column("quarantined", BigInteger, nullable=False),
+    Column("first_event_time", EventTime),
+    Column("last_event_time", EventTime),
+    Column("finished", Boolean, nullable=False),
+    Column("committed_at", EventTime),
+    **_OPTIONS,
+)
+
+Table(
+    "outbox",
+    metadata,
+    Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
+    _identifier("consume_group", key=False),
+    _identifier("logstream_sig", key=False),
+    _identifier("shard_id", key=False),
+    Column("kind", String(32), nullable=False),
+    _name("batch_id"),
+    Column("payload", JsonText, nullable=False),
+    _name("run"),
+    Column("delivered", Boolean, nullable=False),
+    Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
+    sqlite_autoincrement=True,
+    **_OPTIONS,
+)
+
+Table(
+    "gap",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("shard_id"),
+    Column("start_cursor", ExactText(512), primary_key=True),
+    Column("end_cursor", ExactText(512), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("recorded_at", EventTime, nullable=False),
+    Column("acknowledged", Boolean, nullable=False),
+    **_OPTIONS,
+)
+
+
+_ONLY_UPWARDS = {
+    "sqlite": (
+        "CREATE TRIGGER shard_lease_only_upwards BEFORE UPDATE ON loghub_client_shard_lease "
+        "WHEN NEW.consumer_epoch < OLD.consumer_epoch OR NEW.lease_id < OLD.lease_id "
+        "BEGIN SELECT RAISE(ABORT, 'consumer_epoch and lease_id never go down'); END",
+        "CREATE TRIGGER worker_instance_only_upwards BEFORE UPDATE ON "
+        "loghub_client_worker_instance WHEN NEW.lease_id < OLD.lease_id "
+        "BEGIN SELECT RAISE(ABORT, 'lease_id never goes down'); END",
+    ),
+    "mysql": (
+        "CREATE TRIGGER shard_lease_only_upwards BEFORE UPDATE ON loghub_client_shard_lease "
+        "FOR EACH ROW BEGIN IF NEW.consumer_epoch < OLD.consumer_epoch "
+        "OR NEW.lease_id < OLD.lease_id THEN SIGNAL SQLSTATE '45000' "
+        "SET MESSAGE_TEXT = 'consumer_epoch and lease_id never go down'; END IF; END",
+        "CREATE TRIGGER worker_instance_only_upwards BEFORE UPDATE ON "
+        "loghub_client_worker_instance FOR EACH ROW BEGIN IF NEW.lease_id < OLD.lease_id "
+        "THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'lease_id never goes down'; "
+        "END IF; END",
+    ),
+}
+
+
+def upgrade() -> None:
+    """Create the tables, and triggers that keep fencing numbers from going down even by hand."""
+    connection = op.get_bind()
+    metadata.create_all(connection, checkfirst=False)
+    for statement in _ONLY_UPWARDS[connection.dialect.name]:
+        try:
+            connection.exec_driver_sql(statement)
+        except DBAPIError as error:
+            if error_number(error) != _NO_TRIGGERS_ALLOWED:
+                raise
+            # With a binary log, MySQL wants SUPER for triggers; the code's own conditions hold
+            # without them, they only guard against statements typed by hand.
+            _log.warning("The server allows no triggers: fencing numbers can be edited by hand.")

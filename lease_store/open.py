@@ -1,0 +1,53 @@
+"""Open a lease store by its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from lease_store.clock import utc_now
+from lease_store.records import GROUPS_PER_STREAM_MAX
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from lease_store.sql_store import SqlStore
+
+
+def open_store(
+    url: SecretStr | str,
+    *,
+    upgrade: bool = False,
+    clock: Callable[[], datetime] = utc_now,
+    groups_per_stream_max: int = GROUPS_PER_STREAM_MAX,
+) -> SqlStore:
+    """The lease store at a URL; it connects when it is first used.
+
+    A SQLite file is created, and brought to this release's schema, at its first use.
+
+    Args:
+        url: `sqlite:///path` or `mysql+pymysql://user:password@host:port/database`.
+        upgrade: bring the schema of any database to this release's version now.
+        clock: the wall clock for the journal's dates; nothing is decided by it.
+        groups_per_stream_max: the most consumer groups one stream may have.
+
+    Raises:
+        InvalidSetting: the URL is not of a supported database.
+        StoreError: with `upgrade`, the database refuses or does not answer.
+    """
+    from lease_store.engine import open_engine, parse_url
+    from lease_store.sql_store import SqlStore
+    from lease_store.transactions import Transactions
+
+    parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
+    place = parsed.set(password=None, query={}).render_as_string()
+    store = SqlStore(
+        Transactions(open_engine(parsed), place),
+        clock=clock,
+        place=place,
+        groups_per_stream_max=groups_per_stream_max,
+    )
+    if upgrade:
+        store.upgrade()
+    return store

@@ -1,0 +1,17 @@
+"""The lease store in SQL: SQLite, MariaDB and MySQL by the same statements.
+
+Each verb is one transaction: it locks what it decides upon, asks the pure rules, and writes under
+conditions that repeat what it saw. Changes of ownership lock the group's row first and shards by
+id, so that all transactions agree on one order; beats lock nothing but their own node's row.
+"""
+
+from lease_store.sql_store.batches import SqlBatches
+from lease_store.sql_store.groups import SqlGroups
+from lease_store.sql_store.nodes import SqlNodes
+from lease_store.sql_store.shards import SqlShards
+
+__all__ = ["SqlStore"]
+
+
+class SqlStore(SqlGroups, SqlNodes, SqlShards, SqlBatches):
+    """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""

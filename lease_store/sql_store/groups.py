@@ -1,0 +1,147 @@
+"""Groups, and reading them, in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from sqlalchemy.exc import IntegrityError
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from lease_store.records import Group, Progress, Pulse, Snapshot
+from lease_store.refusals import group_exists, group_in_use, group_limit, unknown_group
+from lease_store.sql_store import statements
+from lease_store.sql_store.rows import (
+    group_from,
+    group_values,
+    joined_group,
+    key_values,
+    node_from,
+    progress_from,
+    shard_from,
+)
+from lease_store.sql_store.verbs import SqlVerbs
+from lease_store.tables import GROUP_TABLES
+from lease_store.transactions import Transaction
+from lease_store.transitions import UNORDERED, freed_to_start, settings_note
+
+SNAPSHOT_LOOKS = 3
+
+
+class SqlGroups(SqlVerbs):
+    """The verbs on groups."""
+
+    def create_group(self, group: Group) -> None:
+        """See `LeaseStore.create_group`."""
+        key = group.key
+
+        def work(tx: Transaction) -> None:
+            rows = tx.connection.execute(statements.lock_stream_groups(key.stream)).mappings()
+            known = [group_from(row) for row in rows]
+            if any(sibling.key == key for sibling in known):
+                raise group_exists(key)
+            if len(known) >= self._groups_per_stream_max:
+                raise group_limit(key, len(known))
+            values = key_values(key) | group_values(group) | {"generation": 0}
+            try:
+                tx.connection.execute(statements.insert_group(values))
+            except IntegrityError as error:
+                raise group_exists(key) from error
+
+        def mark(tx: Transaction) -> bool:
+            row = tx.connection.execute(statements.select_group(key, lock=True)).mappings().first()
+            return row is not None and group_from(row) == replace(group, generation=0)
+
+        self._write("create_group", work, mark=mark)
+
+    def groups(self, stream: StreamName | None = None) -> list[Group]:
+        """See `LeaseStore.groups`."""
+
+        def work(tx: Transaction) -> list[Group]:
+            rows = tx.connection.execute(statements.select_groups(stream)).mappings()
+            return [group_from(row) for row in rows]
+
+        return self._read("groups", work)
+
+    def update_group(self, group: Group, *, observer: str) -> Group:
+        """See `LeaseStore.update_group`."""
+        key = group.key
+
+        def work(tx: Transaction) -> Group:
+            before = self._group(tx, key)
+            tx.connection.execute(statements.update_settings(key, group_values(group)))
+            self._journal(tx, key, [settings_note(before, group)], observer)
+            if before.ordered and not group.ordered:
+                shards = self._all_shards(tx, key)
+                freed = freed_to_start(shards, ordered=False, reason=UNORDERED)
+                self._carry_out(tx, key, freed, observer)
+            return replace(group, generation=before.generation)
+
+        return self._change("update_group", key, work)
+
+    def delete_group(self, key: GroupKey, *, force: bool = False) -> None:
+        """See `LeaseStore.delete_group`."""
+        started = False
+
+        def work(tx: Transaction) -> None:
+            nonlocal started
+            row = tx.connection.execute(statements.select_group(key, lock=True)).first()
+            if row is None:
+                if started:
+                    return  # an earlier attempt of this call did it, and its reply was lost
+                raise unknown_group(key)
+            members = self._members(tx, key)
+            if members and not force:
+                raise group_in_use(key, members)
+            started = True
+            for table in GROUP_TABLES:
+                tx.connection.execute(statements.delete_rows(table, key))
+
+        self._write("delete_group", work)
+
+    def pulse(self, key: GroupKey) -> Pulse:
+        """See `LeaseStore.pulse`."""
+
+        def work(tx: Transaction) -> Pulse:
+            rows = tx.connection.execute(statements.pulse(key)).mappings().all()
+            if not rows:
+                raise unknown_group(key)
+            nodes = [node_from(row) for row in rows if row["worker_instance"] is not None]
+            return Pulse(joined_group(rows[0]), tuple(nodes))
+
+        return self._read("pulse", work)
+
+    def snapshot(self, key: GroupKey) -> Snapshot:
+        """See `LeaseStore.snapshot`.
+
+        Every statement sees its own moment, so the generation is looked at before and after; when
+        changes keep coming in between, the last look holds them off.
+        """
+
+        def work(tx: Transaction) -> Snapshot:
+            for look in range(SNAPSHOT_LOOKS):
+                group = self._group(tx, key, lock=look == SNAPSHOT_LOOKS - 1)
+                nodes = tx.connection.execute(statements.select_nodes(key)).mappings()
+                shards = tx.connection.execute(statements.select_shards(key)).mappings()
+                found = Snapshot(
+                    group,
+                    tuple(node_from(row) for row in nodes),
+                    tuple(shard_from(row) for row in shards),
+                )
+                if look == SNAPSHOT_LOOKS - 1 or self._group(tx, key) == group:
+                    return found
+            raise AssertionError("The last look returns.")
+
+        return self._read("snapshot", work)
+
+    def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
+        """See `LeaseStore.progress`."""
+
+        def work(tx: Transaction) -> dict[ShardId, Progress]:
+            rows = tx.connection.execute(statements.progress(key, nodes)).mappings().all()
+            if not rows:
+                raise unknown_group(key)
+            served = [progress_from(row) for row in rows if row["shard_id"] is not None]
+            return {row.shard: row for row in served}
+
+        return self._read("progress", work)

@@ -1,0 +1,147 @@
+"""Nodes in SQL: who answers to a name, and what they leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sqlalchemy.exc import IntegrityError
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.membership import (
+    Registration,
+    departure_note,
+    displacement_reason,
+    registration,
+)
+from lease_store.records import Node
+from lease_store.sql_store import statements
+from lease_store.sql_store.rows import key_values, node_from, node_values
+from lease_store.sql_store.verbs import SqlVerbs
+from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Registered, Stale
+from lease_store.transactions import Raced, Transaction
+from lease_store.transitions import departed
+
+
+class SqlNodes(SqlVerbs):
+    """The verbs on nodes."""
+
+    def register(
+        self, key: GroupKey, node: Node, *, observer: str, displaced_lease_id: int | None = None
+    ) -> Registered | NameTaken:
+        """See `LeaseStore.register`."""
+        returned = self._return(key, node)
+        if returned is not None:
+            return returned
+
+        def work(tx: Transaction) -> Registered | NameTaken:
+            known = self._node(tx, key, node.name)
+            found = registration(known, node, displaced_lease_id)
+            if isinstance(found, NameTaken):
+                return tx.abandon(found)
+            if known and found.displaces:
+                reason = displacement_reason(node)
+                self._depart(tx, key, known, kind="evict", reason=reason, observer=observer)
+                found = replace(found, before=replace(known, incarnation=""))
+            self._write_node(tx, key, found)
+            self._journal(tx, key, [found.note] if found.note else [], observer)
+            return Registered(found.after.lease_id)
+
+        return self._change("register", key, work)
+
+    def _return(self, key: GroupKey, node: Node) -> Registered | None:
+        """A member that comes back with the same settings: its counter rises, nothing else."""
+
+        def work(tx: Transaction) -> Registered | None:
+            self._group(tx, key)
+            known = self._node(tx, key, node.name)
+            found = registration(known, node, None)
+            if known is None or isinstance(found, NameTaken) or found.note:
+                return tx.abandon(None)
+            self._write_node(tx, key, found)
+            return Registered(found.after.lease_id)
+
+        return self._write("register", work)
+
+    def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
+        """See `LeaseStore.beat`.
+
+        A beat whose reply was lost is sent again: counting twice says the same as counting once.
+        """
+
+        def work(tx: Transaction) -> Beaten | BeatRefused:
+            statement = statements.beat(key, node, incarnation, dialect=self._dialect)
+            result = tx.connection.execute(statement)
+            if self._dialect == "mysql":
+                return Beaten(result.lastrowid) if result.rowcount == 1 else BeatRefused()
+            lease_id = result.scalar()
+            return BeatRefused() if lease_id is None else Beaten(lease_id)
+
+        return self._write("beat", work)
+
+    def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
+        """See `LeaseStore.leave`."""
+
+        def work(tx: Transaction) -> Changed | Stale:
+            known = self._node(tx, key, node)
+            if known is None or not known.member or known.incarnation != incarnation:
+                return tx.abandon(Stale())
+            return self._depart(
+                tx, key, known, kind="leave", reason="its node left", observer=str(node)
+            )
+
+        return self._change("leave", key, work)
+
+    def evict(
+        self, key: GroupKey, node: NodeName, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """See `LeaseStore.evict`."""
+
+        def work(tx: Transaction) -> Changed | Stale:
+            known = self._node(tx, key, node)
+            if known is None or not known.member or known.lease_id != seen_lease_id:
+                return tx.abandon(Stale())
+            return self._depart(tx, key, known, kind="evict", reason=reason, observer=observer)
+
+        return self._change("evict", key, work)
+
+    def _node(self, tx: Transaction, key: GroupKey, node: NodeName) -> Node | None:
+        # The lock keeps a beat from landing between this look and the write:
+        # 1. The observer sees counter 7, unchanged for T.  2. The node wakes and beats: 8.
+        # 3. The observer evicts. It must find 8 and stop, or wait for the lock and then find it.
+        row = tx.connection.execute(statements.select_node(key, node, lock=True)).mappings().first()
+        return node_from(row) if row else None
+
+    def _write_node(self, tx: Transaction, key: GroupKey, found: Registration) -> None:
+        after = found.after
+        if found.before is None:
+            values = key_values(key) | {"worker_instance": after.name} | node_values(after)
+            try:
+                tx.connection.execute(statements.insert_node(values))
+            except IntegrityError as error:
+                raise Raced from error
+            return
+        seen = found.before.lease_id
+        statement = statements.update_node(key, after.name, seen, node_values(after))
+        if tx.connection.execute(statement).rowcount != 1:
+            raise Raced
+
+    def _depart(
+        self,
+        tx: Transaction,
+        key: GroupKey,
+        known: Node,
+        *,
+        kind: str,
+        reason: str,
+        observer: str,
+    ) -> Changed:
+        gone = {"incarnation": ""}
+        statement = statements.update_node(key, known.name, known.lease_id, gone)
+        if tx.connection.execute(statement).rowcount != 1:
+            raise Raced
+        self._journal(tx, key, [departure_note(known, kind, reason)], observer)
+        # Who owns what cannot change while the group's row is locked; the tenures can, hence the
+        # locks on the shards themselves.
+        owned = tx.connection.execute(statements.select_shards_of(key, known.name)).scalars()
+        shards = self._lock_shards(tx, key, [ShardId(shard) for shard in owned])
+        return self._carry_out(tx, key, departed(shards.values(), known.name, reason), observer)

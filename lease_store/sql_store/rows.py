@@ -1,0 +1,271 @@
+"""Between database rows and records, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import (
+    AssignmentMode,
+    Batch,
+    BatchState,
+    BatchStatistics,
+    DataFile,
+    Gap,
+    Group,
+    JournalEntry,
+    Node,
+    OutboxEvent,
+    Progress,
+    ShardLease,
+)
+from lease_store.sql_store.statements import GROUP_PREFIX
+from lease_store.states import ShardState
+from lease_store.tables import NAME_LENGTH_MAX
+from lease_store.transitions import Note
+
+Row = Mapping[Any, Any]
+REASON_LENGTH_MAX = 1_000
+
+
+def key_values(key: GroupKey) -> dict[str, Any]:
+    """The first two columns of every key."""
+    return {"consume_group": key.group, "logstream_sig": key.stream}
+
+
+def group_values(group: Group) -> dict[str, Any]:
+    """A group's settings; its generation has a statement of its own."""
+    return {
+        "ordered": group.ordered,
+        "timeout_s": group.timeout_s,
+        "handoff_limit_s": group.handoff_limit_s,
+        "assignment": group.assignment.value,
+        "initial_position": group.initial_position,
+        "node_cap": group.node_cap,
+        "weighted": group.weighted,
+        "paused": group.paused,
+    }
+
+
+def group_from(row: Row, prefix: str = "") -> Group:
+    """A group from its row, or from a joined one with prefixed names."""
+    return Group(
+        key=GroupKey.parse(row[prefix + "consume_group"], row[prefix + "logstream_sig"]),
+        ordered=bool(row[prefix + "ordered"]),
+        timeout_s=row[prefix + "timeout_s"],
+        handoff_limit_s=row[prefix + "handoff_limit_s"],
+        assignment=AssignmentMode(row[prefix + "assignment"]),
+        initial_position=row[prefix + "initial_position"],
+        node_cap=row[prefix + "node_cap"],
+        weighted=bool(row[prefix + "weighted"]),
+        paused=bool(row[prefix + "paused"]),
+        generation=row[prefix + "generation"],
+    )
+
+
+def joined_group(row: Row) -> Group:
+    """The group of a `pulse` row."""
+    return group_from(row, GROUP_PREFIX)
+
+
+def node_values(node: Node) -> dict[str, Any]:
+    """A node's columns, its key aside."""
+    return {
+        "lease_id": node.lease_id,
+        "incarnation": node.incarnation,
+        "address": node.address,
+        "source_count": node.source_count,
+        "node_id": node.node_id,
+        "pinned": node.pinned,
+        "accepts_runs": node.accepts_runs,
+    }
+
+
+def node_from(row: Row) -> Node:
+    """A node from its row."""
+    pinned = row["pinned"]
+    return Node(
+        name=NodeName(row["worker_instance"]),
+        lease_id=row["lease_id"],
+        incarnation=row["incarnation"],
+        address=row["address"],
+        source_count=row["source_count"],
+        node_id=row["node_id"],
+        pinned=None if pinned is None else {ShardId(shard): at for shard, at in pinned.items()},
+        accepts_runs=bool(row["accepts_runs"]),
+    )
+
+
+def shard_values(shard: ShardLease) -> dict[str, Any]:
+    """A shard's columns, its key aside."""
+    return {
+        "lease_id": shard.lease_id,
+        "lease_owner": shard.lease_owner,
+        "consumer_owner": shard.consumer_owner,
+        "check_point": shard.check_point,
+        "state": shard.state.value,
+        "consumer_epoch": shard.consumer_epoch,
+        "consumer_run": shard.consumer_run,
+        "handoff_eta_s": shard.handoff_eta_s,
+        "parents": list(shard.parents),
+        "hash_begin": shard.hash_begin,
+        "hash_end": shard.hash_end,
+        "read_only": shard.read_only,
+        "subscribable": shard.subscribable,
+        "watermark": shard.watermark,
+    }
+
+
+def shard_from(row: Row) -> ShardLease:
+    """A shard from its row."""
+    return ShardLease(
+        shard=ShardId(row["shard_id"]),
+        state=ShardState(row["state"]),
+        lease_id=row["lease_id"],
+        lease_owner=_node_name(row["lease_owner"]),
+        consumer_owner=_node_name(row["consumer_owner"]),
+        check_point=row["check_point"],
+        consumer_epoch=row["consumer_epoch"],
+        consumer_run=row["consumer_run"],
+        handoff_eta_s=row["handoff_eta_s"],
+        parents=tuple(ShardId(parent) for parent in row["parents"]),
+        hash_begin=row["hash_begin"],
+        hash_end=row["hash_end"],
+        read_only=bool(row["read_only"]),
+        subscribable=bool(row["subscribable"]),
+        watermark=row["watermark"],
+    )
+
+
+def progress_from(row: Row) -> Progress:
+    """A served shard's progress from the columns of its row that it needs."""
+    return Progress(
+        shard=ShardId(row["shard_id"]),
+        check_point=row["check_point"],
+        consumer_epoch=row["consumer_epoch"],
+        consumer_run=row["consumer_run"],
+    )
+
+
+def _node_name(text: str | None) -> NodeName | None:
+    return None if text is None else NodeName(text)
+
+
+def note_values(
+    key: GroupKey, note: Note, *, observer: str, at: datetime, transaction_id: str
+) -> dict[str, Any]:
+    """A journal row."""
+    return key_values(key) | {
+        "kind": note.kind,
+        "reason": note.reason[:REASON_LENGTH_MAX],
+        "observer": observer.encode()[:NAME_LENGTH_MAX].decode(errors="ignore"),
+        "recorded_at": at,
+        "shard_id": note.shard,
+        "edge": note.edge,
+        "from_state": note.from_state.value if note.from_state else None,
+        "to_state": note.to_state.value if note.to_state else None,
+        "from_owner": note.from_owner,
+        "to_owner": note.to_owner,
+        "epoch": note.epoch,
+        "run": note.run,
+        "check_point": note.check_point,
+        "transaction_id": transaction_id,
+    }
+
+
+def entry_from(row: Row) -> JournalEntry:
+    """A journal entry from its row."""
+    return JournalEntry(
+        sequence=row["sequence"],
+        kind=row["kind"],
+        reason=row["reason"],
+        observer=row["observer"],
+        at=row["recorded_at"],
+        shard=None if row["shard_id"] is None else ShardId(row["shard_id"]),
+        edge=row["edge"],
+        from_state=ShardState(row["from_state"]) if row["from_state"] else None,
+        to_state=ShardState(row["to_state"]) if row["to_state"] else None,
+        from_owner=_node_name(row["from_owner"]),
+        to_owner=_node_name(row["to_owner"]),
+        epoch=row["epoch"],
+        run=row["run"],
+        check_point=row["check_point"],
+    )
+
+
+def batch_values(batch: Batch) -> dict[str, Any]:
+    """A ledger row's columns, its key aside."""
+    statistics = batch.statistics
+    return {
+        "start_cursor": batch.start,
+        "end_cursor": batch.end,
+        "state": batch.state.value,
+        "epoch": batch.epoch,
+        "run": batch.run,
+        "holder": batch.holder,
+        "attempt": batch.attempt,
+        "generation": batch.generation,
+        "files": [asdict(file) for file in batch.files],
+        "records": statistics.records,
+        "bytes": statistics.bytes,
+        "written": statistics.written,
+        "quarantined": statistics.quarantined,
+        "first_event_time": statistics.first_event_time,
+        "last_event_time": statistics.last_event_time,
+        "finished": batch.finished,
+        "committed_at": batch.committed_at,
+    }
+
+
+def batch_from(row: Row) -> Batch:
+    """A batch from its ledger row."""
+    return Batch(
+        shard=ShardId(row["shard_id"]),
+        sequence=row["sequence"],
+        start=row["start_cursor"],
+        end=row["end_cursor"],
+        state=BatchState(row["state"]),
+        epoch=row["epoch"],
+        run=row["run"],
+        holder=NodeName(row["holder"]),
+        attempt=row["attempt"],
+        generation=row["generation"],
+        files=tuple(DataFile(**file) for file in row["files"]),
+        statistics=BatchStatistics(
+            records=row["records"],
+            bytes=row["bytes"],
+            written=row["written"],
+            quarantined=row["quarantined"],
+            first_event_time=row["first_event_time"],
+            last_event_time=row["last_event_time"],
+        ),
+        finished=bool(row["finished"]),
+        committed_at=row["committed_at"],
+    )
+
+
+def event_from(row: Row) -> OutboxEvent:
+    """An outbox event from its row."""
+    return OutboxEvent(
+        sequence=row["sequence"],
+        kind=row["kind"],
+        shard=ShardId(row["shard_id"]),
+        batch_id=row["batch_id"],
+        payload=row["payload"],
+        run=row["run"],
+    )
+
+
+def gap_from(row: Row) -> Gap:
+    """A gap from its row."""
+    return Gap(
+        shard=ShardId(row["shard_id"]),
+        start=row["start_cursor"],
+        end=row["end_cursor"],
+        reason=row["reason"],
+        at=row["recorded_at"],
+        acknowledged=bool(row["acknowledged"]),
+    )

@@ -1,0 +1,215 @@
+"""Shards in SQL: the shard list, claims, transfers, forced checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import ShardLease, ShardListing
+from lease_store.refusals import shard_is_over, unknown_shard
+from lease_store.sql_store import statements
+from lease_store.sql_store.rows import shard_from
+from lease_store.sql_store.verbs import SqlVerbs, chunks
+from lease_store.states import ShardState
+from lease_store.store import Changed, ShardsSynced, Stale
+from lease_store.transactions import Transaction
+from lease_store.transitions import (
+    PARENTS_OVER,
+    Step,
+    claimed,
+    forced,
+    freed_to_start,
+    listed_again,
+    orphan_freed,
+    shards_first_seen,
+    transfer_begun,
+    transfer_cancelled,
+    transfer_completed,
+)
+
+
+class SqlShards(SqlVerbs):
+    """The verbs on shards."""
+
+    def sync_shards(
+        self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
+    ) -> ShardsSynced:
+        """See `LeaseStore.sync_shards`.
+
+        An unchanged listing writes nothing and locks nothing.
+        """
+        listed = {entry.shard: entry for entry in listing}
+
+        def unchanged(tx: Transaction) -> bool:
+            self._group(tx, key)
+            known = {row.shard: row for row in self._all_shards(tx, key)}
+            return all(
+                shard in known and listed_again(known[shard], entry) == known[shard]
+                for shard, entry in listed.items()
+            )
+
+        def work(tx: Transaction) -> ShardsSynced:
+            group = self._group(tx, key)
+            known = {row.shard: row for row in self._all_shards(tx, key)}
+            stale = [
+                shard
+                for shard, row in known.items()
+                if shard in listed and listed_again(row, listed[shard]) != row
+            ]
+            relisted = [
+                Step(row, listed_again(row, listed[shard]), ())
+                for shard, row in self._lock_shards(tx, key, stale).items()
+            ]
+            self._carry_out(tx, key, relisted, observer)
+            known |= {step.after.shard: step.after for step in relisted}
+            added = shards_first_seen(listing, known, ordered=group.ordered)
+            self._insert_shards(tx, key, [row for row, _ in added])
+            self._journal(tx, key, [note for _, note in added], observer)
+            synced = ShardsSynced(tuple(row.shard for row, _ in added), tuple(stale))
+            return synced if added or stale else tx.abandon(synced)
+
+        if self._read("sync_shards", unchanged):
+            return ShardsSynced()
+        return self._change("sync_shards", key, work)
+
+    def claim(
+        self,
+        key: GroupKey,
+        claims: Mapping[ShardId, tuple[NodeName, int]],
+        *,
+        observer: str,
+        reason: str,
+    ) -> dict[ShardId, Changed | Stale]:
+        """See `LeaseStore.claim`. Many claims are several transactions, each whole."""
+        outcomes: dict[ShardId, Changed | Stale] = {}
+        for chunk in chunks(sorted(claims)):
+            wanted = {shard: claims[shard] for shard in chunk}
+            outcomes |= self._claim(key, wanted, observer=observer, reason=reason)
+        return outcomes
+
+    def _claim(
+        self,
+        key: GroupKey,
+        claims: Mapping[ShardId, tuple[NodeName, int]],
+        *,
+        observer: str,
+        reason: str,
+    ) -> dict[ShardId, Changed | Stale]:
+        def work(tx: Transaction) -> dict[ShardId, Changed | Stale]:
+            outcomes: dict[ShardId, Changed | Stale] = dict.fromkeys(claims, Stale())
+            paused = self._group(tx, key).paused
+            members = self._members(tx, key)
+            steps: list[Step] = []
+            for shard, row in self._lock_shards(tx, key, claims).items():
+                node, seen_lease_id = claims[shard]
+                if row.lease_id == seen_lease_id and node in members and not paused:
+                    step = claimed(row, node, reason)
+                    steps += [step] if step else []
+            if not steps:
+                return tx.abandon(outcomes)
+            self._carry_out(tx, key, steps, observer)
+            return outcomes | {step.after.shard: Changed((step.after.shard,)) for step in steps}
+
+        return self._change("claim", key, work)
+
+    def begin_transfer(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        seen_lease_id: int,
+        to: NodeName,
+        *,
+        observer: str,
+        reason: str,
+    ) -> Changed | Stale:
+        """See `LeaseStore.begin_transfer`."""
+
+        def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
+            return transfer_begun(row, to, reason) if to in members else None
+
+        return self._step("begin_transfer", key, shard, seen_lease_id, rule, observer=observer)
+
+    def cancel_transfer(
+        self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """See `LeaseStore.cancel_transfer`."""
+
+        def rule(row: ShardLease, _members: set[NodeName]) -> Step | None:
+            return transfer_cancelled(row, reason)
+
+        return self._step("cancel_transfer", key, shard, seen_lease_id, rule, observer=observer)
+
+    def complete_transfer(
+        self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """See `LeaseStore.complete_transfer`."""
+
+        def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
+            return transfer_completed(row, reason) if row.lease_owner in members else None
+
+        return self._step("complete_transfer", key, shard, seen_lease_id, rule, observer=observer)
+
+    def _step(
+        self,
+        kind: str,
+        key: GroupKey,
+        shard: ShardId,
+        seen_lease_id: int,
+        rule: Callable[[ShardLease, set[NodeName]], Step | None],
+        *,
+        observer: str,
+    ) -> Changed | Stale:
+        def work(tx: Transaction) -> Changed | Stale:
+            members = self._members(tx, key)
+            row = self._lock_shards(tx, key, [shard]).get(shard)
+            if row is None or row.lease_id != seen_lease_id:
+                return tx.abandon(Stale())
+            step = rule(row, members)
+            if step is None:
+                return tx.abandon(Stale())
+            return self._carry_out(tx, key, [step], observer)
+
+        return self._change(kind, key, work)
+
+    def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
+        """See `LeaseStore.free_orphans`. Nothing is locked where there is none."""
+
+        def steps(tx: Transaction, *, lock: bool) -> list[Step]:
+            ordered = self._group(tx, key).ordered
+            members = self._members(tx, key)
+            rows = tx.connection.execute(statements.select_shards(key, lock=lock)).mappings()
+            shards = [shard_from(row) for row in rows]
+            freed = [step for row in shards if (step := orphan_freed(row, members))]
+            return freed + freed_to_start(shards, ordered=ordered, reason=PARENTS_OVER)
+
+        def work(tx: Transaction) -> Changed:
+            freed = steps(tx, lock=True)
+            return self._carry_out(tx, key, freed, observer) if freed else tx.abandon(Changed())
+
+        if not self._read("free_orphans", lambda tx: bool(steps(tx, lock=False))):
+            return Changed()
+        return self._change("free_orphans", key, work)
+
+    def force_checkpoint(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
+        reopen: bool = False,
+    ) -> Changed:
+        """See `LeaseStore.force_checkpoint`."""
+
+        def work(tx: Transaction) -> Changed:
+            row = self._lock_shards(tx, key, [shard]).get(shard)
+            if row is None:
+                raise unknown_shard(key, shard)
+            if row.state is ShardState.OVER and not reopen:
+                raise shard_is_over(key, shard)
+            tx.connection.execute(statements.abandon_intents(key, shard))
+            step = forced(row, cursor, self._members(tx, key), reason)
+            return self._carry_out(tx, key, [step], observer)
+
+        return self._change("force_checkpoint", key, work)

@@ -1,0 +1,396 @@
+"""Every statement of the SQL store, named; values are always bound, never composed.
+
+`key` is the group everywhere. Statements that change ownership run while the group's row is
+locked by `bump_generation`, which orders them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Insert,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    tuple_,
+    update,
+)
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from lease_store.records import BatchState, Tenure
+from lease_store.states import ShardState
+from lease_store.tables import (
+    batch,
+    consumer_group,
+    gap,
+    lease_journal,
+    outbox,
+    shard_lease,
+    worker_instance,
+)
+
+GROUP_PREFIX = "group_"
+HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
+
+
+def of_group(table: Table, key: GroupKey) -> ColumnElement[bool]:
+    """The rows of a table that belong to a group."""
+    return and_(table.c.consume_group == key.group, table.c.logstream_sig == key.stream)
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def select_groups(stream: StreamName | None) -> Select[Any]:
+    """All groups, or those of a stream, in order of stream and name."""
+    chosen = select(consumer_group).order_by(
+        consumer_group.c.logstream_sig, consumer_group.c.consume_group
+    )
+    return chosen if stream is None else chosen.where(consumer_group.c.logstream_sig == stream)
+
+
+def lock_stream_groups(stream: StreamName) -> Select[Any]:
+    """The groups of a stream, locked, so that two creators cannot both find room for one more."""
+    return select_groups(stream).with_for_update()
+
+
+def select_group(key: GroupKey, *, lock: bool = False) -> Select[Any]:
+    """A group's row."""
+    chosen = select(consumer_group).where(of_group(consumer_group, key))
+    return chosen.with_for_update() if lock else chosen
+
+
+def bump_generation(key: GroupKey) -> Update:
+    """Raise the generation; its row is then locked until the transaction ends."""
+    return (
+        update(consumer_group)
+        .where(of_group(consumer_group, key))
+        .values(generation=consumer_group.c.generation + 1)
+    )
+
+
+def insert_group(values: dict[str, Any]) -> Insert:
+    """A new group."""
+    return insert(consumer_group).values(values)
+
+
+def update_settings(key: GroupKey, values: dict[str, Any]) -> Update:
+    """Replace a group's settings."""
+    return update(consumer_group).where(of_group(consumer_group, key)).values(values)
+
+
+def delete_rows(table: Table, key: GroupKey) -> Delete:
+    """Everything of a group in one table."""
+    return delete(table).where(of_group(table, key))
+
+
+def pulse(key: GroupKey) -> Select[Any]:
+    """A group and its nodes in one statement: one row per node, one at least."""
+    same = and_(
+        worker_instance.c.consume_group == consumer_group.c.consume_group,
+        worker_instance.c.logstream_sig == consumer_group.c.logstream_sig,
+    )
+    group_columns = [column.label(GROUP_PREFIX + column.name) for column in consumer_group.c]
+    return (
+        select(worker_instance, *group_columns)
+        .select_from(consumer_group.outerjoin(worker_instance, same))
+        .where(of_group(consumer_group, key))
+        .order_by(worker_instance.c.worker_instance)
+    )
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+def select_nodes(key: GroupKey) -> Select[Any]:
+    """The nodes of a group by name."""
+    return (
+        select(worker_instance)
+        .where(of_group(worker_instance, key))
+        .order_by(worker_instance.c.worker_instance)
+    )
+
+
+def select_members(key: GroupKey) -> Select[Any]:
+    """The names that somebody answers to."""
+    return select(worker_instance.c.worker_instance).where(
+        of_group(worker_instance, key), worker_instance.c.incarnation != ""
+    )
+
+
+def _one_node(key: GroupKey, node: NodeName) -> ColumnElement[bool]:
+    return and_(of_group(worker_instance, key), worker_instance.c.worker_instance == node)
+
+
+def select_node(key: GroupKey, node: NodeName, *, lock: bool = False) -> Select[Any]:
+    """One node's row."""
+    chosen = select(worker_instance).where(_one_node(key, node))
+    return chosen.with_for_update() if lock else chosen
+
+
+def insert_node(values: dict[str, Any]) -> Insert:
+    """A name that nobody has answered to before."""
+    return insert(worker_instance).values(values)
+
+
+def update_node(
+    key: GroupKey, node: NodeName, seen_lease_id: int, values: dict[str, Any]
+) -> Update:
+    """Change a node's row whose counter is still the one that was seen."""
+    return (
+        update(worker_instance)
+        .where(_one_node(key, node), worker_instance.c.lease_id == seen_lease_id)
+        .values(values)
+    )
+
+
+def beat(key: GroupKey, node: NodeName, incarnation: str, *, dialect: str) -> Update:
+    """Add 1 to a node's counter and report it, in one statement."""
+    counted = worker_instance.c.lease_id + 1
+    statement = update(worker_instance).where(
+        _one_node(key, node),
+        worker_instance.c.incarnation == incarnation,
+        worker_instance.c.incarnation != "",
+    )
+    if dialect == "mysql":
+        # MariaDB's UPDATE returns no rows; LAST_INSERT_ID(x) sends x back with the reply.
+        return statement.values(lease_id=func.last_insert_id(counted))
+    return statement.values(lease_id=counted).returning(worker_instance.c.lease_id)
+
+
+# -- shards ---------------------------------------------------------------------------------------
+
+
+def select_shards(key: GroupKey, *, lock: bool = False) -> Select[Any]:
+    """All shards of a group by id."""
+    chosen = select(shard_lease).where(of_group(shard_lease, key)).order_by(shard_lease.c.shard_id)
+    return chosen.with_for_update() if lock else chosen
+
+
+def lock_shards(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
+    """Some shards, locked in order of their ids, so that two transactions cannot cross."""
+    return select_shards(key, lock=True).where(shard_lease.c.shard_id.in_(sorted(shards)))
+
+
+def select_shards_of(key: GroupKey, node: NodeName) -> Select[Any]:
+    """Ids of the shards that a node may consume or waits for."""
+    owned = (shard_lease.c.consumer_owner == node) | (shard_lease.c.lease_owner == node)
+    return select(shard_lease.c.shard_id).where(of_group(shard_lease, key), owned)
+
+
+def progress(key: GroupKey, nodes: Collection[NodeName]) -> Select[*tuple[Any, ...]]:
+    """Checkpoint and tenure of served shards: a row per shard, or one without if there is none."""
+    served = and_(
+        shard_lease.c.consume_group == consumer_group.c.consume_group,
+        shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
+        shard_lease.c.consumer_owner.in_(sorted(nodes)),
+    )
+    return (
+        select(
+            shard_lease.c.shard_id,
+            shard_lease.c.check_point,
+            shard_lease.c.consumer_epoch,
+            shard_lease.c.consumer_run,
+        )
+        .select_from(consumer_group.outerjoin(shard_lease, served))
+        .where(of_group(consumer_group, key))
+        .order_by(shard_lease.c.shard_id)
+    )
+
+
+def review(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
+    """The rows of some shards with their group's `paused`; one row at least."""
+    chosen = and_(
+        shard_lease.c.consume_group == consumer_group.c.consume_group,
+        shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
+        shard_lease.c.shard_id.in_(sorted(shards)),
+    )
+    return (
+        select(shard_lease, consumer_group.c.paused)
+        .select_from(consumer_group.outerjoin(shard_lease, chosen))
+        .where(of_group(consumer_group, key))
+    )
+
+
+def insert_shards() -> Insert:
+    """New shards."""
+    return insert(shard_lease)
+
+
+def update_shard(key: GroupKey, values: Iterable[str]) -> Update:
+    """Write shards whose ownership and tenure are still as they were read.
+
+    Parameters per shard: `seen_shard`, `seen_lease_id`, `seen_epoch`, `seen_run`, and the values.
+    """
+    return (
+        update(shard_lease)
+        .where(
+            of_group(shard_lease, key),
+            shard_lease.c.shard_id == bindparam("seen_shard"),
+            shard_lease.c.lease_id == bindparam("seen_lease_id"),
+            shard_lease.c.consumer_epoch == bindparam("seen_epoch"),
+            shard_lease.c.consumer_run == bindparam("seen_run"),
+        )
+        .values({name: bindparam(name) for name in values})
+    )
+
+
+def _current(tenure: Tenure) -> ColumnElement[bool]:
+    """The fence: the shard's row, where this tenure is its current one."""
+    return and_(
+        of_group(shard_lease, tenure.key),
+        shard_lease.c.shard_id == tenure.shard,
+        shard_lease.c.consumer_owner == tenure.holder,
+        shard_lease.c.consumer_epoch == tenure.epoch,
+        shard_lease.c.consumer_run == tenure.run,
+        shard_lease.c.state.in_(HELD),
+    )
+
+
+def update_current(tenure: Tenure, values: dict[str, Any]) -> Update:
+    """Write a shard's row if the tenure is still its current one."""
+    return update(shard_lease).where(_current(tenure)).values(values)
+
+
+# -- journal --------------------------------------------------------------------------------------
+
+
+def insert_journal() -> Insert:
+    """Journal entries."""
+    return insert(lease_journal)
+
+
+def select_journal(
+    key: GroupKey, *, shard: ShardId | None, after: int, limit: int | None
+) -> Select[Any]:
+    """Journal entries in order."""
+    chosen = select(lease_journal).where(
+        of_group(lease_journal, key), lease_journal.c.sequence > after
+    )
+    if shard is not None:
+        chosen = chosen.where(lease_journal.c.shard_id == shard)
+    return chosen.order_by(lease_journal.c.sequence).limit(limit)
+
+
+def journalled(transaction_id: str) -> Select[Any]:
+    """Whether a transaction's entries are there."""
+    return select(literal(1)).where(lease_journal.c.transaction_id == transaction_id).limit(1)
+
+
+# -- ledger ---------------------------------------------------------------------------------------
+
+
+def insert_batches() -> Insert:
+    """New ledger rows."""
+    return insert(batch)
+
+
+def select_batches(key: GroupKey, shard: ShardId | None, state: BatchState | None) -> Select[Any]:
+    """Ledger rows by shard and sequence."""
+    chosen = select(batch).where(of_group(batch, key))
+    if shard is not None:
+        chosen = chosen.where(batch.c.shard_id == shard)
+    if state is not None:
+        chosen = chosen.where(batch.c.state == state.value)
+    return chosen.order_by(batch.c.shard_id, batch.c.sequence)
+
+
+def select_numbered(key: GroupKey, numbers: Collection[tuple[ShardId, int]]) -> Select[Any]:
+    """The ledger rows with these shards and sequences."""
+    pairs = tuple_(batch.c.shard_id, batch.c.sequence).in_(sorted(numbers))
+    return select(batch).where(of_group(batch, key), pairs)
+
+
+def select_newest(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
+    """The newest ledger row of each shard."""
+    newest = (
+        select(batch.c.shard_id, func.max(batch.c.sequence).label("sequence"))
+        .where(of_group(batch, key), batch.c.shard_id.in_(sorted(shards)))
+        .group_by(batch.c.shard_id)
+        .subquery()
+    )
+    same = and_(batch.c.shard_id == newest.c.shard_id, batch.c.sequence == newest.c.sequence)
+    return select(batch).join(newest, same).where(of_group(batch, key))
+
+
+def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
+    """Write ledger rows that are still intents. Parameters: `seen_shard`, `seen_sequence`."""
+    return (
+        update(batch)
+        .where(
+            of_group(batch, key),
+            batch.c.shard_id == bindparam("seen_shard"),
+            batch.c.sequence == bindparam("seen_sequence"),
+            batch.c.state == BatchState.INTENT.value,
+        )
+        .values({name: bindparam(name) for name in values})
+    )
+
+
+def abandon_intents(key: GroupKey, shard: ShardId) -> Update:
+    """Give up what was intended for a shard."""
+    return (
+        update(batch)
+        .where(
+            of_group(batch, key),
+            batch.c.shard_id == shard,
+            batch.c.state == BatchState.INTENT.value,
+        )
+        .values(state=BatchState.ABANDONED.value)
+    )
+
+
+# -- outbox and gaps ------------------------------------------------------------------------------
+
+
+def insert_events() -> Insert:
+    """New outbox rows."""
+    return insert(outbox)
+
+
+def select_pending(key: GroupKey, *, run: str | None, limit: int) -> Select[Any]:
+    """Undelivered events in order."""
+    chosen = select(outbox).where(of_group(outbox, key), outbox.c.delivered.is_(False))
+    if run is not None:
+        chosen = chosen.where(outbox.c.run == run)
+    return chosen.order_by(outbox.c.sequence).limit(limit)
+
+
+def mark_delivered(key: GroupKey, sequences: Collection[int]) -> Update:
+    """Flag events as delivered."""
+    return (
+        update(outbox)
+        .where(of_group(outbox, key), outbox.c.sequence.in_(sorted(sequences)))
+        .values(delivered=True)
+    )
+
+
+def insert_gap(values: dict[str, Any]) -> Insert:
+    """A new gap."""
+    return insert(gap).values(values)
+
+
+def select_gaps(key: GroupKey) -> Select[Any]:
+    """Gaps by shard and start."""
+    return select(gap).where(of_group(gap, key)).order_by(gap.c.shard_id, gap.c.start_cursor)
+
+
+def select_gap(tenure: Tenure, start: str, end: str) -> Select[Any]:
+    """One gap."""
+    return select(gap).where(
+        of_group(gap, tenure.key),
+        gap.c.shard_id == tenure.shard,
+        gap.c.start_cursor == start,
+        gap.c.end_cursor == end,
+    )

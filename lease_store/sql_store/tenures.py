@@ -1,0 +1,231 @@
+"""Tenures in SQL: opening, reviewing and ending the consumption of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from lease_store.batch_rules import next_in_line
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import Batch, Gap, ShardLease, Tenure
+from lease_store.refusals import gap_refused, lease_lost, unknown_group, unknown_shard
+from lease_store.sql_store import statements
+from lease_store.sql_store.rows import batch_from, gap_from, key_values, shard_from
+from lease_store.sql_store.verbs import SqlVerbs
+from lease_store.states import ShardState
+from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
+from lease_store.transactions import Mark, Outcome, Transaction
+from lease_store.transitions import Step, closed, holds, opened
+
+Outcome_co = TypeVar("Outcome_co", covariant=True)
+
+
+class _Moving(Exception):
+    """The shard is in transfer: the verb must take the group's row first."""
+
+
+class _MovingWork(Protocol[Outcome_co]):
+    def __call__(self, tx: Transaction, *, moving: bool) -> Outcome_co: ...
+
+
+def _view(row: ShardLease | None, tenure: Tenure, *, paused: bool) -> TenureView:
+    if row is None or not holds(row, tenure):
+        return TenureView(current=False, paused=paused)
+    moving = row.state is ShardState.TRANSFER
+    return TenureView(True, row.lease_owner if moving else None, paused)
+
+
+class SqlTenures(SqlVerbs):
+    """The verbs on tenures and gaps."""
+
+    def open_tenure(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        run: str,
+        *,
+        replaces: str | None = None,
+    ) -> Opened | OpenByOther | NotHeld:
+        """See `LeaseStore.open_tenure`."""
+
+        def work(tx: Transaction, *, moving: bool) -> Opened | OpenByOther | NotHeld:
+            paused = self._group(tx, key).paused
+            row = self._lock_shard(tx, key, shard)
+            if not row.state.held or row.consumer_owner != node:
+                return tx.abandon(NotHeld(row.state.value, row.consumer_owner))
+            if paused:
+                return tx.abandon(NotHeld("paused", row.consumer_owner))
+            if row.consumer_run and row.consumer_run != replaces:
+                return tx.abandon(OpenByOther(row.consumer_run))
+            if row.state is ShardState.TRANSFER:
+                if not moving:
+                    raise _Moving
+                # The holder's run died before it let go: nobody else would hand the shard over.
+                reason = f"its run {row.consumer_run} had ended"
+                step = closed(row, self._members(tx, key), reason)
+                self._carry_out(tx, key, [step], str(node))
+                return NotHeld(row.state.value, step.after.consumer_owner)
+            step = opened(row, run)
+            self._carry_out(tx, key, [step], str(node))
+            return self._opened(tx, key, step)
+
+        return self._held_still("open_tenure", key, shard, work)
+
+    def _opened(self, tx: Transaction, key: GroupKey, step: Step) -> Opened:
+        row = step.after
+        assert row.consumer_owner is not None
+        next_sequence, newest = next_in_line(self._newest(tx, key, [row.shard]).get(row.shard))
+        return Opened(
+            tenure=Tenure(key, row.shard, row.consumer_owner, row.consumer_epoch, row.consumer_run),
+            check_point=row.check_point,
+            next_sequence=next_sequence,
+            intent=newest,
+        )
+
+    def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
+        """See `LeaseStore.review`."""
+        if not tenures:
+            return {}
+        key = tenures[0].key
+
+        def work(tx: Transaction) -> dict[ShardId, TenureView]:
+            statement = statements.review(key, [tenure.shard for tenure in tenures])
+            rows = tx.connection.execute(statement).mappings().all()
+            if not rows:
+                raise unknown_group(key)
+            known = [shard_from(row) for row in rows if row["shard_id"] is not None]
+            shards = {row.shard: row for row in known}
+            paused = bool(rows[0]["paused"])
+            return {
+                tenure.shard: _view(shards.get(tenure.shard), tenure, paused=paused)
+                for tenure in tenures
+            }
+
+        return self._read("review", work)
+
+    def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
+        """See `LeaseStore.announce`."""
+
+        def work(tx: Transaction, *, moving: bool) -> None:
+            row = self._held(tx, tenure)
+            if row.state is ShardState.TRANSFER and not moving:
+                raise _Moving
+            self._write_current(tx, tenure, {"handoff_eta_s": handoff_eta_s})
+
+        self._held_still("announce", tenure.key, tenure.shard, work)
+
+    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+        """See `LeaseStore.close_tenure`."""
+
+        def work(tx: Transaction, *, moving: bool) -> None:
+            row = self._held(tx, tenure)
+            if row.state is ShardState.TRANSFER and not moving:
+                raise _Moving
+            members = self._members(tx, tenure.key) if moving else set[NodeName]()
+            step = closed(row, members, reason)
+            self._carry_out(tx, tenure.key, [step], str(tenure.holder))
+
+        self._held_still("close_tenure", tenure.key, tenure.shard, work)
+
+    def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
+        """See `LeaseStore.save_checkpoint`. Saving the same again is harmless."""
+
+        def work(tx: Transaction) -> None:
+            self._write_current(tx, tenure, {"check_point": cursor})
+
+        self._write("save_checkpoint", work)
+
+    def record_gap(self, tenure: Tenure, *, start: str, end: str, reason: str) -> None:
+        """See `LeaseStore.record_gap`. Recording the same again is harmless."""
+        key = tenure.key
+
+        def work(tx: Transaction) -> None:
+            row = self._held(tx, tenure)
+            known = tx.connection.execute(statements.select_gap(tenure, start, end)).first()
+            if known is not None and row.check_point == end:
+                return tx.abandon(None)
+            if row.check_point not in (None, start):
+                raise gap_refused(tenure, start, row.check_point)
+            if known is None:
+                values = key_values(key) | {
+                    "shard_id": tenure.shard,
+                    "start_cursor": start,
+                    "end_cursor": end,
+                    "reason": reason,
+                    "recorded_at": self._clock(),
+                    "acknowledged": False,
+                }
+                tx.connection.execute(statements.insert_gap(values))
+            tx.connection.execute(statements.abandon_intents(key, tenure.shard))
+            self._write_current(tx, tenure, {"check_point": end})
+            return None
+
+        self._write("record_gap", work)
+
+    def gaps(self, key: GroupKey) -> list[Gap]:
+        """See `LeaseStore.gaps`."""
+
+        def work(tx: Transaction) -> list[Gap]:
+            self._group(tx, key)
+            return [
+                gap_from(row)
+                for row in tx.connection.execute(statements.select_gaps(key)).mappings()
+            ]
+
+        return self._read("gaps", work)
+
+    # -- pieces of transactions -----------------------------------------------------------------
+
+    def _held_still(
+        self, kind: str, key: GroupKey, shard: ShardId, work: _MovingWork[Outcome]
+    ) -> Outcome:
+        """Run a verb on one shard; take the group's row first only if the shard is in transfer.
+
+        Locks have one order, group before shard, or two transactions could wait for each other:
+        so a verb that finds its shard in transfer starts again from the group's row.
+        """
+
+        def alone(tx: Transaction) -> Outcome:
+            return work(tx, moving=False)
+
+        def ordered(tx: Transaction) -> Outcome:
+            return work(tx, moving=True)
+
+        try:
+            return self._write(kind, alone, mark=self._journalled_of_shard(key, shard))
+        except _Moving:
+            return self._change(kind, key, ordered)
+
+    def _journalled_of_shard(self, key: GroupKey, shard: ShardId) -> Mark:
+        def mark(tx: Transaction) -> bool:
+            self._lock_shards(tx, key, [shard])
+            return tx.connection.execute(statements.journalled(tx.id)).first() is not None
+
+        return mark
+
+    def _lock_shard(self, tx: Transaction, key: GroupKey, shard: ShardId) -> ShardLease:
+        row = self._lock_shards(tx, key, [shard]).get(shard)
+        if row is None:
+            raise unknown_shard(key, shard)
+        return row
+
+    def _held(self, tx: Transaction, tenure: Tenure) -> ShardLease:
+        row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
+        if row is None or not holds(row, tenure):
+            raise self._lost(tx, tenure)
+        return row
+
+    def _write_current(self, tx: Transaction, tenure: Tenure, values: dict[str, Any]) -> None:
+        if tx.connection.execute(statements.update_current(tenure, values)).rowcount != 1:
+            raise self._lost(tx, tenure)
+
+    def _lost(self, tx: Transaction, tenure: Tenure) -> Exception:
+        self._group(tx, tenure.key)
+        return lease_lost(tenure)
+
+    def _newest(
+        self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
+    ) -> dict[ShardId, Batch]:
+        rows = tx.connection.execute(statements.select_newest(key, shards)).mappings()
+        return {batch.shard: batch for batch in map(batch_from, rows)}

@@ -1,0 +1,217 @@
+"""What all verbs of the SQL store share: readiness, locks, writing steps with their journal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from threading import Lock
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from lease_store import schema
+from lease_store.engine import sqlite_path
+from lease_store.errors import StoreReadOnly
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import Group, ShardLease
+from lease_store.refusals import unknown_group
+from lease_store.sql_store import statements
+from lease_store.sql_store.rows import (
+    group_from,
+    key_values,
+    note_values,
+    shard_from,
+    shard_values,
+)
+from lease_store.store import Changed
+from lease_store.transactions import Mark, Outcome, Raced, Transaction, Transactions, Work
+from lease_store.transitions import Note, Step
+
+SHARDS_PER_STATEMENT = 500
+
+
+class SqlVerbs:
+    """The base of the SQL store.
+
+    Args:
+        transactions: runs each verb on the database.
+        clock: the wall clock for the journal's dates; nothing is decided by it.
+        place: how messages name the database; no secrets.
+        groups_per_stream_max: the most groups one stream may have.
+    """
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        *,
+        clock: Callable[[], datetime],
+        place: str,
+        groups_per_stream_max: int,
+    ) -> None:
+        self._transactions = transactions
+        self._clock = clock
+        self._place = place
+        self._groups_per_stream_max = groups_per_stream_max
+        self._ready = False
+        self._readiness = Lock()
+        self._dialect = transactions.engine.dialect.name
+        self.statements: Counter[str] = transactions.statements
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._transactions.engine.dispose()
+
+    def schema_revision(self) -> str | None:
+        """The database's schema revision; None where it has no lease tables yet."""
+        return self._transactions.read("schema", lambda tx: schema.revision(tx.connection))
+
+    def upgrade(self) -> None:
+        """Bring the schema to this release's version.
+
+        Raises:
+            SchemaTooNew: a newer release has upgraded it.
+            StoreError: the database refuses, or does not answer.
+        """
+        engine = self._transactions.engine
+        try:
+            found = self.schema_revision() if self._exists() else None
+            if found is not None and found not in schema.REVISIONS:
+                schema.check(found, self._place)
+            schema.upgrade(engine)
+        except SQLAlchemyError as error:
+            raise self._transactions.translated(error) from error
+        except OSError as error:
+            raise StoreReadOnly(
+                f"The lease store at {self._place} cannot be created ({error.strerror}): make its "
+                "folder writable, or choose another."
+            ) from None
+
+    def _exists(self) -> bool:
+        path = sqlite_path(self._transactions.engine.url)
+        return path is None or path.exists()
+
+    def _make_ready(self) -> None:
+        """Check the schema before the first statement; the embedded default upgrades itself."""
+        if self._ready:
+            return
+        with self._readiness:
+            if self._ready:
+                return
+            embedded = self._dialect == "sqlite"
+            if embedded and not self._exists():
+                self.upgrade()
+            found = self.schema_revision()
+            if embedded and found != schema.HEAD:
+                self.upgrade()
+            else:
+                schema.check(found, self._place)
+            self._ready = True
+
+    # -- running ------------------------------------------------------------------------------
+
+    def _read(self, kind: str, work: Work[Outcome]) -> Outcome:
+        self._make_ready()
+        return self._transactions.read(kind, work)
+
+    def _write(self, kind: str, work: Work[Outcome], *, mark: Mark | None = None) -> Outcome:
+        self._make_ready()
+        return self._transactions.write(kind, work, mark=mark)
+
+    def _change(self, kind: str, key: GroupKey, work: Work[Outcome]) -> Outcome:
+        """A change of ownership: the group's row first, so that all of them are in one order."""
+
+        def ordered(tx: Transaction) -> Outcome:
+            self._bump(tx, key)
+            return work(tx)
+
+        return self._write(kind, ordered, mark=self._journalled(key))
+
+    def _journalled(self, key: GroupKey) -> Mark:
+        """Whether a transaction's journal entries are there, now that its locks are gone."""
+
+        def mark(tx: Transaction) -> bool:
+            tx.connection.execute(statements.select_group(key, lock=True)).all()
+            return tx.connection.execute(statements.journalled(tx.id)).first() is not None
+
+        return mark
+
+    # -- pieces of transactions -----------------------------------------------------------------
+
+    def _bump(self, tx: Transaction, key: GroupKey) -> None:
+        if tx.connection.execute(statements.bump_generation(key)).rowcount != 1:
+            raise unknown_group(key)
+
+    def _group(self, tx: Transaction, key: GroupKey, *, lock: bool = False) -> Group:
+        row = tx.connection.execute(statements.select_group(key, lock=lock)).mappings().first()
+        if row is None:
+            raise unknown_group(key)
+        return group_from(row)
+
+    def _members(self, tx: Transaction, key: GroupKey) -> set[NodeName]:
+        return {
+            NodeName(name)
+            for name in tx.connection.execute(statements.select_members(key)).scalars()
+        }
+
+    def _all_shards(self, tx: Transaction, key: GroupKey) -> list[ShardLease]:
+        rows = tx.connection.execute(statements.select_shards(key)).mappings()
+        return [shard_from(row) for row in rows]
+
+    def _lock_shards(
+        self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
+    ) -> dict[ShardId, ShardLease]:
+        found: dict[ShardId, ShardLease] = {}
+        for chunk in chunks(sorted(shards)):
+            rows = tx.connection.execute(statements.lock_shards(key, chunk)).mappings()
+            found.update((row.shard, row) for row in map(shard_from, rows))
+        return found
+
+    def _carry_out(
+        self, tx: Transaction, key: GroupKey, steps: Sequence[Step], observer: str
+    ) -> Changed:
+        """Write steps and journal them; the rows must be locked, or be as they were read.
+
+        Raises:
+            Raced: a row is not as it was read any more.
+        """
+        if steps:
+            rows = [_step_values(step) for step in steps]
+            names = shard_values(steps[0].after)
+            result = tx.connection.execute(statements.update_shard(key, names), rows)
+            if result.rowcount != len(rows):
+                raise Raced
+            self._journal(tx, key, [note for step in steps for note in step.notes], observer)
+        return Changed(tuple(step.after.shard for step in steps))
+
+    def _journal(
+        self, tx: Transaction, key: GroupKey, notes: Iterable[Note], observer: str
+    ) -> None:
+        rows = [
+            note_values(key, note, observer=observer, at=self._clock(), transaction_id=tx.id)
+            for note in notes
+        ]
+        if rows:
+            tx.connection.execute(statements.insert_journal(), rows)
+
+    def _insert_shards(self, tx: Transaction, key: GroupKey, shards: list[ShardLease]) -> None:
+        rows = [key_values(key) | {"shard_id": row.shard} | shard_values(row) for row in shards]
+        if rows:
+            tx.connection.execute(statements.insert_shards(), rows)
+
+
+def _step_values(step: Step) -> dict[str, object]:
+    return {
+        "seen_shard": step.before.shard,
+        "seen_lease_id": step.before.lease_id,
+        "seen_epoch": step.before.consumer_epoch,
+        "seen_run": step.before.consumer_run,
+        **shard_values(step.after),
+    }
+
+
+def chunks(shards: Sequence[ShardId]) -> Iterable[Sequence[ShardId]]:
+    """Pieces that one statement can name."""
+    for start in range(0, len(shards), SHARDS_PER_STATEMENT):
+        yield shards[start : start + SHARDS_PER_STATEMENT]

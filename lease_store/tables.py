@@ -1,0 +1,229 @@
+"""The tables of the lease store. The first two carry the LogHub client's own names and columns.
+
+There are no foreign keys on purpose: InnoDB would lock the group's row in share mode for every
+journal or ledger row inserted, and the group's row is the lock that orders changes of ownership.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+from lease_store.columns import AutoNumber, EventTime, ExactText, JsonText, ServerTime, server_time
+from lease_store.identifiers import IDENTIFIER_LENGTH_MAX
+
+CURSOR_LENGTH_MAX = 512
+NAME_LENGTH_MAX = 255
+
+metadata = MetaData()
+
+TABLE_OPTIONS: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
+
+
+def _identifier(name: str, *, key: bool = True, nullable: bool = False) -> Column[str]:
+    column = ExactText(IDENTIFIER_LENGTH_MAX)
+    return Column(name, column, primary_key=key, nullable=nullable and not key)
+
+
+def _cursor(name: str, *, nullable: bool = False) -> Column[str]:
+    return Column(name, ExactText(CURSOR_LENGTH_MAX), nullable=nullable)
+
+
+def _name(name: str, *, nullable: bool = False) -> Column[str]:
+    return Column(name, ExactText(NAME_LENGTH_MAX), nullable=nullable)
+
+
+def _times() -> tuple[Column[Any], Column[Any]]:
+    return (
+        Column("create_time", ServerTime, nullable=False, default=server_time()),
+        Column(
+            "update_time",
+            ServerTime,
+            nullable=False,
+            default=server_time(),
+            onupdate=server_time(),
+        ),
+    )
+
+
+def grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
+    """CHECK constraints for the grammar of `lease_store.identifiers`, in each dialect's words."""
+    checks: list[CheckConstraint] = []
+    for column in columns:
+        name = f"{table}_{column}_grammar"
+        glob = f"{column} GLOB '[A-Za-z0-9]*' AND {column} NOT GLOB '*[^A-Za-z0-9._-]*'"
+        # MySQL refuses regular expressions on binary strings, hence the conversion.
+        text = f"CONVERT({column} USING latin1)"
+        regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
+        checks.append(CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
+        checks.append(CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
+    return checks
+
+
+consumer_group = Table(
+    "consumer_group",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    Column("ordered", Boolean, nullable=False),
+    Column("timeout_s", Double, nullable=False),
+    Column("handoff_limit_s", Double, nullable=False),
+    Column("assignment", String(16), nullable=False),
+    Column("initial_position", String(64), nullable=False),
+    Column("node_cap", Integer),
+    Column("weighted", Boolean, nullable=False),
+    Column("paused", Boolean, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    *_times(),
+    *grammar_checks("consumer_group", "consume_group", "logstream_sig"),
+    **TABLE_OPTIONS,
+)
+
+worker_instance = Table(
+    "loghub_client_worker_instance",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("worker_instance"),
+    Column("lease_id", BigInteger, nullable=False),
+    _name("incarnation"),
+    _name("address"),
+    Column("source_count", Integer),
+    Column("node_id", Integer),
+    Column("pinned", JsonText),
+    Column("accepts_runs", Boolean, nullable=False),
+    *_times(),
+    *grammar_checks("worker_instance", "worker_instance"),
+    **TABLE_OPTIONS,
+)
+
+shard_lease = Table(
+    "loghub_client_shard_lease",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("shard_id"),
+    Column("lease_id", BigInteger, nullable=False),
+    _identifier("lease_owner", key=False, nullable=True),
+    _identifier("consumer_owner", key=False, nullable=True),
+    _cursor("check_point", nullable=True),
+    Column("state", String(16), nullable=False),
+    Column("consumer_epoch", BigInteger, nullable=False),
+    _name("consumer_run"),
+    Column("handoff_eta_s", Double),
+    Column("parents", JsonText, nullable=False),
+    _name("hash_begin"),
+    _name("hash_end"),
+    Column("read_only", Boolean, nullable=False),
+    Column("subscribable", Boolean, nullable=False),
+    Column("watermark", EventTime),
+    *_times(),
+    Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
+    *grammar_checks("shard_lease", "shard_id"),
+    **TABLE_OPTIONS,
+)
+
+lease_journal = Table(
+    "lease_journal",
+    metadata,
+    Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
+    _identifier("consume_group", key=False),
+    _identifier("logstream_sig", key=False),
+    Column("kind", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    _name("observer"),
+    Column("recorded_at", EventTime, nullable=False),
+    _identifier("shard_id", key=False, nullable=True),
+    Column("edge", Integer),
+    Column("from_state", String(16)),
+    Column("to_state", String(16)),
+    _identifier("from_owner", key=False, nullable=True),
+    _identifier("to_owner", key=False, nullable=True),
+    Column("epoch", BigInteger, nullable=False),
+    _name("run"),
+    _cursor("check_point", nullable=True),
+    # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
+    _name("transaction_id"),
+    Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
+    Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
+    Index("lease_journal_by_transaction", "transaction_id"),
+    sqlite_autoincrement=True,
+    **TABLE_OPTIONS,
+)
+
+batch = Table(
+    "batch",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("shard_id"),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    _cursor("start_cursor"),
+    _cursor("end_cursor"),
+    Column("state", String(16), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    _name("run"),
+    _identifier("holder", key=False),
+    Column("attempt", Text, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("files", JsonText, nullable=False),
+    Column("records", BigInteger),
+    Column("bytes", BigInteger),
+    Column("written", BigInteger, nullable=False),
+    Column("quarantined", BigInteger, nullable=False),
+    Column("first_event_time", EventTime),
+    Column("last_event_time", EventTime),
+    Column("finished", Boolean, nullable=False),
+    Column("committed_at", EventTime),
+    **TABLE_OPTIONS,
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
+    _identifier("consume_group", key=False),
+    _identifier("logstream_sig", key=False),
+    _identifier("shard_id", key=False),
+    Column("kind", String(32), nullable=False),
+    _name("batch_id"),
+    Column("payload", JsonText, nullable=False),
+    _name("run"),
+    Column("delivered", Boolean, nullable=False),
+    Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
+    sqlite_autoincrement=True,
+    **TABLE_OPTIONS,
+)
+
+gap = Table(
+    "gap",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("shard_id"),
+    Column("start_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
+    Column("end_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("recorded_at", EventTime, nullable=False),
+    Column("acknowledged", Boolean, nullable=False),
+    **TABLE_OPTIONS,
+)
+
+GROUP_TABLES = (worker_instance, shard_lease, lease_journal, batch, outbox, gap, consumer_group)

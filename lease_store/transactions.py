@@ -1,0 +1,223 @@
+"""One transaction per verb: run whole, retried whole, and settled when its reply is lost.
+
+Losing the reply to a COMMIT, settled by re-reading:
+1. The transaction sends COMMIT; the server makes it durable.
+2. The connection breaks before the reply arrives: the driver reports error 2013, exactly as if it
+   had broken before the COMMIT arrived.
+3. Running the transaction again would find its own change, take it for somebody else's, and
+   report a lost race (or count twice).
+4. So the verb's own mark is looked for first, under the lock that the lost transaction would still
+   be holding if it were not over: found, the first outcome stands; not found, it runs again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar
+from uuid import uuid4
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from lease_store.database_errors import Verdict, error_number, verdict
+from lease_store.engine import WRITE_OPTION
+from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
+
+ATTEMPTS_MAX = 6
+LOSSES_MAX = 3
+PATIENCE_S = 4.0  # no new attempt at a contended transaction after this
+PAUSE_FIRST_S = 0.01
+PAUSE_MAX_S = 0.5
+KIND_OPTION = "leasehold_kind"
+
+Outcome = TypeVar("Outcome")
+
+
+class Raced(Exception):
+    """The rows changed between a verb's first look and its locks: look again."""
+
+
+class Transaction:
+    """What a verb's work gets: a connection, the transaction's id, and a way to undo it all.
+
+    Attributes:
+        connection: where statements go.
+        id: unique; journal entries carry it, so that a lost COMMIT can be recognised.
+        abandoned: nothing was changed after all; roll back.
+    """
+
+    def __init__(self, connection: Connection, identity: str) -> None:
+        self.connection = connection
+        self.id = identity
+        self.abandoned = False
+
+    def abandon(self, outcome: Outcome) -> Outcome:
+        """Undo what was written so far; `outcome` is the verb's."""
+        self.abandoned = True
+        return outcome
+
+
+Work = Callable[[Transaction], Outcome]
+Mark = Callable[[Transaction], bool]
+
+
+class Transactions:
+    """Runs the verbs of a store on an engine.
+
+    Args:
+        engine: see `lease_store.engine`.
+        place: how messages name the database; no secrets.
+        sleep: waits between attempts, in seconds.
+        clock: monotonic seconds, bounds how long a contended transaction is tried.
+        jitter: a number in [0, 1), spreads the attempts of processes that collided.
+        new_id: identifies each attempt at a transaction.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: str,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
+    ) -> None:
+        self.engine = engine
+        self.statements: Counter[str] = Counter()
+        self._place = place
+        self._sleep = sleep
+        self._clock = clock
+        self._jitter = jitter
+        self._new_id = new_id
+        event.listen(engine, "before_cursor_execute", self._count)
+
+    def read(self, kind: str, work: Work[Outcome]) -> Outcome:
+        """Run statements that change nothing, in one transaction.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+            StoreError: it refuses.
+        """
+        return self._run(kind, work, None, write=False)
+
+    def write(self, kind: str, work: Work[Outcome], *, mark: Mark | None = None) -> Outcome:
+        """Run a verb's statements in one transaction.
+
+        Args:
+            kind: the verb, for the statement counter.
+            work: its statements; runs again from the start when the transaction must.
+            mark: whether this very transaction took effect, looked for in a new one after the
+                reply to COMMIT was lost; None where running the work again is harmless.
+
+        Raises:
+            StoreUnavailable: the database does not answer; nothing was changed.
+            StoreReadOnly: it takes no writes; nothing was changed.
+            OutcomeUnknown: the reply was lost, and the mark could not be looked for.
+            StoreError: it refuses; nothing was changed.
+        """
+        return self._run(kind, work, mark, write=True)
+
+    def _run(self, kind: str, work: Work[Outcome], mark: Mark | None, *, write: bool) -> Outcome:
+        unsettled: tuple[Outcome, str] | None = None
+        losses = 0
+        started = self._clock()
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                self._sleep(min(PAUSE_FIRST_S * 2**attempt, PAUSE_MAX_S) * (0.5 + self._jitter()))
+            sent: tuple[Outcome, str] | None = None
+            try:
+                if unsettled and mark:
+                    if self._happened(kind, mark, unsettled[1]):
+                        return unsettled[0]
+                    unsettled = None
+                with self._transaction(kind, self._new_id(), write=write) as transaction:
+                    outcome = work(transaction)
+                    if transaction.abandoned or not write:
+                        transaction.connection.rollback()
+                        return outcome
+                    sent = (outcome, transaction.id)
+                    transaction.connection.commit()
+                return outcome
+            except PoolTimeout as error:
+                raise self._unavailable(unsettled) from error
+            except (Raced, DBAPIError) as error:
+                judged = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
+                losses += judged is Verdict.LOST
+                unsettled = sent if sent and judged is Verdict.LOST else unsettled
+                late = judged is Verdict.RETRY and self._clock() - started > PATIENCE_S
+                hopeless = judged not in (Verdict.RETRY, Verdict.LOST) or losses >= LOSSES_MAX
+                if late or hopeless or attempt == ATTEMPTS_MAX - 1:
+                    raise self._refusal(judged, error, unsettled) from error
+        raise AssertionError("The last attempt returns or raises.")
+
+    def translated(self, error: Exception) -> StoreError:
+        """The store's own error for one of the database's that arose outside `read` and `write`."""
+        if isinstance(error, DBAPIError):
+            return self._refusal(verdict(error), error, None)
+        return self._unavailable(None)
+
+    def _happened(self, kind: str, mark: Mark, identity: str) -> bool:
+        with self._transaction(kind, identity, write=True) as transaction:
+            found = mark(transaction)
+            transaction.connection.rollback()
+            return found
+
+    @contextmanager
+    def _transaction(self, kind: str, identity: str, *, write: bool) -> Generator[Transaction]:
+        options = {KIND_OPTION: kind, WRITE_OPTION: write}
+        with self.engine.connect() as connection:
+            yield Transaction(connection.execution_options(**options), identity)
+
+    def _count(
+        self,
+        connection: Connection,
+        _cursor: object,
+        statement: str,
+        *_: object,
+    ) -> None:
+        kind = connection.get_execution_options().get(KIND_OPTION)
+        if kind and not statement.startswith("BEGIN"):
+            self.statements[kind] += 1
+
+    def _refusal(self, judged: Verdict, error: Exception, unsettled: object) -> StoreError:
+        if unsettled or judged in (Verdict.UNAVAILABLE, Verdict.LOST):
+            return self._unavailable(unsettled)
+        if judged is Verdict.RETRY:
+            return StoreUnavailable(
+                f"The lease store at {self._place} is too busy: other transactions held its rows "
+                "through every attempt; nothing was changed, and trying again later is safe."
+            )
+        if judged is Verdict.READ_ONLY:
+            return StoreReadOnly(
+                f"The lease store at {self._place} takes no writes: it is a read-only server or "
+                "file; point the settings to the primary, or make the file and its folder writable."
+            )
+        assert isinstance(error, DBAPIError)
+        number = error_number(error)
+        return StoreError(
+            f"The lease store at {self._place} refused a statement (error {number}: "
+            f"{_first_line(error)}); nothing was changed."
+        )
+
+    def _unavailable(self, unsettled: object) -> StoreError:
+        if unsettled:
+            return OutcomeUnknown(
+                f"The reply of the lease store at {self._place} was lost and it does not answer "
+                "any more: the last write may or may not have happened; it is safe to try again."
+            )
+        return StoreUnavailable(
+            f"The lease store at {self._place} does not answer: check that the database is "
+            "running and reachable; nothing was changed."
+        )
+
+
+def _first_line(error: DBAPIError) -> str:
+    arguments = error.orig.args if error.orig else ()
+    text = str(arguments[-1]) if arguments else type(error.orig).__name__
+    return text.splitlines()[0][:200] if text else "no message"
