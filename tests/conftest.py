@@ -1,0 +1,30 @@
+"""Fixtures that tests of several packages share."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import count
+
+import pytest
+
+from tests import mariadb as mariadb_server
+from tests.mariadb import MariaDB
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Generator[MariaDB]:
+    """One private MariaDB server for the whole session."""
+    if not mariadb_server.available():
+        pytest.fail("MariaDB is not installed: install mariadb-server.")
+    with mariadb_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb: MariaDB) -> Generator[str]:
+    """The URL of a fresh, empty database."""
+    name = f"test_{next(_numbers)}"
+    yield mariadb.create_database(name)
+    mariadb.drop_database(name)
