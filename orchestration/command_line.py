@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed, 2 a mistake that one sentence on standard 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import tempfile
@@ -87,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every error becomes one sentence."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # JSON is UTF-8 whatever the terminal's locale says.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         code = app(given, standalone_mode=False)
         sys.stdout.flush()
@@ -96,12 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted.\n")
-        return EXIT_INTERRUPTED
+        code = EXIT_INTERRUPTED
     except Exception as error:
         if debug:
             traceback.print_exc()
         return _explained(error)
+    # Typer turns an interrupt within a command into this code, without a word.
+    if code == EXIT_INTERRUPTED:
+        sys.stderr.write("Interrupted.\n")
     return code if isinstance(code, int) else 0
 
 
@@ -110,9 +116,6 @@ def _explained(error: Exception) -> int:
     if isinstance(error, LeaseholdError):
         sys.stderr.write(_one_line(str(error)) + "\n")
         return EXIT_MISTAKE
-    if isinstance(error, typer.Abort):
-        sys.stderr.write("Interrupted.\n")
-        return EXIT_INTERRUPTED
     # Typer's usage errors have no public class; they carry their own message and exit code.
     message = getattr(error, "format_message", None)
     if callable(message):

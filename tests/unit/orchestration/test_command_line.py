@@ -1,0 +1,412 @@
+"""The command line: what each command prints, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lease_store import open_store
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import (
+    BatchCommit,
+    BatchStatistics,
+    DataFile,
+    Group,
+    Intent,
+    Node,
+    ShardListing,
+)
+from lease_store.store import LeaseStore, Opened
+from orchestration.command_line import main
+from orchestration.settings import PREFIX, Settings
+from shard_sources.local_log import LocalLog
+
+KEY = GroupKey.parse("default", "demo")
+NODE = NodeName("node-a")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home that every command finds through the environment."""
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+class Outcome:
+    """What a command printed and returned."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def json(self) -> object:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    def command(*arguments: object) -> Outcome:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return command
+
+
+@pytest.fixture
+def log(home: Path) -> LocalLog:
+    return LocalLog.create(home / "logs" / "demo", 4)
+
+
+@pytest.fixture
+def store(home: Path, log: LocalLog) -> LeaseStore:
+    """A store in which one node holds the shards of the log."""
+    store = open_store(Settings(home=home).store_url)
+    store.create_group(Group(KEY))
+    store.register(KEY, Node(NODE, 0, "incarnation"), observer="test")
+    store.sync_shards(KEY, log.list_shards(), observer="test")
+    seen = {lease.shard: lease.lease_id for lease in store.snapshot(KEY).shards}
+    store.claim(
+        KEY,
+        {shard: (NODE, seen[shard]) for shard in seen},
+        observer="test",
+        reason="free",
+    )
+    return store
+
+
+def commit(store: LeaseStore, home: Path, shard: str, values: list[object]) -> None:
+    """Commit rows of a shard as a run would, with their file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from shard_sources.source import record_schema
+
+    opened = store.open_tenure(KEY, ShardId(shard), NODE, f"run-{shard}")
+    assert isinstance(opened, Opened)
+    start = opened.check_point or "0"
+    end = str(int(start) + len(values))
+    store.record_intents([Intent(opened.tenure, opened.next_sequence, start, end)])
+    folder = home / "output" / "demo" / "default" / "attempt"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "shard_id": shard,
+            "cursor": str(int(start) + number),
+            "event_time": 1_000_000 * number,
+            "key": None,
+            "value": value,
+            "attributes": [("a", "b")],
+        }
+        for number, value in enumerate(values)
+    ]
+    path = folder / f"{shard}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=record_schema()), path)
+    store.commit(
+        [
+            BatchCommit(
+                opened.tenure,
+                opened.next_sequence,
+                start,
+                end,
+                "attempt",
+                (DataFile(f"attempt/{shard}.parquet", len(values), path.stat().st_size),),
+                BatchStatistics(records=len(values), written=len(values)),
+            )
+        ]
+    )
+    store.close_tenure(opened.tenure, reason="caught up")
+
+
+def test_help_names_every_command(run) -> None:
+    outcome = run("--help")
+    assert outcome.code == 0
+    for command in (
+        *("demo", "ui", "db", "group", "checkpoint", "status", "plan", "journal", "verify"),
+        *("cat", "load", "shard", "version"),
+    ):
+        assert re.search(rf"^  {command} ", outcome.out, re.MULTILINE), command
+
+
+def test_version_is_that_of_the_distribution(run) -> None:
+    assert run("version", "--json").json["leasehold"] == "0.1.0"
+    assert run("version").out.startswith("leasehold 0.1.0\n")
+
+
+def test_the_command_line_starts_without_heavy_libraries() -> None:
+    """Method: a fresh interpreter imports it and tells which libraries came along."""
+    program = (
+        "import sys, orchestration.command_line\n"
+        "heavy = {'pyspark', 'dagster', 'pandas', 'pyarrow', 'sqlalchemy', 'matplotlib'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or None)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
+def test_groups_are_created_listed_changed_paused_and_deleted(run, home: Path) -> None:
+    assert run("group", "create", "g1", "--unordered", "--timeout", 9, "--node-cap", 2).code == 0
+    shown = run("group", "show", "g1", "--json").json
+    assert shown["ordered"] is False
+    assert shown["timeout_s"] == 9
+    assert shown["node_cap"] == 2
+    assert run("group", "update", "g1", "--ordered", "--node-cap", 0).code == 0
+    assert run("group", "update", "g1", "--ordered").out.endswith("is so already.\n")
+    shown = run("group", "show", "g1", "--json").json
+    assert shown["ordered"] is True
+    assert shown["node_cap"] is None
+    assert run("group", "pause", "g1").code == 0
+    assert run("group", "list", "--json").json[0]["paused"] is True
+    assert run("group", "resume", "g1").code == 0
+    assert run("group", "show", "g1", "--json").json["paused"] is False
+    assert run("group", "delete", "g1").code == 0
+    assert run("group", "list", "--json").json == []
+
+
+def test_load_makes_the_log_and_appends_lines_as_they_are(run, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.log").write_bytes(b"a\r\n\nb\xff\nlast")
+    outcome = run("load", "in.log", "--shards", 2)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("Loaded 4 records into 2 shards")
+    listed = run("shard", "list", "--json").json
+    assert [shard["end"] for shard in listed] == ["2", "2"]
+
+
+def test_shards_are_split_and_merged(run, log: LocalLog) -> None:
+    assert run("shard", "split", "0").out == "Split shard 0 into 4 and 5.\n"
+    assert run("shard", "merge", "2", "3").out == "Merged shards 2 and 3 into 6.\n"
+    listed = {shard["shard"]: shard for shard in run("shard", "list", "--json").json}
+    assert listed["0"]["read_only"] is True
+    assert listed["6"]["parents"] == ["2", "3"]
+
+
+def test_status_shows_owner_checkpoint_and_lag(
+    run, store: LeaseStore, log: LocalLog, home: Path
+) -> None:
+    log.append("1", [b"a", b"b", b"c"])
+    commit(store, home, "1", [b"a", b"b"])
+    shown = run("status", "--json").json
+    shard = next(row for row in shown["shards"] if row["shard"] == "1")
+    assert shard["consumer_owner"] == "node-a"
+    assert shard["check_point"] == "2"
+    assert shard["lag"] == 1
+    assert shown["nodes"][0]["shards"] == 4
+    table = run("status").out
+    assert "already_alloc" in table
+    assert max(len(line) for line in table.splitlines()) <= 100
+
+
+def test_plan_explains_itself_and_changes_nothing(run, store: LeaseStore) -> None:
+    store.register(KEY, Node(NodeName("node-b"), 0, "other"), observer="test")
+    before = store.snapshot(KEY)
+    shown = run("plan", "--json").json
+    assert shown["plan"]["moves"] == shown["plan"]["moves_minimum"] == 2
+    assert "node-b" in run("plan", "--explain").out
+    assert store.snapshot(KEY) == before
+
+
+def test_journal_tells_each_claim_with_its_reason(run, store: LeaseStore) -> None:
+    entries = run("journal", "--shard", "2", "--json").json
+    assert [entry["edge"] for entry in entries if entry["kind"] == "edge"] == [1, 3]
+    table = run("journal").out
+    assert "edge 3" in table
+    assert max(len(line) for line in table.splitlines()) <= 100
+    assert len(run("journal", "--limit", 2, "--json").json) == 2
+
+
+def test_verify_finds_nothing_in_a_sound_history_and_says_what_it_read(
+    run, store: LeaseStore, log: LocalLog, home: Path
+) -> None:
+    log.append("1", [b"a", b"b"])
+    commit(store, home, "1", [b"a", b"b"])
+    outcome = run("verify")
+    assert outcome.code == 0
+    assert "1 tenures and 1 committed batches, no violations" in outcome.out
+
+
+def test_verify_fails_on_a_checkpoint_that_the_ledger_does_not_reach(
+    run, store: LeaseStore, log: LocalLog, home: Path
+) -> None:
+    """Method: a row of the store is changed by hand, past every rule."""
+    import sqlite3
+
+    log.append("1", [b"a", b"b"])
+    commit(store, home, "1", [b"a", b"b"])
+    with sqlite3.connect(home / "leases.db") as database:
+        database.execute("UPDATE batch SET end_cursor = '1'")
+    outcome = run("verify", "--json")
+    assert outcome.code == 1
+    assert outcome.json["violations"]
+
+
+def test_cat_prints_committed_records_and_no_others(
+    run, store: LeaseStore, log: LocalLog, home: Path
+) -> None:
+    log.append("1", [b"a", b"b", b"c"])
+    commit(store, home, "1", ["grüße\r".encode(), b"\xff\x00"])
+    orphan = home / "output" / "demo" / "default" / "zombie"
+    orphan.mkdir()
+    (orphan / "1.parquet").write_bytes((orphan.parent / "attempt" / "1.parquet").read_bytes())
+    outcome = run("cat", "demo")
+    assert outcome.code == 0, outcome.err
+    first, second = [json.loads(line) for line in outcome.out.splitlines()]
+    assert first == {
+        "shard_id": "1",
+        "cursor": "0",
+        "event_time": "1970-01-01T00:00:00.000000Z",
+        "key": None,
+        "value": "grüße\r",
+        "attributes": {"a": "b"},
+    }
+    assert second["value_base64"] == "/wA="
+    assert "value" not in second
+    assert run("cat", "demo", "--shard", "0").out == ""
+
+
+def test_cat_into_a_closed_pipe_is_quiet(store: LeaseStore, log: LocalLog, home: Path) -> None:
+    commit(store, home, "1", [b"x" * 100] * 5_000)
+    done = subprocess.run(
+        f"{sys.executable} -m orchestration.command_line cat demo --home {home} | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["cursor"] == "0"
+
+
+def test_a_checkpoint_is_set_by_force_alone(run, store: LeaseStore, log: LocalLog) -> None:
+    log.append("1", [b"a", b"b", b"c"])
+    refused = run("checkpoint", "set", "1", "2")
+    assert refused.code == 2
+    assert "--force" in refused.err
+    assert run("checkpoint", "set", "1", "2", "--force", "--reason", "skip it").code == 0
+    assert run("checkpoint", "get", "1", "--json").json[0]["check_point"] == "2"
+    forced = [entry for entry in run("journal", "--json").json if entry["kind"] == "force"]
+    assert forced[0]["reason"] == "skip it"
+    assert run("checkpoint", "set", "1", "end", "--force").code == 0
+    assert run("checkpoint", "get", "1", "--json").json[0]["check_point"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("frob", "No such command 'frob'"),
+        ("status --frob", "No such option"),
+        ("status --stream nope", "known are: demo"),
+        ("cat nope", "known are: demo"),
+        ("status --group nope", "known are: default"),
+        ("cat demo --shard 77", "known are: 0, 1, 2, 3"),
+        ("cat demo --shard ../1", "not a valid shard name"),
+        ("checkpoint get 77", "known are: 0, 1, 2, 3"),
+        ("checkpoint set 1 99 --force", "no cursor of shard '1'"),
+        ("checkpoint set 1 yesterday --force", "no cursor of shard '1'"),
+        ("checkpoint set 1 -- -1 --force", ""),
+        ("shard split 77", "no shard '77'"),
+        ("shard merge 0 2", "do not touch"),
+        ("shard merge 0 0", "itself"),
+        ("load missing.log", "missing.log cannot be read"),
+        ("load .", "cannot be read: Is a directory"),
+        ("load x --shards 0", "--shards"),
+        ("group create default", "default"),
+        ("group create a/b", "not a valid consumer group name"),
+        ("group create g --initial-position soon", "not a position"),
+        ("group create g --timeout 0", "timeout"),
+        ("group create g --node-cap -1", "--node-cap"),
+        ("group create g --assignment best", "assignment"),
+        ("group show nope", "no consumer group 'nope'"),
+        ("group delete default", "force"),
+        ("demo --input missing.log", "missing.log cannot be read"),
+        ("demo", "no demo made it"),
+        ("journal --limit 0", "--limit"),
+    ],
+)
+def test_each_mistake_is_one_sentence_and_changes_nothing(
+    run, store: LeaseStore, arguments: str, says: str
+) -> None:
+    before = store.snapshot(KEY)
+    outcome = run(*arguments.split())
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert re.fullmatch(r"[^\n]+[.?]\n", outcome.err), outcome.err
+    assert "Traceback" not in outcome.err
+    assert says in outcome.err
+    assert store.snapshot(KEY) == before
+
+
+def test_a_home_without_a_store_is_a_sentence_and_stays_absent(run, home: Path) -> None:
+    for command in ("status", "plan", "journal", "verify", "cat demo", "group list"):
+        outcome = run(*command.split())
+        assert outcome.code == 2
+        assert "no lease store in" in outcome.err
+    assert not home.exists()
+
+
+def test_a_home_that_is_a_file_is_a_sentence(run, home: Path) -> None:
+    home.write_text("")
+    for command in ("status", "group create g", "demo --records 1", "ui"):
+        outcome = run(*command.split())
+        assert outcome.code == 2, command
+        assert str(home) in outcome.err
+
+
+def test_an_unexpected_error_names_the_file_with_its_stack_trace(
+    run, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("orchestration.commands.inspection.lags_of", broken)
+    outcome = run("status")
+    assert outcome.code == 3
+    (path,) = re.findall(r"is in (\S+\.log)", outcome.err)
+    assert "ZeroDivisionError: boom" in Path(path).read_text()
+    Path(path).unlink()
+    assert "Traceback" not in outcome.err
+    assert "Traceback" in run("--debug", "status").err
+
+
+def test_an_interrupt_is_no_error_with_a_stack_trace(
+    run, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestration.commands.inspection.lags_of", interrupted)
+    outcome = run("status")
+    assert (outcome.code, outcome.err) == (130, "Interrupted.\n")
+
+
+def test_unlisted_source_trouble_leaves_the_status_readable(
+    run, store: LeaseStore, home: Path
+) -> None:
+    (home / "logs" / "demo" / "catalog.json").write_text("{")
+    outcome = run("status")
+    assert outcome.code == 0
+    assert "The lag is not known" in outcome.out
+
+
+def test_shards_of_another_group_listing_do_not_mix(run, store: LeaseStore) -> None:
+    """Two groups of a stream keep checkpoints of their own."""
+    other = GroupKey.parse("other", "demo")
+    store.create_group(Group(other))
+    store.sync_shards(other, [ShardListing(ShardId("1"))], observer="test")
+    assert [
+        row["shard"] for row in run("checkpoint", "get", "--group", "other", "--json").json
+    ] == ["1"]
