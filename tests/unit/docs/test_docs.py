@@ -1,0 +1,226 @@
+"""The documentation says what is there: commands, links, settings, columns, states, examples."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets.consumption_report import StopReason
+from lease_store import tables
+from lease_store.states import EDGES, ShardState
+from orchestration.settings import Settings, StreamSettings
+from tests.unit.docs import command_line_page
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# Made by the tests of the user interface when a screenshot is asked for.
+PICTURES_MADE_LATER = {"docs/images/ui.png"}
+BANNED = (
+    "simply", "just works", "blazing", "seamless", "leverage", "utilize", "cutting-edge",
+    "world-class", "state-of-the-art", "robust", "effortless", "TODO", "FIXME", "/work/",
+)  # fmt: skip
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def fences(page: Path, language: str) -> list[str]:
+    return [body for kind, body in FENCE.findall(page.read_text("utf-8")) if kind == language]
+
+
+def commands_in(page: Path) -> Iterator[str]:
+    """What a reader would type: lines of console blocks, and commands named in running text."""
+    for block in fences(page, "console"):
+        yield from (line[2:] for line in block.splitlines() if line.startswith("$ "))
+    text = FENCE.sub("", page.read_text("utf-8"))
+    for span in re.findall(r"`([^`\n]+)`", text):
+        if span.startswith(("leasehold ", "make ")) and span not in ("make", "leasehold"):
+            yield span
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def rows(page: Path, heading: str | None = None) -> list[list[str]]:
+    """The cells of all table rows of a page, or of one of its sections."""
+    text = page.read_text("utf-8")
+    if heading is not None:
+        found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.M | re.S)
+        assert found, f"{page} has no section {heading}"
+        text = found[1]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pages
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text("utf-8"))
+    for target in LINK.findall(text):
+        if target.startswith("http"):
+            continue
+        path, _, fragment = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        if str(linked.relative_to(ROOT)) in PICTURES_MADE_LATER:
+            continue
+        assert linked.exists(), f"{page.name} links to {target}"
+        if fragment:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text("utf-8"), re.M)
+            assert fragment in map(anchor, headings), f"{page.name} links to {target}"
+
+
+@pages
+def test_no_page_is_an_island(page: Path) -> None:
+    if page == ROOT / "README.md":
+        return
+    linked = {
+        (other.parent / target.partition("#")[0]).resolve()
+        for other in PAGES
+        if other != page
+        for target in LINK.findall(other.read_text("utf-8"))
+    }
+    assert page in linked, f"nothing links to {page}"
+
+
+@pages
+def test_every_command_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    known = dict(command_line_page.commands(command_line_page.root()))
+    for command in commands_in(page):
+        words = shlex.split(command.replace("…", ""), comments=True)
+        program = Path(words[0]).name
+        if program == "make":
+            names = [word for word in words[1:] if "=" not in word]
+            assert set(names) <= targets, command
+        elif program == "leasehold":
+            check_leasehold(words[1:], known, command)
+        else:
+            assert program in ("python", "export"), command
+
+
+def check_leasehold(words: list[str], known: dict[tuple[str, ...], Any], command: str) -> None:
+    words = [word for word in words if word != "--debug"]
+    groups = {path[0] for path in known if len(path) == 2}
+    if not words or words[0] == "COMMAND" or (words[0] in groups and len(words) == 1):
+        return
+    path = tuple(words[:2]) if words[0] in groups else (words[0],)
+    assert path in known, f"there is no command: {command}"
+    flags = {
+        flag
+        for parameter in known[path].params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    }
+    used = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
+    assert used <= flags, f"{command}: no option {used - flags}"
+
+
+@pages
+def test_words_that_say_nothing_are_absent(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for word in BANNED:
+        assert not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I), word
+
+
+@pages
+def test_lines_stay_readable(page: Path) -> None:
+    """Long lines only where Markdown has no way to break them."""
+    if page == command_line_page.PAGE:
+        return
+    text = re.sub(r"^\|.*$", "", FENCE.sub("", page.read_text("utf-8")), flags=re.M)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pages
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python blocks of a page, one after the other in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    for number, block in enumerate(fences(page, "python")):
+        exec(compile(block, f"{page.name}, block {number + 1}", "exec"), namespace)
+    if "defs" in namespace:
+        assert namespace["defs"].resolve_all_asset_keys()
+
+
+@pages
+def test_settings_files_in_examples_load(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestration.settings import SETTINGS_FILE, load_settings
+
+    monkeypatch.chdir(tmp_path)
+    for block in fences(page, "toml"):
+        Path(SETTINGS_FILE).write_text(block, "utf-8")
+        assert load_settings().streams
+
+
+def test_the_command_line_page_is_current() -> None:
+    """Run `python -m tests.unit.docs.command_line_page` after a change of the commands."""
+    assert command_line_page.PAGE.read_text("utf-8") == command_line_page.page()
+
+
+def test_all_settings_are_documented_with_their_defaults() -> None:
+    documented = {
+        code(row[0])[0]: row for row in rows(DOCS / "reference/settings.md") if code(row[0])
+    }
+    assert set(documented) == {*Settings.model_fields, *StreamSettings.model_fields}
+    for name in ("lease_timeout_s", "spark", "home"):
+        default = str(Settings.model_fields[name].default)
+        assert code(documented[name][2]) == [default], name
+    for name, field in StreamSettings.model_fields.items():
+        if not field.is_required():
+            assert code(documented[name][1]) == [str(field.default).replace("True", "true")], name
+    for name in Settings.model_fields:
+        assert code(documented[name][1]) == [f"LEASEHOLD_{name.upper()}"]
+
+
+def test_all_columns_are_documented() -> None:
+    page = DOCS / "reference/lease-tables.md"
+    for table in tables.metadata.sorted_tables:
+        named = [code(row[0])[0] for row in rows(page, table.name) if code(row[0])]
+        assert sorted(named) == sorted(column.name for column in table.columns), table.name
+
+
+def test_all_edges_and_states_are_documented() -> None:
+    page = DOCS / "reference/states.md"
+    documented = {
+        (int(row[0]), code(row[1])[0] if code(row[1]) else None, code(row[2])[0])
+        for row in rows(page, "Edges")
+        if row[0].isdecimal()
+    }
+    assert documented == {
+        (number, before.value if before else None, after.value)
+        for (before, after), number in EDGES.items()
+    }
+    diagram = (DOCS / "concepts/states.md").read_text("utf-8")
+    drawn = set(re.findall(r"^    (\S+) --> (\S+): (\d)", diagram, re.M))
+    assert drawn == {
+        (before.value if before else "[*]", after.value, str(number))
+        for (before, after), number in EDGES.items()
+    }
+    for state in ShardState:
+        assert f"`{state.value}`" in diagram
+
+
+def test_all_stop_reasons_are_documented() -> None:
+    named = [code(row[0])[0] for row in rows(DOCS / "reference/states.md", "Why a run stops")[1:]]
+    assert sorted(named) == sorted(reason.value for reason in StopReason)
+
+
+def test_all_decisions_are_listed() -> None:
+    listed = (DOCS / "decisions/README.md").read_text("utf-8")
+    for page in sorted((DOCS / "decisions").glob("0*.md")):
+        assert f"({page.name})" in listed
+        number, title = re.match(r"# (\d+)\. (.*)", page.read_text("utf-8")).groups()  # pyright: ignore
+        assert page.name.startswith(f"{int(number):04d}-")
+        assert title in listed
