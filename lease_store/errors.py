@@ -197,3 +197,15 @@ class ModuloIdTaken(AssignmentConflict):
 
 class SweepInterrupted(LeaseholdError):
     """A Spark job was interrupted on purpose, because its run may no longer publish anything."""
+
+
+class ShardNotOpen(UserMistake):
+    """This client has not opened the shard, or has let it go since."""
+
+
+class BatchUnconfirmed(UserMistake):
+    """The last batch of the shard is still protected: confirm it before polling again."""
+
+
+class ConfirmedTooLate(LeaseholdError):
+    """The batch was rolled back when its protect time ended: its records are delivered again."""

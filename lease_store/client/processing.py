@@ -1,0 +1,152 @@
+"""A worker that gives the records of its shards to a processor, written by the user.
+
+For each shard a processor of its own goes through `initialize`, `process` again and again, and
+`shutdown`. All calls come from the one thread that calls `step` or `run`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from threading import RLock
+
+from lease_store.client.beating import BackgroundBeats
+from lease_store.client.feed import ShardFeed
+from lease_store.client.membership import GroupMember
+from lease_store.client.shard_worker import Processor, ShardWorker
+from lease_store.consumer_states import ConsumerState
+from lease_store.errors import LeaseLost
+from lease_store.identifiers import ShardId
+from lease_store.liveness import Clock, steady_clock
+
+_LOG = logging.getLogger(__name__)
+RECORDS_DEFAULT = 1000
+IDLE_DEFAULT_S = 0.5
+STOP_REQUESTED = "the worker was asked to stop"
+
+
+class ProcessorWorker:
+    """Works on the shards that a member of a group is given.
+
+    A processor that raises gets the same records again, after a pause that doubles up to a
+    minute; its shard waits, the others go on.
+
+    Args:
+        member: this worker's place in the group; not registered yet.
+        feed: reads the log.
+        processor: makes a processor for each shard, whenever one is opened.
+        records_max: the most records of one `process` call.
+        idle_s: how long `run` waits when no shard had anything to read.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        member: GroupMember,
+        feed: ShardFeed,
+        processor: Callable[[ShardId], Processor],
+        *,
+        records_max: int = RECORDS_DEFAULT,
+        idle_s: float = IDLE_DEFAULT_S,
+        clock: Clock = steady_clock,
+    ) -> None:
+        self._member = member
+        self._feed = feed
+        self._new_processor = processor
+        self._records_max = records_max
+        self._idle_s = idle_s
+        self._clock = clock
+        self._lock = RLock()
+        self._confirmed: tuple[ShardId, ...] = ()
+        self._workers: dict[ShardId, ShardWorker] = {}
+
+    def states(self) -> dict[ShardId, ConsumerState]:
+        """The state of each shard that this worker has to do with."""
+        with self._lock:
+            return {shard: worker.state for shard, worker in self._workers.items()}
+
+    def run(self, stopping: threading.Event) -> None:
+        """Join the group and work until `stopping` is set; then save everything and leave.
+
+        Raises:
+            NodeNameTaken, AssignmentConflict: the worker cannot be a member.
+            StoreError, UnknownGroup: the store did not let it join or leave.
+        """
+        self._member.register()
+        beats = BackgroundBeats(self.beat, lambda: self._member.beat_s, str(self._member.node))
+        try:
+            self.beat()
+            beats.start()
+            while not stopping.is_set() and beats.problem is None:
+                if not self.step():
+                    stopping.wait(self._idle_s)
+        finally:
+            beats.stop()
+            self.shutdown()
+        if beats.problem is not None:
+            raise beats.problem
+
+    def beat(self) -> None:
+        """One heartbeat: learn the assignment; shards that are wanted elsewhere begin to stop.
+
+        Raises:
+            NodeNameTaken, AssignmentConflict: the worker lost its place and cannot join again.
+            StoreError: the store does not answer.
+        """
+        with self._lock:
+            # A shard that has completed its stop is named no more, and so goes to the next node.
+            for shard, worker in list(self._workers.items()):
+                if not worker.reported:
+                    del self._workers[shard]
+            held = list(self._workers)
+        confirmed = self._member.heartbeat(held)
+        with self._lock:
+            self._confirmed = confirmed
+            for shard in held:
+                worker = self._workers.get(shard)
+                if worker is None or shard in confirmed:
+                    continue
+                if worker.opened and not self._member.holds(shard):
+                    worker.fence("its tenure is over")
+                else:
+                    worker.stop("it is wanted elsewhere, or the group is paused")
+
+    def step(self) -> bool:
+        """Advance every shard by one step; whether any had something to do."""
+        with self._lock:
+            for shard in self._confirmed:
+                if shard not in self._workers:
+                    self._workers[shard] = self._new_worker(shard)
+            workers = list(self._workers.values())
+        busy = [worker.advance() for worker in workers]
+        return any(busy)
+
+    def shutdown(self) -> None:
+        """Stop all shards, save their checkpoints and leave the group.
+
+        Raises:
+            StoreError: the store does not answer; the shards are free after the group's timeout.
+        """
+        with self._lock:
+            workers = list(self._workers.values())
+            self._confirmed = ()
+        for worker in workers:
+            worker.stop(STOP_REQUESTED)
+            worker.advance()
+        with self._lock:
+            self._workers.clear()
+        try:
+            self._member.shutdown()
+        except LeaseLost as error:
+            _LOG.warning("A shard was lost before the worker left: %s", error)
+
+    def _new_worker(self, shard: ShardId) -> ShardWorker:
+        return ShardWorker(
+            shard,
+            self._member,
+            self._feed,
+            self._new_processor,
+            records_max=self._records_max,
+            clock=self._clock,
+        )

@@ -1,0 +1,456 @@
+"""A small pull client: connect shards, poll records, confirm them.
+
+Until a batch is confirmed, or its protect time has passed, its shard is not handed over: the
+records of a confirmed batch are not delivered to another node again, unless this one dies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from threading import RLock
+
+from lease_store.client.beating import BackgroundBeats
+from lease_store.client.connections import Connection, Offsets, PulledBatch
+from lease_store.client.feed import Fetched, ShardFeed
+from lease_store.client.membership import FLUSH_DEFAULT_S, GroupMember
+from lease_store.client.starting import clamped_cursor, starting_cursor
+from lease_store.errors import (
+    BatchUnconfirmed,
+    ConfirmedTooLate,
+    CursorExpired,
+    LeaseholdError,
+    LeaseLost,
+    ShardNotOpen,
+    ShardOccupied,
+    StoreError,
+    UnknownShard,
+    shown,
+)
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.liveness import Clock, steady_clock
+from lease_store.records import AssignmentMode
+from lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
+
+_LOG = logging.getLogger(__name__)
+PROTECT_DEFAULT_S = 60.0
+RECORDS_DEFAULT = 1000
+CONTINUE = "-1"
+
+
+class PullClient:
+    """Consumes shards of a group at its caller's own pace.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        feed: reads the log.
+        name: the node's name in the group.
+        incarnation: new for every process, such as a random id.
+        clock: monotonic seconds.
+        protect_s: how long a polled batch waits for its confirmation.
+        flush_s: how long a confirmed checkpoint may wait in memory before it is persisted.
+        background: beat on a thread; False where the caller calls `beat` itself.
+    """
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        key: GroupKey,
+        feed: ShardFeed,
+        *,
+        name: NodeName,
+        incarnation: str,
+        clock: Clock = steady_clock,
+        protect_s: float = PROTECT_DEFAULT_S,
+        flush_s: float = FLUSH_DEFAULT_S,
+        background: bool = True,
+    ) -> None:
+        self._member = GroupMember(
+            store, key, name, incarnation=incarnation, clock=clock, flush_s=flush_s
+        )
+        self._store = store
+        self._key = key
+        self._feed = feed
+        self._clock = clock
+        self._protect_s = protect_s
+        self._background = background
+        self._beats: BackgroundBeats | None = None
+        self._lock = RLock()
+        self._confirmed: tuple[ShardId, ...] = ()
+        self._connections: dict[ShardId, Connection] = {}
+        self._untold: dict[ShardId, LeaseLost] = {}
+        self._numbers = itertools.count(1)
+        self._turns = 0
+
+    # -- joining and leaving --------------------------------------------------------------------
+
+    def start(self, source_count: int = -1, node_id: int = 0) -> None:
+        """Join the group.
+
+        In a group that assigns by modulo, this node takes the shards whose rank is `node_id`
+        modulo `source_count`; a negative count switches the rule off. Other groups ignore both.
+
+        Raises:
+            NodeNameTaken: another live process answers to the name.
+            AssignmentConflict: count and id do not fit those of the other members.
+            StoreError, UnknownGroup: the store does not answer, or has no such group.
+        """
+        with self._lock:
+            row = replace(self._member.settings, source_count=source_count, node_id=node_id)
+            self._member.offer(row)
+            self._member.register()
+            self.beat()
+            if self._background:
+                self._beats = BackgroundBeats(
+                    self.beat, lambda: self._member.beat_s, str(self._member.node)
+                )
+                self._beats.start()
+
+    def beat(self) -> None:
+        """One heartbeat: learn the assignment, and hand over what is wanted elsewhere.
+
+        Raises:
+            NodeNameTaken, AssignmentConflict: the node lost its place and cannot join again.
+            StoreError: the store does not answer.
+        """
+        with self._lock:
+            held = list(self._connections)
+        confirmed = self._member.heartbeat(held)
+        with self._lock:
+            self._confirmed = confirmed
+            for shard, connection in list(self._connections.items()):
+                self._roll_back_if_due(connection)
+                if shard in held and shard not in confirmed:
+                    self._give_way(shard, connection)
+
+    def shutdown(self) -> None:
+        """Roll back what is unconfirmed, persist what is confirmed, and leave the group.
+
+        Raises:
+            LeaseLost: a shard was lost, and nobody had been told; all others have been saved.
+            StoreError: the store does not answer; the shards are free after the group's timeout.
+        """
+        if self._beats is not None:
+            self._beats.stop()
+            self._beats = None
+        with self._lock:
+            self._connections.clear()
+            self._confirmed = ()
+            self._member.shutdown()
+
+    # -- shards ---------------------------------------------------------------------------------
+
+    def partitions(self) -> tuple[ShardId, ...]:
+        """The shards that are this node's, as of the last beat."""
+        self._raise_problem()
+        with self._lock:
+            return self._confirmed
+
+    def connect(self, shard: ShardId, bootstrap: str | None = None) -> str:
+        """Open a shard, and say where its reading begins.
+
+        `bootstrap` is the cursor to begin at; None or "-1" continues from the stored checkpoint,
+        or from the group's initial position. Where it differs from a stored checkpoint, that is
+        set first, as a recorded force. In a pinned group the shard is asked for by this call.
+
+        Raises:
+            ShardOccupied: the shard is another node's, or another run of this node has it open.
+            UnknownShard: the group has no such shard.
+            CursorInvalid: `bootstrap` is no cursor of the shard.
+            StoreError: the store does not answer.
+        """
+        self._raise_problem()
+        wanted = None if bootstrap == CONTINUE else bootstrap
+        with self._lock:
+            if shard in self._connections:
+                raise ShardOccupied(
+                    f"Shard {shown(shard)} is connected already: disconnect it first."
+                )
+            if self._member.group.assignment is AssignmentMode.PINNED:
+                self._pin(shard, wanted)
+            opened = self._open(shard, wanted)
+            try:
+                cursor = starting_cursor(self._member, self._feed, shard, opened, wanted)
+            except BaseException:
+                with suppress(LeaseholdError):
+                    self._member.release(shard)
+                raise
+            self._connections[shard] = Connection(opened.tenure, cursor)
+            return cursor
+
+    def disconnect(self, shard: ShardId) -> None:
+        """Let go of a shard: what is unconfirmed is rolled back, what is confirmed is persisted.
+
+        Raises:
+            LeaseLost: the shard was lost (told once).
+            ShardNotOpen: it is not connected.
+        """
+        with self._lock:
+            self._connection(shard)
+            del self._connections[shard]
+            self._member.release(shard)
+            if self._member.group.assignment is AssignmentMode.PINNED:
+                self._unpin(shard)
+
+    def current_offsets(self) -> dict[ShardId, Offsets]:
+        """Where each connected shard stands."""
+        with self._lock:
+            offsets: dict[ShardId, Offsets] = {}
+            for shard, connection in self._connections.items():
+                batch = connection.outstanding
+                polled = batch.end if batch else connection.confirmed
+                persisted = self._member.persisted(shard)
+                offsets[shard] = Offsets(polled, connection.confirmed, persisted)
+            return offsets
+
+    # -- records --------------------------------------------------------------------------------
+
+    def poll(
+        self, shard: ShardId | None = None, *, records_max: int = RECORDS_DEFAULT
+    ) -> PulledBatch | None:
+        """The next records of a shard, or of any connected one in turn; None where there are none.
+
+        Raises:
+            BatchUnconfirmed: the shard's last batch still waits for its confirmation.
+            LeaseLost: the shard was lost (told once).
+            ShardNotOpen: it is not connected, or was handed over.
+            SourceUnavailable: the log does not answer.
+        """
+        self._raise_problem()
+        if shard is not None:
+            return self._poll(shard, records_max)
+        with self._lock:
+            shards = list(self._connections)
+            turn = self._turns % max(len(shards), 1)
+            self._turns += 1
+        for candidate in shards[turn:] + shards[:turn]:
+            with self._lock:
+                connection = self._connections.get(candidate)
+                if connection is None or self._busy(connection):
+                    continue
+            batch = self._poll(candidate, records_max)
+            if batch is not None:
+                return batch
+        return None
+
+    def confirm(
+        self, batch: PulledBatch, upto: str | None = None, *, persist: bool = False
+    ) -> None:
+        """The records of a batch are done: all, or those before the cursor `upto`.
+
+        The checkpoint is persisted by interval, at hand-over and at shutdown, or at once if
+        `persist`. Records from `upto` on are delivered again.
+
+        Raises:
+            ConfirmedTooLate: the protect time ended first, and the batch was rolled back.
+            LeaseLost: the shard was lost (told once): the records are another node's to do.
+            ShardNotOpen: the shard is not connected any more.
+            ValueError: `upto` is no cursor of the batch.
+        """
+        end = batch.end if upto is None else upto
+        if end not in {batch.start, batch.end, *(record.cursor for record in batch.records)}:
+            raise ValueError(f"{shown(end)} is no cursor of this batch of shard {batch.shard}.")
+        with self._lock:
+            connection = self._connection(batch.shard)
+            self._roll_back_if_due(connection)
+            if connection.outstanding != batch:
+                raise ConfirmedTooLate(
+                    f"Batch {batch.number} of shard {batch.shard} was not confirmed within "
+                    f"{self._protect_s:g} s and was rolled back: its records are delivered again."
+                )
+            with self._dropping_lost(batch.shard):
+                self._member.save_checkpoint(
+                    batch.shard, end, persist=persist, tenure=connection.tenure
+                )
+                connection.outstanding = None
+                connection.confirmed = end
+                if connection.ends_shard and end == batch.end:
+                    self._finish(batch.shard, end)
+                elif connection.leaving:
+                    self._hand_over(batch.shard)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _raise_problem(self) -> None:
+        problem = self._beats.problem if self._beats else None
+        if problem is not None:
+            raise problem
+
+    def _connection(self, shard: ShardId) -> Connection:
+        untold = self._untold.pop(shard, None)
+        if untold is not None:
+            raise untold
+        connection = self._connections.get(shard)
+        if connection is None:
+            raise ShardNotOpen(
+                f"Shard {shown(shard)} is not connected on node {self._member.node}: it was "
+                "disconnected, handed over, or never connected."
+            )
+        return connection
+
+    def _busy(self, connection: Connection) -> bool:
+        self._roll_back_if_due(connection)
+        waiting = connection.outstanding is not None
+        return waiting or connection.fetching or connection.leaving
+
+    def _roll_back_if_due(self, connection: Connection) -> None:
+        if connection.outstanding and self._clock() >= connection.protected_until:
+            connection.outstanding = None
+
+    @contextmanager
+    def _dropping_lost(self, shard: ShardId) -> Generator[None]:
+        """A shard that was lost is connected no more; its caller hears of it here."""
+        try:
+            yield
+        except (LeaseLost, ShardNotOpen):
+            self._connections.pop(shard, None)
+            raise
+
+    def _poll(self, shard: ShardId, records_max: int) -> PulledBatch | None:
+        """Fetch without the lock, so that a slow log does not hold up the beats."""
+        with self._lock:
+            connection = self._connection(shard)
+            with self._dropping_lost(shard):
+                self._member.require(shard, connection.tenure)
+            self._roll_back_if_due(connection)
+            if connection.outstanding or connection.fetching:
+                raise BatchUnconfirmed(
+                    f"The last batch of shard {shard} is not confirmed yet: confirm it, or wait "
+                    f"until its protect time of {self._protect_s:g} s ends."
+                )
+            if connection.leaving:
+                return None
+            connection.fetching = True
+            start = connection.confirmed
+        try:
+            fetched = self._fetch(shard, start, records_max)
+        finally:
+            with self._lock:
+                connection.fetching = False
+        with self._lock:
+            if self._connections.get(shard) is not connection or connection.leaving:
+                return None
+            return self._delivered(shard, connection, fetched)
+
+    def _fetch(self, shard: ShardId, start: str, records_max: int) -> Fetched:
+        try:
+            return self._feed.fetch(shard, start, records_max=records_max)
+        except CursorExpired:
+            with self._lock, self._dropping_lost(shard):
+                start = clamped_cursor(self._member, self._feed, shard, start)
+                if shard in self._connections:
+                    self._connections[shard].confirmed = start
+            return self._feed.fetch(shard, start, records_max=records_max)
+
+    def _delivered(
+        self, shard: ShardId, connection: Connection, fetched: Fetched
+    ) -> PulledBatch | None:
+        connection.ends_shard = fetched.last
+        if not fetched.records:
+            if fetched.last:
+                with self._dropping_lost(shard):
+                    self._finish(shard, fetched.end)
+            return None
+        batch = PulledBatch(next(self._numbers), shard, fetched.start, fetched.end, fetched.records)
+        connection.outstanding = batch
+        connection.protected_until = self._clock() + self._protect_s
+        return batch
+
+    def _finish(self, shard: ShardId, cursor: str) -> None:
+        self._member.finish(shard, cursor)
+        del self._connections[shard]
+
+    def _give_way(self, shard: ShardId, connection: Connection) -> None:
+        """The shard is not confirmed any more: hand it over, now or once its batch is settled."""
+        if not self._member.holds(shard):
+            return  # It was lost: the caller's next call for the shard is told so.
+        if connection.outstanding is None and not connection.fetching:
+            try:
+                self._hand_over(shard)
+            except LeaseLost as error:
+                self._untold[shard] = error
+        elif not connection.leaving:
+            connection.leaving = True
+            wait_s = max(connection.protected_until - self._clock(), 0.0)
+            try:
+                self._member.announce(shard, handoff_eta_s=wait_s)
+            except (LeaseLost, StoreError) as error:
+                # The hand-over then takes as long as the group's limit allows.
+                _LOG.info("The hand-over of shard %s was not announced: %s", shard, error)
+
+    def _hand_over(self, shard: ShardId) -> None:
+        """End the tenure; tried again by the next beat where the store does not answer.
+
+        Raises:
+            LeaseLost: the shard was lost before, and what was confirmed could not be persisted.
+        """
+        connection = self._connections[shard]
+        try:
+            with self._dropping_lost(shard):
+                self._member.release(shard)
+        except StoreError as error:
+            connection.leaving = True
+            _LOG.warning("Shard %s could not be handed over: %s", shard, error)
+        else:
+            del self._connections[shard]
+
+    def _open(self, shard: ShardId, bootstrap: str | None) -> Opened:
+        opened = self._opened(shard)
+        self._untold.pop(shard, None)
+        if bootstrap is None or opened.check_point in (None, bootstrap):
+            return opened
+        self._feed.clamp(shard, bootstrap)  # Refuses what is no cursor before anything is forced.
+        self._member.release(shard)
+        self._store.force_checkpoint(
+            self._key,
+            shard,
+            bootstrap,
+            observer=str(self._member.node),
+            reason=f"connected with the bootstrap cursor {bootstrap}",
+        )
+        return self._opened(shard)
+
+    def _opened(self, shard: ShardId) -> Opened:
+        outcome = self._member.open(shard)
+        if isinstance(outcome, Opened):
+            return outcome
+        raise self._refused(shard, outcome)
+
+    def _refused(self, shard: ShardId, outcome: NotHeld | OpenByOther) -> ShardOccupied:
+        if isinstance(outcome, OpenByOther):
+            why = f"run {outcome.run} of this node has it open"
+        elif outcome.consumer_owner is None or outcome.consumer_owner == self._member.node:
+            why = f"it is in state {outcome.state}"
+        else:
+            why = f"it is {outcome.consumer_owner}'s"
+        return ShardOccupied(
+            f"Shard {shown(shard)} of group {self._key} cannot be connected on node "
+            f"{self._member.node}: {why}."
+        )
+
+    # -- pinned assignment ----------------------------------------------------------------------
+
+    def _pin(self, shard: ShardId, bootstrap: str | None) -> None:
+        """Ask for the shard by name; withdrawn where it is not to be had."""
+        pinned: dict[ShardId, str | None] = dict(self._member.settings.pinned or {})
+        self._member.offer(replace(self._member.settings, pinned={**pinned, shard: bootstrap}))
+        self.beat()
+        if shard in self._confirmed:
+            return
+        lease = self._member.lease(shard)
+        self._unpin(shard)
+        if lease is None:
+            raise UnknownShard(
+                f"Group {self._key} has no shard {shown(shard)}: connect one that it has."
+            )
+        raise self._refused(shard, NotHeld(lease.state.value, lease.consumer_owner))
+
+    def _unpin(self, shard: ShardId) -> None:
+        pinned = dict(self._member.settings.pinned or {})
+        pinned.pop(shard, None)
+        self._member.offer(replace(self._member.settings, pinned=pinned))
+        self.beat()

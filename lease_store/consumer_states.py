@@ -1,0 +1,90 @@
+"""Where a consumer stands with one shard: one pure state machine for runs, workers and clients.
+
+    INITIALIZING --initialized--> PROCESSING --stop--> STOPPING --stopped--> STOP_COMPLETED
+         \\_______________________stop____________________/
+
+A consumer that may not persist any more (its tenure is over, or it may no longer trust itself)
+is `fenced`. It takes the same way out, but saves nothing on it: what it did since its last
+checkpoint belongs to the next holder.
+
+Why a stop that comes while a shard is still being initialized must not be lost:
+
+1. The worker's thread calls the user's `initialize`, which takes long.
+2. The beat's thread learns that the shard is in transfer, and asks the consumer to stop.
+3. `initialize` returns. A machine that went to PROCESSING now would read on, and the next holder
+   would wait for a deadline. Here `initialized` leaves STOPPING as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class ConsumerState(StrEnum):
+    """The states; a processor's author may know the last two by their other names."""
+
+    INITIALIZING = "initializing"
+    PROCESSING = "processing"
+    STOPPING = "stopping"
+    STOP_COMPLETED = "stop_completed"
+    SHUTTING_DOWN = STOPPING
+    SHUTDOWN_COMPLETE = STOP_COMPLETED
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConsumer:
+    """One shard's consumer: its state, why it stops, and whether it may still persist.
+
+    Attributes:
+        fenced: its tenure is over, or not to be relied on: nothing may be persisted under it.
+        reason: why it stops; empty until it does. The first reason stays.
+    """
+
+    state: ConsumerState = ConsumerState.INITIALIZING
+    fenced: bool = False
+    reason: str = ""
+
+    @property
+    def reported(self) -> bool:
+        """Whether the shard is still to be named as held: until everything about it has ended."""
+        return self.state is not ConsumerState.STOP_COMPLETED
+
+    @property
+    def may_process(self) -> bool:
+        """Whether records may be given to the user's code."""
+        return self.state is ConsumerState.PROCESSING
+
+    @property
+    def may_persist(self) -> bool:
+        """Whether a checkpoint may be saved or a batch committed."""
+        open_states = (ConsumerState.PROCESSING, ConsumerState.STOPPING)
+        return not self.fenced and self.state in open_states
+
+    def initialized(self) -> ShardConsumer:
+        """The tenure is open and the user's code is ready; a stop that came earlier stays."""
+        if self.state is ConsumerState.INITIALIZING:
+            return replace(self, state=ConsumerState.PROCESSING)
+        return self
+
+    def stop(self, reason: str) -> ShardConsumer:
+        """Stop at the next batch boundary, with the checkpoint saved."""
+        if self.state in (ConsumerState.INITIALIZING, ConsumerState.PROCESSING):
+            return replace(self, state=ConsumerState.STOPPING, reason=reason)
+        return self
+
+    def fence(self, reason: str) -> ShardConsumer:
+        """Stop without saving anything; one that is stopping already may not save from now on."""
+        if self.state is ConsumerState.STOP_COMPLETED:
+            return self
+        return replace(self.stop(reason), fenced=True)
+
+    def stopped(self) -> ShardConsumer:
+        """All is saved that may be, and the user's code has been shut down.
+
+        Raises:
+            ValueError: nobody asked the consumer to stop.
+        """
+        if self.state in (ConsumerState.INITIALIZING, ConsumerState.PROCESSING):
+            raise ValueError(f"A consumer in state {self.state} cannot have stopped.")
+        return replace(self, state=ConsumerState.STOP_COMPLETED)

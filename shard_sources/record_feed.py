@@ -1,0 +1,101 @@
+"""Any source as a feed of single records, for clients that work without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from lease_store.client.feed import Fetched, Record
+from lease_store.errors import CursorExpired, CursorInvalid, InvalidSetting, shown
+from lease_store.identifiers import ShardId
+from shard_sources.source import Limits, Position, ReadRange, ShardSource
+
+BYTES_MAX_DEFAULT = 16 * 1024 * 1024
+
+
+class SourceFeed:
+    """The `ShardFeed` of a source.
+
+    Args:
+        source: the log.
+        bytes_max: the most bytes that one fetch brings, one record always allowed.
+    """
+
+    def __init__(self, source: ShardSource, *, bytes_max: int = BYTES_MAX_DEFAULT) -> None:
+        self._source = source
+        self._bytes_max = bytes_max
+
+    def cursor_at(self, shard: ShardId, position: str) -> str:
+        """See `ShardFeed.cursor_at`.
+
+        Raises:
+            InvalidSetting: the position is not `begin`, `end` or an ISO 8601 time.
+        """
+        return self._source.cursor_at(shard, _position(position))
+
+    def clamp(self, shard: ShardId, cursor: str) -> str:
+        """See `ShardFeed.clamp`."""
+        try:
+            self._source.plan(shard, cursor, Limits(records_max=1, bytes_max=1))
+        except CursorExpired:
+            return self._source.bounds([shard])[shard].begin
+        except CursorInvalid:
+            end = self._source.bounds([shard])[shard].end
+            # Only cursors that count records can be told apart from text that is no cursor.
+            if cursor.isdecimal() and end.isdecimal() and int(cursor) > int(end):
+                return end
+            raise
+        return cursor
+
+    def fetch(self, shard: ShardId, cursor: str, *, records_max: int) -> Fetched:
+        """See `ShardFeed.fetch`."""
+        limits = Limits(records_max=records_max, bytes_max=self._bytes_max)
+        planned = self._source.plan(shard, cursor, limits)
+        if planned.end == cursor:
+            return Fetched(cursor, cursor, last=planned.last)
+        range_ = ReadRange(shard, cursor, planned.end, planned.records)
+        records = _records(shard, list(self._rows(range_)), planned.end)
+        return Fetched(cursor, planned.end, records, planned.last)
+
+    def fetch_between(self, shard: ShardId, start: str, end: str, *, records_max: int) -> Fetched:
+        """See `ShardFeed.fetch_between`."""
+        rows = list(islice(self._rows(ReadRange(shard, start, end)), records_max + 1))
+        if not rows:
+            return Fetched(start, end)
+        # The one row too many tells where the last one ends.
+        stop = str(rows.pop()["cursor"]) if len(rows) > records_max else end
+        return Fetched(start, stop, _records(shard, rows, stop))
+
+    def _rows(self, range_: ReadRange) -> Iterator[Mapping[str, Any]]:
+        for batch in self._source.read(range_):
+            yield from batch.to_pylist()
+
+
+def _records(shard: ShardId, rows: Sequence[Mapping[str, Any]], end: str) -> tuple[Record, ...]:
+    following = [str(row["cursor"]) for row in rows[1:]] + [end]
+    return tuple(
+        Record(
+            shard=shard,
+            cursor=row["cursor"],
+            next_cursor=next_cursor,
+            event_time=row["event_time"],
+            key=row["key"],
+            value=row["value"],
+            attributes=dict(row["attributes"] or ()),
+        )
+        for row, next_cursor in zip(rows, following, strict=False)
+    )
+
+
+def _position(position: str) -> Position | datetime:
+    if position in (Position.BEGIN, Position.END):
+        return Position(position)
+    try:
+        moment = datetime.fromisoformat(position)
+    except ValueError:
+        raise InvalidSetting(
+            f"{shown(position)} is no position in a shard: use 'begin', 'end' or an ISO 8601 time."
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
