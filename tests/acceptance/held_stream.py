@@ -1,0 +1,60 @@
+"""Definitions of a stream whose first batch stops in the middle of its Spark job.
+
+A file named `hold` in the home makes every task that reads wait after its first rows. The task
+says so by making a file of its own, `held-<shard>`; it goes on when `hold` is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assets.shard_stream import ShardStream
+from orchestration.build import build_definitions
+from orchestration.settings import Settings, load_settings
+from shard_sources.local_log import LocalLog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+STREAM = "orders"
+HELD_MAX_S = 120.0
+
+
+class HoldingTransform:
+    """Passes all records on, and waits in the middle while the home has a file `hold`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def __call__(self, records: DataFrame) -> DataFrame:
+        home = str(self.home)
+
+        def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            deadline = time.monotonic() + HELD_MAX_S
+            for batch in batches:
+                half = batch.num_rows // 2
+                yield batch.slice(0, half)
+                if (Path(home) / "hold").exists() and batch.num_rows:
+                    shard = batch.column("shard_id")[0].as_py()
+                    (Path(home) / f"held-{shard}").touch()
+                while (Path(home) / "hold").exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                yield batch.slice(half)
+
+        return records.mapInArrow(hold, records.schema)
+
+
+def stream_of(settings: Settings) -> ShardStream:
+    return ShardStream(
+        name=STREAM,
+        source=LocalLog(settings.home / "logs" / STREAM),
+        transform=HoldingTransform(settings.home),
+    )
+
+
+_settings = load_settings()
+defs = build_definitions([stream_of(_settings)], _settings)

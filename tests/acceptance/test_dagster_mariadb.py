@@ -1,0 +1,205 @@
+"""The whole path on real processes: daemon, webserver, code server, Spark, MariaDB."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+
+from assets.committed_output import iter_records
+from assets.partitions import PROCESS_TAG
+from lease_store import open_store
+from lease_store.identifiers import GroupKey, NodeName
+from lease_store.records import BatchState
+from lease_store.states import ShardState
+from lease_store.store import LeaseStore
+from lease_store.verification import verify
+from orchestration.instance import production_text
+from orchestration.settings import Settings
+from shard_sources.local_log import LocalLog
+from tests.acceptance.held_stream import STREAM
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.mariadb import MariaDB
+
+KEY = GroupKey.parse("default", STREAM)
+SHARDS, RECORDS = 4, 500
+CONSUMED_S, IDLE_S = 180.0, 90.0
+FINISHED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+
+pytestmark = [pytest.mark.dagster_processes, pytest.mark.mariadb, pytest.mark.spark]
+
+
+def expected(shard: str) -> list[bytes]:
+    return [f"{shard}-{number}".encode() for number in range(RECORDS)]
+
+
+def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
+    """The values of committed output, shard by shard in its order."""
+    found: dict[str, list[bytes]] = {}
+    for batch in iter_records(store, KEY, output):
+        shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
+        for shard, value in zip(shards, values, strict=True):
+            found.setdefault(shard, []).append(value)
+    return found
+
+
+def checkpoints(store: LeaseStore) -> dict[str, str | None]:
+    return {row.shard: row.check_point for row in store.snapshot(KEY).shards}
+
+
+def intended(store: LeaseStore, home: Path) -> str | None:
+    """The run of a batch that is in the middle of its Spark job."""
+    for batch in store.batches(KEY, state=BatchState.INTENT):
+        if (home / f"held-{batch.shard}").exists():
+            return batch.run
+    return None
+
+
+def process_of(instance: DagsterInstance, run_id: str) -> int:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return int(run.tags[PROCESS_TAG].split("|")[1])
+
+
+def idle(instance: DagsterInstance) -> bool:
+    runs = instance.get_runs()
+    return bool(runs) and all(run.status in FINISHED for run in runs)
+
+
+@pytest.fixture
+def dagster_database(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    mariadb.create_database("dagster")
+    values = {
+        "DAGSTER_MYSQL_HOSTNAME": "127.0.0.1",
+        "DAGSTER_MYSQL_PORT": str(mariadb.port),
+        "DAGSTER_MYSQL_USERNAME": mariadb.user,
+        "DAGSTER_MYSQL_PASSWORD": mariadb.password,
+        "DAGSTER_MYSQL_DATABASE": "dagster",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    return values
+
+
+def test_a_run_killed_in_the_middle_of_a_batch_leaves_each_record_once(
+    tmp_path: Path, mariadb: MariaDB, mariadb_url: str, dagster_database: dict[str, str]
+) -> None:
+    """Kill -9 a run while its Spark job writes; the next run repeats its range, and no more."""
+    home = tmp_path / "home"
+    settings = Settings(home=home, nodes=("node-a", "node-b"))
+    log = LocalLog.create(home / "logs" / STREAM, SHARDS)
+    for row in log.list_shards():
+        log.append(row.shard, expected(row.shard))
+    store = open_store(mariadb_url, upgrade=True)
+    (home / "hold").touch()
+    started = dagster_deployment(
+        settings,
+        module="tests.acceptance.held_stream",
+        dagster_yaml=production_text(),
+        environment=dagster_database | {"LEASEHOLD_DATABASE_URL": mariadb_url},
+    )
+    with started as deployment, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        in_group(store)
+        killed = wait_for("a batch in its Spark job", lambda: intended(store, home), CONSUMED_S)
+        os.kill(process_of(instance, killed), signal.SIGKILL)
+        assert committed(store, settings.output_folder(KEY.stream, KEY.group)) == {}
+        (home / "hold").unlink()
+        everything = dict.fromkeys("0123", str(RECORDS))
+        wait_for("all records", lambda: checkpoints(store) == everything, CONSUMED_S)
+        wait_for("the end of all runs", lambda: idle(instance), IDLE_S)
+
+        found = committed(store, settings.output_folder(KEY.stream, KEY.group))
+        assert found == {shard: expected(shard) for shard in "0123"}
+        assert verify(store, KEY) == []
+        run = instance.get_run_by_id(killed)
+        assert run is not None
+        assert run.status is DagsterRunStatus.FAILURE
+        assert killed not in {batch.run for batch in store.batches(KEY)}
+        assert_shared(store)
+        assert_seen_by_users(deployment, instance)
+    assert_nowhere(home, mariadb.password)
+
+
+def in_group(store: LeaseStore) -> None:
+    """Wait until both nodes are members."""
+
+    def members() -> bool:
+        groups = {group.key for group in store.groups()}
+        return KEY in groups and len([n for n in store.snapshot(KEY).nodes if n.member]) == 2
+
+    wait_for("both nodes to join", members, CONSUMED_S)
+
+
+def assert_shared(store: LeaseStore) -> None:
+    """Each node holds half of the shards."""
+    rows = store.snapshot(KEY).shards
+    assert {row.state for row in rows} == {ShardState.ALREADY_ALLOC}
+    owners = [row.consumer_owner for row in rows]
+    assert owners.count(NodeName("node-a")) == owners.count(NodeName("node-b")) == SHARDS // 2
+
+
+def assert_seen_by_users(deployment: DagsterDeployment, instance: DagsterInstance) -> None:
+    """Every partition is green in Dagster, with the figures of what was consumed."""
+    key = dg.AssetKey([STREAM])
+    query = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
+        ... on AssetNode { partitionStats { numMaterialized numFailed numPartitions } } } }"""
+
+    def materialized() -> bool:
+        stats = deployment.graphql(query, key={"path": [STREAM]})["assetNodeOrError"]
+        return stats["partitionStats"]["numMaterialized"] == SHARDS
+
+    wait_for("every partition to be materialized", materialized, IDLE_S)
+    seen: dict[str, int] = {}
+    for record in instance.fetch_materializations(key, limit=100).records:
+        event = record.asset_materialization
+        assert event is not None
+        assert event.partition is not None
+        seen[event.partition] = seen.get(event.partition, 0) + int(
+            str(event.metadata["records"].value)
+        )
+    assert seen == dict.fromkeys("0123", RECORDS)
+
+
+def assert_nowhere(home: Path, secret: str) -> None:
+    """No file that the processes left behind holds the database's password."""
+    for path in home.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+
+
+def test_what_a_run_committed_before_it_was_killed_is_reported_by_the_outbox(
+    tmp_path: Path, mariadb_url: str, dagster_database: dict[str, str]
+) -> None:
+    """Every run dies right after its commit: nothing is consumed twice, all of it is reported."""
+    home = tmp_path / "home"
+    settings = Settings(home=home, nodes=("node-a",))
+    log = LocalLog.create(home / "logs" / STREAM, 2)
+    for row in log.list_shards():
+        log.append(row.shard, expected(row.shard))
+    store = open_store(mariadb_url, upgrade=True)
+    started = dagster_deployment(
+        settings,
+        module="tests.acceptance.held_stream",
+        dagster_yaml=production_text(),
+        environment=dagster_database
+        | {"LEASEHOLD_DATABASE_URL": mariadb_url, "LEASEHOLD_FAILPOINT": "after_commit"},
+    )
+    with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        key = dg.AssetKey([STREAM])
+
+        def reported() -> list[dg.EventLogRecord]:
+            return list(instance.fetch_materializations(key, limit=100).records)
+
+        wait_for("two materializations", lambda: len(reported()) >= 2, CONSUMED_S)
+        wait_for("the outbox to be empty", lambda: not store.pending_events(KEY), IDLE_S)
+        found = committed(store, settings.output_folder(KEY.stream, KEY.group))
+        assert found == {shard: expected(shard) for shard in "01"}
+        assert verify(store, KEY) == []
+        events = [record.asset_materialization for record in reported()]
+        assert sorted(str(event.partition) for event in events if event) == ["0", "1"]
+        statuses = {run.status for run in instance.get_runs()}
+        assert statuses == {DagsterRunStatus.FAILURE}

@@ -1,0 +1,166 @@
+"""A real Dagster deployment for tests: code server, daemon and webserver on the loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from assets.connect_server import stop as stop_spark
+from orchestration.child_processes import ChildProcess
+from orchestration.instance import create_instance, embedded_text
+from orchestration.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+START_S = 90.0
+POLL_S = 0.25
+LOG_TAIL_CHARACTERS = 6_000
+
+T = TypeVar("T")
+
+
+def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
+    """The first value of `probe` that is true; polls, and fails by name after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = probe()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
+        time.sleep(POLL_S)
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def port_open(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class DagsterDeployment:
+    """The running deployment.
+
+    Attributes:
+        settings: what its processes were started with.
+        url: of the webserver.
+    """
+
+    settings: Settings
+    url: str
+
+    def graphql(self, query: str, **variables: object) -> dict[str, Any]:
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/graphql", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            answer = json.load(reply)
+        assert "errors" not in answer, answer["errors"]
+        return answer["data"]
+
+    def locations(self) -> dict[str, str]:
+        """Status of each code location; empty while the webserver does not answer."""
+        query = """{ workspaceOrError { ... on Workspace { locationEntries {
+            name loadStatus locationOrLoadError { __typename } } } } }"""
+        try:
+            entries = self.graphql(query)["workspaceOrError"]["locationEntries"]
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return {}
+        return {row["name"]: row["locationOrLoadError"]["__typename"] for row in entries}
+
+    def stop_sensor(self, name: str) -> None:
+        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
+            ... on Sensor { sensorState { id selectorId } } } }"""
+        selector = {
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "leasehold",
+            "sensorName": name,
+        }
+        state = self.graphql(query, s=selector)["sensorOrError"]["sensorState"]
+        done = self.graphql(
+            "mutation ($id: String!) { stopSensor(id: $id) { __typename } }", id=state["id"]
+        )
+        assert done["stopSensor"]["__typename"] == "StopSensorMutationResult", done
+
+
+@contextmanager
+def dagster_deployment(
+    settings: Settings,
+    *,
+    module: str = "orchestration.definitions",
+    dagster_yaml: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    location: str = "leasehold",
+) -> Generator[DagsterDeployment]:
+    """Start everything, wait until the code location is loaded, and end everything.
+
+    The end of every process's log is printed, so that a failing test shows it.
+    """
+    home = settings.home
+    known = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    child_environment = known | {
+        "LEASEHOLD_HOME": str(home),
+        "LEASEHOLD_NODES": json.dumps(list(settings.nodes)),
+        "LEASEHOLD_SPARK": settings.spark,
+        "DAGSTER_HOME": str(settings.dagster_home),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        **(environment or {}),
+    }
+    create_instance(settings, dagster_yaml or embedded_text())
+    code_port, web_port = free_port(), free_port()
+    workspace = home / "workspace.yaml"
+    workspace.write_text(
+        "load_from:\n  - grpc_server:\n"
+        f"      host: 127.0.0.1\n      port: {code_port}\n      location_name: {location}\n"
+    )
+    commands = {
+        "code": ("-m", "dagster", "api", "grpc", "-m", module, "--port", str(code_port),
+                 "--host", "127.0.0.1", "--location-name", location),
+        "webserver": ("-m", "dagster_webserver", "-w", str(workspace),
+                      "--host", "127.0.0.1", "--port", str(web_port)),
+        "daemon": ("-m", "dagster._daemon", "run", "-w", str(workspace)),
+    }  # fmt: skip
+    deployment = DagsterDeployment(settings, f"http://127.0.0.1:{web_port}")
+    logs = {name: home / f"{name}.log" for name in commands}
+    with ExitStack() as stack:
+        stack.callback(stop_spark, settings.spark_folder)
+        stack.callback(_print_logs, logs)
+        for name, command in commands.items():
+            process = ChildProcess(
+                name,
+                [sys.executable, *command],
+                log=logs[name],
+                environment=child_environment,
+                folder=home,
+            )
+            stack.enter_context(process)
+            if name == "code":
+                wait_for("the code server", lambda: port_open(code_port), START_S)
+        wait_for("the code location", lambda: location in deployment.locations(), START_S)
+        found = deployment.locations()
+        assert found == {location: "RepositoryLocation"}, found
+        yield deployment
+
+
+def _print_logs(logs: Mapping[str, Path]) -> None:
+    for name, path in logs.items():
+        text = path.read_text(errors="replace") if path.exists() else ""
+        print(f"---- {name} ----\n{text[-LOG_TAIL_CHARACTERS:]}")  # noqa: T201
