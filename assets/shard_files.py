@@ -6,6 +6,7 @@ name is durable in content; whether it counts is for the ledger to say.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -122,7 +123,11 @@ class ShardFiles:
     def abandon(self) -> None:
         """Close and delete what was begun."""
         for open_file in self._open.values():
-            open_file.file.close()
+            # A full disk may be why; what cannot be finished is deleted all the same.
+            with contextlib.suppress(OSError):
+                open_file.writer.close()
+            with contextlib.suppress(OSError):
+                open_file.file.close()
             open_file.path.unlink(missing_ok=True)
         self._open = {}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import PrivateAttr
 
-from assets.spark_session import CONNECT, builder_conf, check_mode, session_conf
+from assets.spark_session import CONNECT, builder_conf, check_mode, settle
 from lease_store.errors import LeaseholdError, SparkUnavailable
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         conf = builder_conf(check_mode(self.mode), Path(self.folder))
         supplier = LazyPySparkResource(spark_config=conf)
         try:
-            session = supplier.spark_session
-            for key, value in session_conf().items():
-                if session.conf.get(key) != value:
-                    session.conf.set(key, value)
+            settle(supplier.spark_session)
         except LeaseholdError:
             raise
         except Exception as error:

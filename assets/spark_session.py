@@ -6,22 +6,28 @@ process itself; anything else is an address, `sc://…` of a Connect server or a
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from assets.connect_server import TOKEN_VARIABLE, ConnectServer, connect_server
 from assets.java_runtime import java_home
 from lease_store.errors import InvalidSetting, shown
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 CONNECT = "connect"
 CLASSIC = "classic"
 CONNECT_SCHEME = "sc://"
 # A socket's address holds 104 bytes on macOS, 108 on Linux, and Spark adds 42 to the folder.
 SOCKET_FOLDER_LENGTH_MAX = 60
+CONNECT_RETRIES = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 DRIVER_MEMORY = "2g"
 """The heap of the JVM; records on their way through Python workers are outside of it."""
 
@@ -133,6 +139,25 @@ def connect_address(folder: Path) -> str:
     )
     os.environ[TOKEN_VARIABLE] = server.read_token(folder)
     return server.address
+
+
+def settle(session: SparkSession) -> None:
+    """Give a session that was just built the settings that the project relies on.
+
+    A client of a Connect server also learns to give up soon: by default it would try for ten
+    minutes to reach a server that is gone, and once more when its process ends.
+    """
+    for key, value in session_conf().items():
+        if session.conf.get(key) != value:
+            session.conf.set(key, value)
+    client: Any = getattr(session, "client", None)
+    if client is None:  # a classic session
+        return
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
+    # It would clear a cache of models, of which this project's runs make none.
+    atexit.unregister(client._on_exit)
 
 
 def builder_conf(mode: str, folder: Path) -> dict[str, str]:

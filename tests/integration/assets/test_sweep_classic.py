@@ -1,0 +1,77 @@
+"""Sweeps on a classic session, in a process of its own: one process can hold one kind only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.assets.sweeping import CASES, Sweeping
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The outcome of every case, by name: empty where it passed."""
+    folder = tmp_path_factory.mktemp("classic")
+    environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
+    # The path without any Java: the session runs on the package's own, through the shim.
+    environment["PATH"] = os.pathsep.join(
+        entry
+        for entry in environment["PATH"].split(os.pathsep)
+        if not (Path(entry) / "java").exists()
+    )
+    tools = Path(tempfile.mkdtemp(dir=folder))
+    for tool in ("bash", "sh", "dirname", "basename", "ps", "uname", "cat", "env", "id", "nice"):
+        for entry in ("/bin", "/usr/bin"):
+            if (Path(entry) / tool).exists():
+                (tools / tool).symlink_to(Path(entry) / tool)
+                break
+    environment["PATH"] = os.pathsep.join([environment["PATH"], str(tools)])
+    answer = subprocess.run(
+        [sys.executable, "-m", __name__, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=Path(__file__).parents[3],
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    return json.loads((folder / "outcomes.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_case(case: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[case] == ""
+
+
+def test_the_session_ran_on_the_packages_java(outcomes: dict[str, str]) -> None:
+    assert "/java/java-" in outcomes["java_home"]
+
+
+def main(folder: Path) -> None:
+    """Run all cases in this process."""
+    import traceback
+
+    from assets.spark_resource import SparkResource
+
+    spark = SparkResource(mode="classic", folder=str(folder / "spark")).spark_session
+    outcomes = {"java_home": os.environ["JAVA_HOME"]}
+    for case in CASES:
+        try:
+            getattr(Sweeping(spark, folder / case), case)()
+            outcomes[case] = ""
+        except Exception:
+            outcomes[case] = traceback.format_exc()
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

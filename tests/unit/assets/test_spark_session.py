@@ -1,0 +1,78 @@
+"""How Spark is asked for: which settings are taken, and what its processes are given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from assets import spark_session
+from assets.spark_resource import SparkResource
+from assets.spark_session import builder_conf, check_mode, server_conf, spark_environment
+from lease_store.errors import InvalidSetting
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["connect", "classic", "local[2]", "sc://spark:15002", "spark://master:7077", "yarn"],
+)
+def test_valid_modes(mode: str) -> None:
+    assert check_mode(mode) == mode
+
+
+@pytest.mark.parametrize("mode", ["", "conect", "http://x", "sc:/x"])
+def test_wrong_modes_are_one_sentence(mode: str) -> None:
+    if mode == "sc:/x":
+        assert check_mode(mode) == mode
+        return
+    with pytest.raises(InvalidSetting, match="setting spark"):
+        check_mode(mode)
+
+
+def test_a_token_in_the_address_is_refused_without_showing_it() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        check_mode("sc://host:15002/;use_ssl=true;token=S3CRET")
+    assert "S3CRET" not in str(caught.value)
+    assert "SPARK_CONNECT_AUTHENTICATE_TOKEN" in str(caught.value)
+
+
+def test_a_remote_address_needs_no_java(tmp_path: Path) -> None:
+    assert builder_conf("sc://spark:15002", tmp_path) == {"spark.remote": "sc://spark:15002"}
+
+
+def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    conf = builder_conf("spark://master:7077", tmp_path)
+    assert conf["spark.master"] == "spark://master:7077"
+    assert "spark.driver.host" not in conf
+    local = builder_conf("classic", tmp_path)
+    assert local["spark.master"].startswith("local[")
+    assert local["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_workers_find_this_project_and_this_python(tmp_path: Path) -> None:
+    environment = spark_environment(tmp_path, {**os.environ, "PYTHONPATH": "/given"})
+    path = environment["PYTHONPATH"].split(os.pathsep)
+    assert path[0] == "/given"
+    assert str(Path(spark_session.__file__).parent.parent) in path
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+    assert not any("site-packages" in entry for entry in path)
+
+
+def test_a_long_temporary_folder_turns_unix_sockets_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "spark.python.unix.domain.socket.enabled"
+    monkeypatch.setattr(spark_session.tempfile, "gettempdir", lambda: "/tmp")
+    assert server_conf(tmp_path)[key] == "true"
+    monkeypatch.setattr(spark_session.tempfile, "gettempdir", lambda: "/tmp/" + "x" * 80)
+    assert key not in server_conf(tmp_path)
+
+
+def test_the_resource_shows_neither_address_nor_token(tmp_path: Path) -> None:
+    resource = SparkResource(mode="connect", folder=str(tmp_path))
+    assert "sc://" not in repr(resource)
+    assert resource._supplier is None, "nothing starts before the session is asked for"
