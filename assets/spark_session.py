@@ -150,9 +150,9 @@ def settle(session: SparkSession) -> None:
     for key, value in session_conf().items():
         if session.conf.get(key) != value:
             session.conf.set(key, value)
-    client: Any = getattr(session, "client", None)
-    if client is None:  # a classic session
+    if not type(session).__module__.startswith("pyspark.sql.connect"):
         return
+    client: Any = session.client
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])

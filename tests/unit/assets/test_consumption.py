@@ -280,7 +280,7 @@ def test_the_time_of_a_batch_is_announced_once_while_it_stays_alike(world: World
     announced: list[float] = []
     original = world.store.announce
 
-    def announce(tenure, *, handoff_eta_s):  # noqa: ANN001, ANN202
+    def announce(tenure, *, handoff_eta_s):
         announced.append(handoff_eta_s)
         original(tenure, handoff_eta_s=handoff_eta_s)
 

@@ -69,7 +69,11 @@ def test_a_shim_passes_every_other_argument_on(tmp_path: Path) -> None:
     java.write_text('#!/bin/sh\nfor a in "$@"; do echo "<$a>"; done\n')
     arguments = ["-Xmx1g", VECTOR_MODULE, "two words", "", "$HOME", "'"]
     answer = subprocess.run(
-        [chosen / "bin" / "java", *arguments], capture_output=True, text=True, timeout=30
+        [chosen / "bin" / "java", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
     )
     assert answer.stdout.splitlines() == ["<-Xmx1g>", "<two words>", "<>", "<$HOME>", "<'>"]
 
