@@ -1,0 +1,54 @@
+"""The three stores that every case of this folder runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lease_store import open_store
+from lease_store.identifiers import GroupKey
+from lease_store.memory_store import MemoryStore
+from lease_store.store import LeaseStore
+from tests.conformance.world import World
+
+if TYPE_CHECKING:
+    from tests.mariadb import MariaDB
+
+_streams = count(1)
+STORES = ["memory", "sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)]
+
+
+@pytest.fixture(scope="session")
+def stores(request: pytest.FixtureRequest) -> Generator[dict[str, LeaseStore]]:
+    opened: dict[str, LeaseStore] = {}
+    yield opened
+    for store in opened.values():
+        store.close()
+
+
+@pytest.fixture(params=STORES)
+def store(
+    request: pytest.FixtureRequest,
+    stores: dict[str, LeaseStore],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> LeaseStore:
+    """A store of each kind; cases share it, each in a stream of its own."""
+    kind = request.param
+    if kind not in stores:
+        if kind == "memory":
+            stores[kind] = MemoryStore()
+        elif kind == "sqlite":
+            stores[kind] = open_store(f"sqlite:///{tmp_path_factory.mktemp('store')}/leases.db")
+        else:
+            server: MariaDB = request.getfixturevalue("mariadb")
+            stores[kind] = open_store(server.create_database("conformance"), upgrade=True)
+    return stores[kind]
+
+
+@pytest.fixture
+def world(store: LeaseStore) -> World:
+    """A group name in a stream that no other case uses; the case creates the group."""
+    return World(store, GroupKey.parse("group", f"stream-{next(_streams)}"))

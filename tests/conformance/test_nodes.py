@@ -1,0 +1,205 @@
+"""Nodes: who answers to a name, beats, leaving and evicting."""
+
+from __future__ import annotations
+
+from lease_store.records import ShardListing
+from lease_store.states import ShardState
+from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Registered, Stale
+from tests.conformance.world import A, B, C, World, X, Y, Z
+
+
+def test_a_new_name_begins_at_one(world: World) -> None:
+    world.group()
+    assert world.register(A, "a-1", address="host:1") == Registered(1)
+    node = world.node(A)
+    assert (node.incarnation, node.lease_id, node.address) == ("a-1", 1, "host:1")
+    assert world.kinds() == ["join"]
+    assert world.generation() == 1
+
+
+def test_settings_of_a_node_come_back(world: World) -> None:
+    world.group()
+    settings = {
+        "source_count": 3,
+        "node_id": 2,
+        "pinned": {X: "7", Y: None},
+        "accepts_runs": False,
+    }
+    world.register(A, "a-1", **settings)
+    node = world.node(A)
+    assert {name: getattr(node, name) for name in settings} == settings
+
+
+def test_the_same_incarnation_continues_its_own(world: World) -> None:
+    """Its counter rises, so that who counted its silence starts again; nothing is journalled."""
+    world.group()
+    world.join(A)
+    before = world.generation()
+    assert world.register(A, "a-1") == Registered(2)
+    assert world.generation() == before
+    assert world.kinds() == ["join"]
+
+
+def test_new_settings_of_a_member_raise_the_generation(world: World) -> None:
+    world.group()
+    world.join(A)
+    before = world.generation()
+    assert world.register(A, "a-1", accepts_runs=False) == Registered(2)
+    assert world.generation() == before + 1
+    assert world.kinds() == ["join", "resume"]
+    assert not world.node(A).accepts_runs
+
+
+def test_a_name_that_somebody_answers_to_is_taken(world: World) -> None:
+    world.group()
+    world.join(A)
+    assert world.register(A, "other") == NameTaken("a-1", 1)
+    assert world.register(A, "other", displaced=0) == NameTaken("a-1", 1)
+    assert world.node(A).incarnation == "a-1"
+
+
+def test_displacing_a_silent_incarnation_releases_what_it_held(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    world.hold(A, X)
+    assert world.register(A, "other", displaced=1) == Registered(2)
+    assert world.node(A).incarnation == "other"
+    assert world.shard(X).state is ShardState.NOT_ALLOC
+    assert world.kinds() == ["join", "edge", "edge", "open", "evict", "close", "edge", "join"]
+
+
+def test_a_beat_that_landed_keeps_the_name(world: World) -> None:
+    """1. An observer sees counter 1 stand still. 2. It beats: 2. 3. Displacing 1 is refused."""
+    world.group()
+    world.join(A)
+    assert world.store.beat(world.key, A, "a-1") == Beaten(2)
+    assert world.register(A, "other", displaced=1) == NameTaken("a-1", 2)
+
+
+def test_beats_count_one_by_one_and_leave_the_group_alone(world: World) -> None:
+    world.group()
+    world.join(A)
+    before = world.generation()
+    assert [world.store.beat(world.key, A, "a-1") for _ in range(3)] == [
+        Beaten(2),
+        Beaten(3),
+        Beaten(4),
+    ]
+    assert world.generation() == before
+    assert world.node(A).lease_id == 4
+
+
+def test_a_beat_of_somebody_else_is_refused(world: World) -> None:
+    world.group()
+    world.join(A)
+    assert world.store.beat(world.key, A, "other") == BeatRefused()
+    assert world.store.beat(world.key, B, "b-1") == BeatRefused()
+    world.store.leave(world.key, A, "a-1")
+    assert world.store.beat(world.key, A, "a-1") == BeatRefused()
+    assert world.store.beat(world.key, A, "") == BeatRefused()
+
+
+def test_leaving_releases_everything_at_once(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    world.add(X, Y, Z)
+    world.hold(A, X, Y)
+    world.claim(B, Z)
+    assert world.store.leave(world.key, A, "a-1") == Changed((X, Y))
+    states = {row.shard: row.state for row in world.store.snapshot(world.key).shards}
+    assert states == {
+        X: ShardState.NOT_ALLOC,
+        Y: ShardState.NOT_ALLOC,
+        Z: ShardState.ALREADY_ALLOC,
+    }
+    assert not world.node(A).member
+    assert world.edges(X) == [1, 3, 4]
+    assert world.store.leave(world.key, A, "a-1") == Stale()
+
+
+def test_only_its_own_incarnation_leaves(world: World) -> None:
+    world.group()
+    world.join(A)
+    assert world.store.leave(world.key, A, "other") == Stale()
+    assert world.store.leave(world.key, B, "b-1") == Stale()
+    assert world.node(A).member
+
+
+def test_a_name_can_be_answered_to_again_after_leaving(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.store.leave(world.key, A, "a-1")
+    assert world.register(A, "a-2") == Registered(2)
+    assert world.kinds() == ["join", "leave", "join"]
+
+
+def test_evicting_releases_a_dead_nodes_shards(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    world.hold(A, X)
+    outcome = world.store.evict(world.key, A, 1, observer="b", reason="silent for 21 s")
+    assert outcome == Changed((X,))
+    shard = world.shard(X)
+    assert shard.state is ShardState.NOT_ALLOC
+    assert (shard.lease_owner, shard.consumer_owner, shard.consumer_run) == (None, None, "")
+    assert (shard.lease_id, shard.consumer_epoch) == (2, 1)
+    closed, edge = world.journal(X)[-2:]
+    assert (closed.kind, closed.epoch, closed.run) == ("close", 1, "run-1")
+    assert (edge.edge, edge.reason, edge.observer) == (4, "silent for 21 s", "b")
+    assert (edge.from_owner, edge.to_owner) == (A, None)
+
+
+def test_a_beat_in_between_saves_the_node(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    world.claim(A, X)
+    world.store.beat(world.key, A, "a-1")
+    before = world.generation()
+    assert world.store.evict(world.key, A, 1, observer="b", reason="silent") == Stale()
+    assert world.shard(X).consumer_owner == A
+    assert world.generation() == before
+    assert world.store.evict(world.key, A, 2, observer="b", reason="silent") == Changed((X,))
+    assert world.store.evict(world.key, A, 2, observer="b", reason="silent") == Stale()
+    assert world.store.evict(world.key, C, 0, observer="b", reason="silent") == Stale()
+
+
+def test_a_holder_that_dies_in_a_transfer_frees_the_shard(world: World) -> None:
+    """Edge 9: the next node claims it like any other, with what its lease_id is then."""
+    world.group()
+    world.join(A, B)
+    world.add(X)
+    world.hold(A, X)
+    world.transfer(X, B)
+    world.store.evict(world.key, A, 1, observer="b", reason="silent")
+    assert world.shard(X).state is ShardState.NOT_ALLOC
+    assert world.edges(X) == [1, 3, 5, 9]
+
+
+def test_a_next_node_that_dies_gives_the_shard_back(world: World) -> None:
+    """Edge 6 back to the holder, whose tenure goes on: nothing is read again."""
+    world.group()
+    world.join(A, B)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.transfer(X, B)
+    assert world.store.evict(world.key, B, 1, observer="a", reason="silent") == Changed((X,))
+    shard = world.shard(X)
+    assert shard.state is ShardState.ALREADY_ALLOC
+    assert (shard.lease_owner, shard.consumer_owner) == (A, A)
+    assert world.edges(X) == [1, 3, 5, 6]
+    assert world.store.review([tenure])[X].current
+    assert isinstance(world.consume(tenure, "0", "5"), Changed)
+
+
+def test_waiting_and_finished_shards_are_nobodys_to_release(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X, ShardListing(Y, parents=(X,)), ShardListing(Z, read_only=True))
+    (tenure,) = world.hold(A, Z)
+    world.store.finish_empty(tenure, "0")
+    world.store.leave(world.key, A, "a-1")
+    assert world.shard(Y).state is ShardState.WAIT
+    assert world.shard(Z).state is ShardState.OVER

@@ -1,0 +1,275 @@
+"""Shards: the shard list, claims, orphans, forced checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
+from lease_store.identifiers import ShardId
+from lease_store.records import BatchState, ShardListing
+from lease_store.states import ShardState
+from lease_store.store import Changed, ShardsSynced, Stale
+from tests.conformance.world import A, B, C, World, X, Y, Z
+
+LISTED = ShardListing(X, hash_begin="00", hash_end="7f", read_only=True, subscribable=False)
+
+
+def test_a_new_shard_is_free(world: World) -> None:
+    world.group()
+    synced = world.store.sync_shards(world.key, [LISTED], observer="sensor")
+    assert synced == ShardsSynced(added=(X,))
+    shard = world.shard(X)
+    assert (shard.state, shard.lease_id, shard.check_point) == (ShardState.NOT_ALLOC, 0, None)
+    assert (shard.hash_begin, shard.hash_end) == ("00", "7f")
+    assert (shard.read_only, shard.subscribable) == (True, False)
+    (entry,) = world.journal(X)
+    assert (entry.edge, entry.observer, entry.to_state) == (1, "sensor", ShardState.NOT_ALLOC)
+
+
+def test_the_same_list_again_changes_nothing(world: World) -> None:
+    world.group()
+    world.add(LISTED)
+    before = world.generation()
+    again = world.store.sync_shards(world.key, [LISTED], observer="sensor")
+    assert again == ShardsSynced()
+    assert world.generation() == before
+    assert len(world.journal()) == 1
+
+
+def test_flags_and_lineage_follow_the_list(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    world.claim(A, X)
+    before = world.shard(X)
+    synced = world.store.sync_shards(world.key, [LISTED], observer="sensor")
+    assert synced == ShardsSynced(changed=(X,))
+    after = world.shard(X)
+    assert after == replace(
+        before, hash_begin="00", hash_end="7f", read_only=True, subscribable=False
+    )
+
+
+def test_a_shard_missing_from_the_list_stays(world: World) -> None:
+    world.group()
+    world.add(X, Y)
+    world.add(Y)
+    assert world.shard(X).state is ShardState.NOT_ALLOC
+
+
+def test_children_wait_for_parents_of_the_same_list_in_any_order(world: World) -> None:
+    world.group()
+    world.add(ShardListing(Z, parents=(X, Y)), X, ShardListing(Y))
+    assert world.shard(Z).state is ShardState.WAIT
+    assert world.shard(Z).parents == (X, Y)
+
+
+def test_a_parent_that_the_group_never_saw_holds_nobody_back(world: World) -> None:
+    world.group()
+    world.add(ShardListing(Y, parents=(ShardId("trimmed"),)))
+    assert world.shard(Y).state is ShardState.NOT_ALLOC
+
+
+def test_in_an_unordered_group_children_do_not_wait(world: World) -> None:
+    world.group(ordered=False)
+    world.add(X, ShardListing(Y, parents=(X,)))
+    assert world.shard(Y).state is ShardState.NOT_ALLOC
+
+
+def test_many_shards_at_once(world: World) -> None:
+    """More than one statement can name; order and states are those of a small list."""
+    world.group()
+    world.join(A)
+    shards = [ShardId(f"s{number:04}") for number in range(1_200)]
+    synced = world.store.sync_shards(
+        world.key, [ShardListing(shard) for shard in reversed(shards)], observer="test"
+    )
+    assert list(synced.added) == shards
+    claims = dict.fromkeys(shards, (A, 0))
+    outcomes = world.store.claim(world.key, claims, observer="test", reason="test")
+    assert outcomes == {shard: Changed((shard,)) for shard in shards}
+    released = world.store.leave(world.key, A, "a-1")
+    assert released == Changed(tuple(shards))
+
+
+def test_a_claim_takes_free_shards(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    outcome = world.store.claim(world.key, {X: (A, 0)}, observer="a", reason="its share")
+    assert outcome == {X: Changed((X,))}
+    shard = world.shard(X)
+    assert (shard.state, shard.lease_id) == (ShardState.ALREADY_ALLOC, 1)
+    assert (shard.lease_owner, shard.consumer_owner) == (A, A)
+    edge = world.journal(X)[-1]
+    assert (edge.edge, edge.reason, edge.observer, edge.to_owner) == (3, "its share", "a", A)
+
+
+def test_of_two_claims_the_first_wins(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    world.add(X, Y)
+    world.claim(A, X)
+    before = world.generation()
+    outcome = world.store.claim(world.key, {X: (B, 0)}, observer="b", reason="late")
+    assert outcome == {X: Stale()}
+    assert world.generation() == before
+    assert world.store.claim(world.key, {X: (B, 1)}, observer="b", reason="held") == {X: Stale()}
+    mixed = world.store.claim(world.key, {X: (B, 1), Y: (B, 0)}, observer="b", reason="mixed")
+    assert mixed == {X: Stale(), Y: Changed((Y,))}
+    assert world.shard(X).consumer_owner == A
+
+
+def test_claims_need_a_member_a_known_shard_and_a_free_one(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X, ShardListing(Y, parents=(X,)))
+    claims = {X: (C, 0), Y: (A, 0), Z: (A, 0)}
+    outcomes = world.store.claim(world.key, claims, observer="test", reason="test")
+    assert outcomes == {X: Stale(), Y: Stale(), Z: Stale()}
+
+
+def test_nothing_is_claimed_while_paused(world: World) -> None:
+    group = world.group(paused=True)
+    world.join(A)
+    world.add(X)
+    claims = {X: (A, 0)}
+    assert world.store.claim(world.key, claims, observer="a", reason="r") == {X: Stale()}
+    world.store.update_group(replace(group, paused=False), observer="ops")
+    assert world.store.claim(world.key, claims, observer="a", reason="r") == {X: Changed((X,))}
+
+
+def test_every_change_of_owner_raises_lease_id_and_generation(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    world.add(X)
+    seen = [(world.shard(X).lease_id, world.generation())]
+    for step in (
+        lambda: world.claim(A, X),
+        lambda: world.transfer(X, B),
+        lambda: world.store.leave(world.key, B, "b-1"),
+        lambda: world.claim(A, X),
+    ):
+        step()
+        seen.append((world.shard(X).lease_id, world.generation()))
+    assert all(
+        lease > before and generation > earlier
+        for (before, earlier), (lease, generation) in zip(seen, seen[1:], strict=False)
+    )
+
+
+def test_healthy_groups_have_no_orphans(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    world.add(X, Y, ShardListing(Z, parents=(X,)))
+    world.hold(A, X)
+    world.claim(B, Y)
+    world.transfer(X, B)
+    before = world.generation()
+    assert world.store.free_orphans(world.key, observer="test") == Changed()
+    assert world.generation() == before
+
+
+def test_a_child_listed_after_its_parents_ended_is_free(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(ShardListing(X, read_only=True))
+    (tenure,) = world.hold(A, X)
+    world.store.finish_empty(tenure, "0")
+    world.add(ShardListing(Y, parents=(X,)))
+    assert world.shard(Y).state is ShardState.NOT_ALLOC
+
+
+def test_a_waiting_child_whose_lineage_changed_is_freed(world: World) -> None:
+    """The source corrects a shard's parents: nobody else would look at the waiting shard."""
+    world.group()
+    world.add(X, ShardListing(Y, parents=(X,)))
+    world.add(ShardListing(Y, parents=()))
+    assert world.store.free_orphans(world.key, observer="test") == Changed((Y,))
+    assert world.edges(Y) == [1, 2]
+
+
+def test_forcing_a_checkpoint_fences_the_holder(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.consume(tenure, "0", "5")
+    world.intend(tenure, "5", "9", 1)
+    outcome = world.store.force_checkpoint(world.key, X, "2", observer="ops", reason="replay")
+    assert outcome == Changed((X,))
+    shard = world.shard(X)
+    assert (shard.check_point, shard.consumer_epoch, shard.consumer_run) == ("2", 2, "")
+    assert shard.consumer_owner == A
+    assert not world.store.review([tenure])[X].current
+    with pytest.raises(LeaseLost):
+        world.store.save_checkpoint(tenure, "9")
+    force = world.journal(X)[-1]
+    assert (force.kind, force.check_point, force.epoch) == ("force", "2", 2)
+    assert (force.observer, force.reason) == ("ops", "replay")
+    assert world.kinds(X)[-2:] == ["close", "force"]
+
+
+def test_forcing_a_checkpoint_abandons_the_intent(world: World) -> None:
+    """The next batch has a number of its own, since the abandoned one keeps its own."""
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.intend(tenure, "0", "9")
+    world.store.force_checkpoint(world.key, X, "2", observer="ops", reason="skip")
+    (abandoned,) = world.store.batches(world.key, X, state=None)
+    assert (abandoned.state, abandoned.sequence) == (BatchState.ABANDONED, 0)
+    opened = world.open(A, X, "run-2")
+    assert (opened.check_point, opened.next_sequence, opened.intent) == ("2", 1, None)
+    assert opened.tenure.epoch == 3
+    assert isinstance(world.consume(opened.tenure, "2", "4", 1), Changed)
+
+
+def test_forcing_a_free_or_waiting_shard(world: World) -> None:
+    world.group()
+    world.add(X, ShardListing(Y, parents=(X,)))
+    for shard in (X, Y):
+        before = world.shard(shard)
+        world.store.force_checkpoint(world.key, shard, "3", observer="ops", reason="r")
+        after = world.shard(shard)
+        assert (after.state, after.check_point) == (before.state, "3")
+        assert after.consumer_epoch == before.consumer_epoch + 1
+
+
+def test_forcing_a_shard_in_transfer_hands_it_over(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.transfer(X, B)
+    world.store.force_checkpoint(world.key, X, "3", observer="ops", reason="r")
+    shard = world.shard(X)
+    assert (shard.state, shard.consumer_owner) == (ShardState.ALREADY_ALLOC, B)
+    assert world.edges(X) == [1, 3, 5, 6]
+    assert world.open(B, X).tenure.epoch > tenure.epoch
+
+
+def test_a_finished_shard_is_reopened_only_explicitly(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(ShardListing(X, read_only=True))
+    (tenure,) = world.hold(A, X)
+    world.consume(tenure, "0", "5", finished=True)
+    with pytest.raises(CheckpointRefused, match="x"):
+        world.store.force_checkpoint(world.key, X, "0", observer="ops", reason="again")
+    assert world.shard(X).state is ShardState.OVER
+    world.store.force_checkpoint(world.key, X, "0", observer="ops", reason="again", reopen=True)
+    shard = world.shard(X)
+    assert (shard.state, shard.check_point) == (ShardState.NOT_ALLOC, "0")
+    assert world.edges(X) == [1, 3, 8, 7]
+    world.claim(A, X)
+    assert world.open(A, X, "run-2").tenure.epoch == 3
+
+
+def test_forcing_an_unknown_shard(world: World) -> None:
+    world.group()
+    with pytest.raises(UnknownShard, match="'x'"):
+        world.store.force_checkpoint(world.key, X, "0", observer="ops", reason="r")

@@ -1,0 +1,187 @@
+"""Tenures: opening, fencing, closing, checkpoints without batches, gaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
+from lease_store.records import BatchState, ShardListing, Tenure
+from lease_store.states import ShardState
+from lease_store.store import Changed, NotHeld, OpenByOther, Opened, TenureView
+from tests.conformance.world import A, B, World, X, Y
+
+
+@pytest.fixture
+def ready(world: World) -> World:
+    """Shard x held by node a, not open."""
+    world.group()
+    world.join(A, B)
+    world.add(X, Y)
+    world.claim(A, X)
+    return world
+
+
+def test_opening_starts_an_epoch(ready: World) -> None:
+    before = ready.generation()
+    opened = ready.store.open_tenure(ready.key, X, A, "run-1")
+    assert opened == Opened(Tenure(ready.key, X, A, 1, "run-1"), None, 0, None)
+    shard = ready.shard(X)
+    assert (shard.consumer_epoch, shard.consumer_run) == (1, "run-1")
+    assert ready.generation() == before
+    entry = ready.journal(X)[-1]
+    assert (entry.kind, entry.epoch, entry.run, entry.to_owner) == ("open", 1, "run-1", A)
+
+
+def test_one_run_at_a_time(ready: World) -> None:
+    ready.open(A, X)
+    assert ready.store.open_tenure(ready.key, X, A, "run-2") == OpenByOther("run-1")
+    other = ready.store.open_tenure(ready.key, X, A, "run-2", replaces="run-0")
+    assert other == OpenByOther("run-1")
+
+
+def test_a_run_known_to_have_ended_is_replaced(ready: World) -> None:
+    old = ready.open(A, X).tenure
+    opened = ready.store.open_tenure(ready.key, X, A, "run-2", replaces="run-1")
+    assert isinstance(opened, Opened)
+    assert opened.tenure.epoch == 2
+    assert ready.kinds(X)[-3:] == ["open", "close", "open"]
+    with pytest.raises(LeaseLost, match="tenure 1"):
+        ready.store.save_checkpoint(old, "1")
+
+
+def test_only_the_consumer_owner_opens(ready: World) -> None:
+    assert ready.store.open_tenure(ready.key, X, B, "run-1") == NotHeld("already_alloc", A)
+    assert ready.store.open_tenure(ready.key, Y, A, "run-1") == NotHeld("not_alloc", None)
+    with pytest.raises(UnknownShard):
+        ready.store.open_tenure(ready.key, X.__class__("none"), A, "run-1")
+
+
+def test_nothing_is_opened_while_paused(ready: World) -> None:
+    group = ready.store.pulse(ready.key).group
+    tenure = ready.open(A, X).tenure
+    ready.store.update_group(replace(group, paused=True), observer="ops")
+    assert ready.store.review([tenure]) == {X: TenureView(current=True, paused=True)}
+    assert isinstance(ready.consume(tenure, "0", "5"), Changed)
+    ready.store.close_tenure(tenure, reason="paused")
+    assert ready.store.open_tenure(ready.key, X, A, "run-2") == NotHeld("paused", A)
+
+
+def test_closing_keeps_the_shard(ready: World) -> None:
+    tenure = ready.open(A, X).tenure
+    before = ready.shard(X)
+    ready.store.close_tenure(tenure, reason="caught up")
+    shard = ready.shard(X)
+    assert shard == replace(before, consumer_run="")
+    entry = ready.journal(X)[-1]
+    assert (entry.kind, entry.reason, entry.epoch, entry.run) == (
+        "close",
+        "caught up",
+        1,
+        "run-1",
+    )
+    with pytest.raises(LeaseLost):
+        ready.store.close_tenure(tenure, reason="again")
+    assert ready.open(A, X, "run-2").tenure.epoch == 2
+
+
+def test_epochs_never_repeat_whoever_holds(ready: World) -> None:
+    epochs = [ready.open(A, X).tenure.epoch]
+    ready.store.leave(ready.key, A, "a-1")
+    ready.claim(B, X)
+    epochs.append(ready.open(B, X, "run-2").tenure.epoch)
+    ready.store.force_checkpoint(ready.key, X, "0", observer="ops", reason="r")
+    epochs.append(ready.open(B, X, "run-3").tenure.epoch)
+    assert epochs == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epoch": 0}, {"epoch": 2}, {"run": "run-0"}, {"run": ""}, {"holder": B}, {"shard": Y}],
+)
+def test_every_part_of_the_token_is_checked(ready: World, change: dict[str, object]) -> None:
+    tenure = replace(ready.open(A, X).tenure, **change)
+    store = ready.store
+    assert not store.review([tenure])[tenure.shard].current
+    for write in (
+        lambda: store.save_checkpoint(tenure, "1"),
+        lambda: store.announce(tenure, handoff_eta_s=1),
+        lambda: store.close_tenure(tenure, reason="r"),
+        lambda: store.record_gap(tenure, start="0", end="1", reason="r"),
+    ):
+        with pytest.raises(LeaseLost):
+            write()
+    assert ready.shard(X).check_point is None
+    assert ready.shard(X).consumer_run == "run-1"
+
+
+def test_review_answers_for_many_shards(ready: World) -> None:
+    first = ready.open(A, X).tenure
+    ready.claim(A, Y)
+    second = ready.open(A, Y).tenure
+    gone = Tenure(ready.key, X.__class__("none"), A, 1, "run-1")
+    ready.store.close_tenure(second, reason="r")
+    views = ready.store.review([first, second, gone])
+    assert [views[t.shard].current for t in (first, second, gone)] == [True, False, False]
+    assert ready.store.review([]) == {}
+
+
+def test_a_checkpoint_is_saved_without_a_batch(ready: World) -> None:
+    tenure = ready.open(A, X).tenure
+    before = ready.generation()
+    ready.store.save_checkpoint(tenure, "41")
+    ready.store.save_checkpoint(tenure, "41")
+    assert ready.shard(X).check_point == "41"
+    assert ready.generation() == before
+    ready.store.close_tenure(tenure, reason="r")
+    assert ready.open(A, X, "run-2").check_point == "41"
+
+
+def test_a_gap_is_recorded_and_skipped(ready: World) -> None:
+    tenure = ready.open(A, X).tenure
+    ready.consume(tenure, "0", "5")
+    ready.intend(tenure, "5", "7", 1)
+    ready.store.record_gap(tenure, start="5", end="9", reason="retention removed the records")
+    ready.store.record_gap(tenure, start="5", end="9", reason="retention removed the records")
+    assert ready.shard(X).check_point == "9"
+    (gap,) = ready.store.gaps(ready.key)
+    assert (gap.shard, gap.start, gap.end, gap.acknowledged) == (X, "5", "9", False)
+    assert gap.reason == "retention removed the records"
+    states = [batch.state for batch in ready.store.batches(ready.key, X, state=None)]
+    assert states == [BatchState.COMMITTED, BatchState.ABANDONED]
+    assert isinstance(ready.consume(tenure, "9", "12", 2), Changed)
+
+
+def test_a_gap_begins_at_the_checkpoint(ready: World) -> None:
+    tenure = ready.open(A, X).tenure
+    ready.consume(tenure, "0", "5")
+    with pytest.raises(CheckpointRefused, match="'5'"):
+        ready.store.record_gap(tenure, start="4", end="9", reason="r")
+    assert ready.store.gaps(ready.key) == []
+    assert ready.shard(X).check_point == "5"
+
+
+def test_finishing_an_empty_shard(ready: World) -> None:
+    ready.add(ShardListing(X.__class__("child"), parents=(Y,)))
+    ready.claim(A, Y)
+    tenure = ready.open(A, Y).tenure
+    outcome = ready.store.finish_empty(tenure, "0")
+    assert outcome == Changed((X.__class__("child"),))
+    shard = ready.shard(Y)
+    assert (shard.state, shard.check_point) == (ShardState.OVER, "0")
+    assert ready.edges(X.__class__("child")) == [1, 2]
+    assert not ready.store.review([tenure])[Y].current
+
+
+def test_finishing_needs_the_tenure_and_its_checkpoint(ready: World) -> None:
+    from lease_store.store import Stale
+
+    tenure = ready.open(A, X).tenure
+    ready.consume(tenure, "0", "5")
+    before = ready.generation()
+    assert ready.store.finish_empty(tenure, "7") == Stale()
+    assert ready.store.finish_empty(replace(tenure, epoch=9), "5") == Stale()
+    assert ready.generation() == before
+    assert ready.store.finish_empty(tenure, "5") == Changed()
+    assert ready.store.finish_empty(tenure, "5") == Stale()
