@@ -224,3 +224,11 @@ def test_all_decisions_are_listed() -> None:
         number, title = re.match(r"# (\d+)\. (.*)", page.read_text("utf-8")).groups()  # pyright: ignore
         assert page.name.startswith(f"{int(number):04d}-")
         assert title in listed
+
+
+def test_races_name_files_that_exist() -> None:
+    text = (DOCS / "reference/races.md").read_text("utf-8")
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    assert len(named) >= 10
+    for path in named:
+        assert (ROOT / path).is_file(), path
