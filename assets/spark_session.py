@@ -27,7 +27,7 @@ CLASSIC = "classic"
 CONNECT_SCHEME = "sc://"
 # A socket's address holds 104 bytes on macOS, 108 on Linux, and Spark adds 42 to the folder.
 SOCKET_FOLDER_LENGTH_MAX = 60
-CONNECT_RETRIES = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
+CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 DRIVER_MEMORY = "2g"
 """The heap of the JVM; records on their way through Python workers are outside of it."""
 

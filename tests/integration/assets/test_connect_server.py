@@ -1,0 +1,177 @@
+"""The embedded Connect server: started once, private, replaced when stale, gone when told."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from assets import connect_server
+from assets.connect_server import ConnectServer, running, stop
+from assets.connect_watch import LOG_FILE, PROPERTIES_FILE
+from assets.spark_session import server_conf, spark_environment
+from lease_store.errors import SparkUnavailable
+
+pytestmark = pytest.mark.spark
+
+PROJECT = Path(__file__).parents[3]
+START = (
+    "import sys; from pathlib import Path; from assets.spark_session import connect_address; "
+    "print(connect_address(Path(sys.argv[1])))"
+)
+ASK = (
+    "import sys; from pathlib import Path; from assets.spark_resource import SparkResource; "
+    "print(SparkResource(mode=sys.argv[1], folder=sys.argv[2]).spark_session.range(7).count())"
+)
+
+
+def python(*arguments: str, token: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != connect_server.TOKEN_VARIABLE}
+    if token is not None:
+        environment[connect_server.TOKEN_VARIABLE] = token
+    return subprocess.run(
+        [sys.executable, "-c", *arguments],
+        env=environment,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def group_of(pid: int) -> list[psutil.Process]:
+    """The processes of a group that still run."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "spark"
+    yield folder
+    stop(folder)
+
+
+def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
+    """Goal: the whole life. Method: two processes start it at once, then all doors are tried."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answers = [*pool.map(lambda _: python(START, str(folder)), range(2))]
+    addresses = {answer.stdout.strip() for answer in answers}
+    assert len(addresses) == 1, [answer.stderr[-1000:] for answer in answers]
+    server = running(folder)
+    assert server is not None
+    assert addresses == {server.address}
+    assert "localhost" in server.address
+
+    # It outlived those who started it, and answers whoever may read its token.
+    [address] = addresses
+    token = ConnectServer.read_token(folder)
+    assert python(ASK, "connect", str(folder)).stdout.strip() == "7"
+    assert python(ASK, address, str(folder), token=token).stdout.strip() == "7"
+    for wrong in (None, "guess"):
+        refused = python(ASK, address, str(folder), token=wrong)
+        assert refused.returncode != 0
+        assert "SparkUnavailable" in refused.stderr
+
+    # The token is in one private file, and on no command line.
+    for name in (connect_server.TOKEN_FILE, connect_server.STATE_FILE, PROPERTIES_FILE):
+        assert (folder / name).stat().st_mode & 0o077 == 0, name
+    assert folder.stat().st_mode & 0o077 == 0
+    processes = group_of(server.pid)
+    assert len(processes) >= 2
+    assert not any(token in " ".join(process.cmdline()) for process in processes)
+    for name in (LOG_FILE, connect_server.STATE_FILE, PROPERTIES_FILE):
+        assert token not in (folder / name).read_text(errors="replace"), name
+
+    # It listens on the loopback alone.
+    listening = [
+        connection.laddr.ip
+        for process in processes
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+
+    # Its JVM dies: nobody takes what is left for a server.
+    [jvm] = [process for process in processes if "java" in process.name()]
+    jvm.kill()
+    assert until(lambda: running(folder) is None)
+    assert python(ASK, "connect", str(folder)).stdout.strip() == "7"
+    second = running(folder)
+    assert second is not None
+    assert second.pid != server.pid
+
+    # Its watcher is killed alone: the JVM that is left over is ended by `stop`.
+    os.kill(second.pid, signal.SIGKILL)
+    assert until(lambda: not second.alive())
+    assert stop(folder)
+    assert until(lambda: group_of(second.pid) == [])
+    assert not (folder / connect_server.TOKEN_FILE).exists()
+    assert not stop(folder)
+
+
+def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
+    assert python(START, str(folder)).returncode == 0
+    server = running(folder)
+    assert server is not None
+    shutil.rmtree(folder)
+    assert until(lambda: group_of(server.pid) == [])
+
+
+def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:
+    conf = {**server_conf(folder), "spark.master": "nonsense"}
+    with pytest.raises(SparkUnavailable) as caught:
+        connect_server.connect_server(folder, conf, spark_environment(folder, os.environ))
+    assert LOG_FILE in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert running(folder) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
+def test_a_damaged_state_file_counts_for_nothing(folder: Path, content: str) -> None:
+    folder.mkdir()
+    (folder / connect_server.STATE_FILE).write_text(content)
+    assert running(folder) is None
+    assert not stop(folder)
+
+
+def test_a_reused_process_number_is_not_taken_for_the_server(folder: Path) -> None:
+    """Goal: after a reboot the number in the state file may be anybody's."""
+    folder.mkdir()
+    state = {
+        "pid": os.getpid(),
+        "created": psutil.Process().create_time() - 3600,
+        "port": 1,
+        "session_id": "x",
+        "version": "x",
+    }
+    (folder / connect_server.STATE_FILE).write_text(json.dumps(state))
+    assert running(folder) is None
+    assert not stop(folder), "and this very process survives it"
