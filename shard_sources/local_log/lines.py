@@ -17,6 +17,7 @@ from shard_sources.local_log.format import RECORD_BYTES_MAX
 from shard_sources.local_log.hash_ranges import hash_of
 from shard_sources.local_log.writing import AppendedRange, ShardWriter
 
+WRITERS_KEPT_MAX = 100
 _READ_BYTES = 4 * 1024 * 1024
 
 
@@ -43,6 +44,9 @@ def append_lines(
         spread: by turns, or by the hash of the line.
         progress: told the number of lines appended so far.
 
+    Returns:
+        What was appended to each shard that got any line.
+
     Raises:
         UserMistake: a file cannot be read; nothing is appended when that shows at the start.
         RecordRefused: a line is too long; the message tells how many lines were appended.
@@ -52,28 +56,36 @@ def append_lines(
     for file in files:
         _check_readable(file)
     ordered = sorted(shards, key=lambda shard: shard.hash_begin)
-    with ExitStack() as writers:
-        open_ = [writers.enter_context(open_writer(shard)) for shard in ordered]
-        begins = [writer.end for writer in open_]
-        divide = _by_turns(len(ordered)) if spread is Spread.ROUND_ROBIN else _by_hash(ordered)
+    divide = _by_turns(len(ordered)) if spread is Spread.ROUND_ROBIN else _by_hash(ordered)
+    ranges: dict[CatalogShard, AppendedRange] = {}
+    with ExitStack() as kept:
+        # Each open writer has three files open, of which a process may have about a thousand.
+        writers = {
+            shard: kept.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_KEPT_MAX]
+        }
         loaded = 0
         for file in files:
             for lines in _lines(file, loaded):
-                for writer, part in zip(open_, divide(lines), strict=True):
-                    if part:
-                        writer.append(part)
+                for shard, part in zip(ordered, divide(lines), strict=True):
+                    if not part:
+                        continue
+                    if shard in writers:
+                        appended = writers[shard].append(part)
+                    else:
+                        with open_writer(shard) as writer:
+                            appended = writer.append(part)
+                    begin = ranges.get(shard, appended).begin
+                    ranges[shard] = AppendedRange(begin, appended.end)
                 loaded += len(lines)
                 progress(loaded)
-        return {
-            shard: AppendedRange(begin, writer.end)
-            for shard, begin, writer in zip(ordered, begins, open_, strict=True)
-        }
+    return ranges
 
 
 def _check_readable(file: Path) -> None:
     try:
-        with file.open("rb") as stream:
-            stream.peek(1)
+        # A pipe can be read once only, so that opening it here would lose what is in it.
+        if not file.is_fifo():
+            file.open("rb").close()
     except OSError as error:
         raise UserMistake(f"The file {file} cannot be read: {error.strerror}.") from None
 

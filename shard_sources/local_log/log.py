@@ -189,7 +189,7 @@ class LocalLog(LocalLogReader):
         """Append each line of each file, without its line feed, to the writable shards.
 
         Lines of a file keep their order within each shard. `progress` is told the number of lines
-        appended so far.
+        appended so far. Returned is what was appended to each shard that got any line.
 
         Raises:
             UserMistake: a file cannot be read; nothing is appended when that shows at the start.

@@ -352,6 +352,35 @@ class TestLines:
             rest = iter(expected)
             assert all(line in rest for line in part)
 
+    def test_a_pipe_is_read_like_a_file(self, tmp_path: Path) -> None:
+        import os
+        import threading
+
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        log = new_log(tmp_path / "log", shards=1)
+        feeder = threading.Thread(target=lambda: pipe.write_bytes(b"one\ntwo\n"))
+        feeder.start()
+        log.append_lines(pipe)
+        feeder.join(timeout=10)
+        assert read_all(log) == [b"one", b"two"]
+
+    def test_more_shards_than_a_process_may_open_files(self, tmp_path: Path) -> None:
+        """Each shard takes three open files while it is written to."""
+        import resource
+
+        file = tmp_path / "a.log"
+        file.write_bytes(b"".join(b"%d\n" % n for n in range(400)))
+        log = new_log(tmp_path / "log", shards=200)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 450), hard))
+        try:
+            appended = log.append_lines(file)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(appended) == 200
+        assert read_all(log, "199") == [b"199", b"399"]
+
     def test_a_missing_file_loads_nothing(self, tmp_path: Path) -> None:
         file = tmp_path / "a.log"
         file.write_bytes(b"one\n")
