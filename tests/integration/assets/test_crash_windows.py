@@ -1,0 +1,155 @@
+"""Kill a run at every step of a batch: the next one leaves each record once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from assets.committed_output import committed_files, iter_records
+from assets.consumption import Consumer
+from assets.consumption_report import ConsumptionReport, StopReason
+from assets.failpoints import ENVIRONMENT_VARIABLE
+from assets.shard_stream import ShardStream
+from assets.spark_resource import SparkResource
+from assets.spark_sweeper import SparkSweeper
+from lease_store import open_store
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Node
+from lease_store.verification import verify
+from shard_sources.local_log import LocalLog
+from shard_sources.source import Limits
+from tests.unit.assets.consumption_world import Beat
+
+pytestmark = pytest.mark.spark
+
+NODE = NodeName("a")
+RECORDS = 30
+PROJECT = Path(__file__).parents[3]
+POINTS = (
+    "after_open",
+    "after_intent",
+    "during_write",
+    "after_write",
+    "before_commit",
+    "after_commit",
+    "before_close",
+)
+
+
+def stream_of(home: Path) -> ShardStream:
+    return ShardStream(
+        name="orders", source=LocalLog.open(home / "log"), limits=Limits(records_max=12)
+    )
+
+
+def store_of(home: Path) -> Any:
+    return open_store(f"sqlite:///{home / 'leases.db'}")
+
+
+def consume(
+    home: Path, spark_folder: Path, run: str, replaces: str | None = None
+) -> dict[ShardId, ConsumptionReport]:
+    """One run over all shards, as a process of its own does it."""
+    stream, store = stream_of(home), store_of(home)
+    shards = [lease.shard for lease in store.snapshot(stream.key).shards]
+    consumer = Consumer(
+        stream=stream,
+        store=store,
+        node=NODE,
+        run=run,
+        sweeper=SparkSweeper(
+            stream=stream,
+            session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+            output_root=home / "output",
+            run=run,
+        ),
+        heartbeat=Beat(),
+        clock=time.monotonic,
+        replaces=dict.fromkeys(shards, replaces) if replaces else None,
+    )
+    return consumer.consume(shards)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    log = LocalLog.create(tmp_path / "log", 3)
+    for listing in log.list_shards():
+        log.append(listing.shard, [b"%s:%d" % (listing.shard.encode(), n) for n in range(RECORDS)])
+    stream, store = stream_of(tmp_path), store_of(tmp_path)
+    store.create_group(stream.new_group(20.0))
+    store.register(stream.key, Node(NODE, 0, "a-1"), observer="test")
+    store.sync_shards(stream.key, log.list_shards(), observer="test")
+    leases = store.snapshot(stream.key).shards
+    store.claim(
+        stream.key,
+        {lease.shard: (NODE, lease.lease_id) for lease in leases},
+        observer="test",
+        reason="test",
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_each_record_is_left_once(
+    point: str, home: Path, spark_folder: Path, connect_session: Any
+) -> None:
+    """Method: SIGKILL at a named step; then a run that knows the dead one to have ended."""
+    killed = subprocess.run(
+        [sys.executable, "-m", __name__, str(home), str(spark_folder)],
+        env={**os.environ, ENVIRONMENT_VARIABLE: point},
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    reports = consume(home, spark_folder, "run-2", replaces="run-1")
+    assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
+    stream, store = stream_of(home), store_of(home)
+    for shard in reports:
+        batches = list(iter_records(store, stream.key, home / "output", shard))
+        values = pa.Table.from_batches(batches).column("value").to_pylist()
+        assert values == [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)]
+        ledger = store.batches(stream.key, shard)
+        assert [(batch.start, batch.end) for batch in ledger] == [
+            ("0", "12"),
+            ("12", "24"),
+            ("24", "30"),
+        ]
+    assert verify(store, stream.key) == []
+    listed = {file.path for file in committed_files(store, stream.key, home / "output")}
+    assert listed <= {*(home / "output").rglob("*.parquet")}
+
+
+def test_spark_reads_what_the_ledger_names_and_nothing_else(
+    home: Path, spark_folder: Path, connect_session: Any
+) -> None:
+    """Method: an orphan beside the output, such as a zombie leaves."""
+    from assets.committed_output import committed_paths, read_committed
+
+    stream, store = stream_of(home), store_of(home)
+    empty = read_committed(connect_session, store, stream.key, home / "output")
+    assert (empty.count(), empty.columns[0]) == (0, "shard_id")
+    consume(home, spark_folder, "run-1")
+    [path, *_] = committed_paths(store, stream.key, home / "output", ShardId("1"))
+    orphan = Path(path).parent.parent / "orphan"
+    orphan.mkdir()
+    (orphan / "1.0.parquet").write_bytes(Path(path).read_bytes())
+    frame = read_committed(connect_session, store, stream.key, home / "output")
+    assert frame.count() == 3 * RECORDS
+    only = read_committed(connect_session, store, stream.key, home / "output", ShardId("1"))
+    assert only.count() == RECORDS
+    assert {row.shard_id for row in only.select("shard_id").distinct().collect()} == {"1"}
+
+
+if __name__ == "__main__":
+    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1")
