@@ -1,0 +1,328 @@
+"""A simulated host: a code server that rebalances and launches, and the runs that consume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lease_store.errors import StoreError
+from lease_store.heartbeat import Heartbeat
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.liveness import Clock
+from lease_store.records import BatchCommit, BatchStatistics, DataFile, Node, Progress, Timing
+from lease_store.rebalancing import Rebalancer
+from lease_store.simulation.schedule import Process
+from lease_store.simulation.shard_log import ShardLog
+from lease_store.store import LeaseStore
+from lease_store.tick_report import TickReport
+
+if TYPE_CHECKING:
+    from lease_store.simulation.world import World
+
+TICK_S = 5.0
+SHARDS_PER_RUN = 64
+BATCH_RECORDS_MAX = 20
+RUN_BUDGET_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRange:
+    """What a simulated sweep made of one shard's range."""
+
+    attempt: str
+    files: tuple[DataFile, ...]
+    statistics: BatchStatistics
+
+
+@dataclass(eq=False)
+class Run:
+    """A run that consumes shards of one node: what its consumer is given to work with.
+
+    Attributes:
+        process: what can be killed and paused.
+        store: the run's connection to the store.
+        key: the group.
+        node: the node that it consumes for.
+        incarnation: under which the node is kept alive.
+        shards: what it was launched to consume.
+        replaces: runs that its launcher takes for ended, by shard.
+        heartbeat: whether the node's leases may be relied on.
+        clock: the host's monotonic clock.
+        log: the records.
+        read: the sweep over ranges: takes the time that reading and writing take.
+        stop_requested: whether the run was asked to stop.
+        acknowledge: told of each batch that the run takes for committed.
+    """
+
+    process: Process
+    store: LeaseStore
+    key: GroupKey
+    node: NodeName
+    incarnation: str
+    shards: tuple[ShardId, ...]
+    replaces: Mapping[ShardId, str]
+    heartbeat: Heartbeat
+    clock: Clock
+    log: ShardLog
+    read: Callable[[Iterable[tuple[ShardId, str, str]]], dict[ShardId, WrittenRange]]
+    stop_requested: Callable[[], bool]
+    acknowledge: Callable[[Sequence[BatchCommit]], None]
+
+    @property
+    def name(self) -> str:
+        """The run's unique id."""
+        return self.process.name
+
+    @property
+    def dead(self) -> bool:
+        """Whether it was killed, or has ended."""
+        return self.process.dead
+
+
+class Host:
+    """One node, its clock, and the processes on it."""
+
+    def __init__(self, world: World, name: NodeName, settings: Node) -> None:
+        chance = world.schedule.chance
+        self._world = world
+        self.name = name
+        self.settings = settings
+        self.up = False
+        self.arrived = False
+        self.lost = False
+        self.gone_for_good = False
+        self.leaving = False
+        self.ready_to_leave = False
+        self.paused_until = 0.0
+        self.cursor = ""
+        self.incarnation = ""
+        self.server: Process | None = None
+        self.rebalancer: Rebalancer | None = None
+        self.runs: list[Run] = []
+        self._listed_version = -1
+        self._clock_offset = chance.uniform(0, 1e6)
+        self._clock_rate = 1.0 + world.rates.clock_rate_error * chance.uniform(-1, 1)
+        self._incarnations = 0
+        self._registered_as = ""
+
+    def clock(self) -> float:
+        """The host's monotonic clock: its own zero, and its own idea of a second."""
+        return self._clock_offset + self._world.schedule.now * self._clock_rate
+
+    def virtual(self, reading: float) -> float:
+        """The virtual time of a reading of this host's clock."""
+        return (reading - self._clock_offset) / self._clock_rate
+
+    @property
+    def alive(self) -> bool:
+        """Whether it would count as a node to somebody who knew everything."""
+        return self.up and self.paused_until <= self._world.schedule.now
+
+    def processes(self) -> list[Process]:
+        """The host's processes that still run."""
+        servers: list[Process] = [self.server] if self.server else []
+        processes = [*servers, *(run.process for run in self.runs)]
+        return [process for process in processes if not process.dead]
+
+    # -- the code server ------------------------------------------------------------------------
+
+    def new_incarnation(self, name: NodeName) -> str:
+        """A name that no process had before."""
+        self._incarnations += 1
+        return f"{name}.{self._incarnations}"
+
+    def start(self, *, registers: bool = False) -> None:
+        """Start the code server; `registers` has the node in the group before anybody plans."""
+        world = self._world
+        self.up = self.arrived = True
+        self.lost = self.leaving = self.ready_to_leave = False
+        if registers:
+            self._registered_as = self.new_incarnation(self.name)
+            node = replace(self.settings, incarnation=self._registered_as)
+            world.administer("register", world.key, node, observer="simulation")
+        self.start_server()
+
+    def start_server(self) -> None:
+        """Start only the process that rebalances; runs of a former one go on."""
+        world = self._world
+        self.server = Process(f"{self.name}.server")
+        self.rebalancer = self.new_rebalancer(self.server)
+        delay_s = world.schedule.chance.uniform(0.1, TICK_S) * world.unit_s
+        server = self.server
+        world.schedule.spawn(server, lambda: self._serve(server), delay_s)
+
+    def new_rebalancer(self, process: Process) -> Rebalancer:
+        """A rebalancer as a new process would make it."""
+        world = self._world
+        registered_as, self._registered_as = self._registered_as, ""
+        return world.parts.rebalancer(
+            world.connect(process),
+            world.key,
+            serves=(self.name,),
+            timing=self.timing,
+            observer=str(self.name),
+            incarnation_of=lambda name: registered_as or self.new_incarnation(name),
+            clock=self.clock,
+            settings={self.name: self.settings},
+        )
+
+    @property
+    def timing(self) -> Timing:
+        """The protocol's durations."""
+        timeout_s = self._world.config.timeout_s
+        return Timing(timeout_s, timeout_s / 3)
+
+    def _serve(self, server: Process) -> None:
+        world = self._world
+        rates, chance = world.rates, world.schedule.chance
+        assert self.rebalancer is not None
+        while not self.leaving:
+            if not rates.skipped_tick or chance.random() >= rates.skipped_tick or world.healed:
+                self.tick(self.rebalancer)
+            world.schedule.sleep(TICK_S * world.unit_s)
+        self._leave(server)
+
+    def tick(self, rebalancer: Rebalancer) -> None:
+        """One tick: report the shard list where it changed, rebalance, launch."""
+        world = self._world
+        try:
+            if self._listed_version != world.log.version:
+                version = world.log.version
+                store = world.connect(self.server or Process("sensor"))
+                store.sync_shards(world.key, world.log.listing(), observer=str(self.name))
+                self._listed_version = version
+            report = rebalancer.tick(self.cursor)
+        except StoreError:
+            return
+        self.cursor = report.remembered
+        self.incarnation = rebalancer.incarnations[self.name]
+        world.ticked(self, report)
+        if not self.leaving:
+            self._launch(report)
+
+    def _launch(self, report: TickReport) -> None:
+        if report.snapshot.group.paused:
+            return
+        self.runs = [run for run in self.runs if not run.dead]
+        busy = {shard for run in self.runs for shard in run.shards}
+        replaces: dict[ShardId, str] = {}
+        wanted: list[ShardId] = []
+        for shard in report.owned.get(self.name, ()):
+            progress = report.progress.get(shard)
+            if progress is None or not self._worth_a_run(progress, busy, replaces):
+                continue
+            wanted.append(shard)
+        if wanted:
+            self.launch(tuple(wanted[:SHARDS_PER_RUN]), replaces)
+
+    def _worth_a_run(
+        self, progress: Progress, busy: set[ShardId], replaces: dict[ShardId, str]
+    ) -> bool:
+        """Whether a shard has something to read and nobody who reads it."""
+        world = self._world
+        if progress.consumer_run:
+            run = world.runs.get(progress.consumer_run)
+            mistaken = world.schedule.chance.random() < world.rates.wrong_verdict / 10
+            if run is not None and not run.dead and not mistaken:
+                return False
+            replaces[progress.shard] = progress.consumer_run
+        elif progress.shard in busy:
+            return False
+        shard = world.log.shards[progress.shard]
+        return shard.read_only or shard.end > int(progress.check_point or 0)
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def launch(self, shards: tuple[ShardId, ...], replaces: Mapping[ShardId, str]) -> None:
+        """Start a run that consumes shards, some time from now."""
+        world = self._world
+        process = Process(f"run-{len(world.runs) + 1}")
+        store = world.connect(process)
+        run = Run(
+            process=process,
+            store=store,
+            key=world.key,
+            node=self.name,
+            incarnation=self.incarnation,
+            shards=shards,
+            replaces=dict(replaces),
+            heartbeat=world.parts.heartbeat(
+                store, world.key, self.name, self.incarnation, self.timing, self.clock
+            ),
+            clock=self.clock,
+            log=world.log,
+            read=lambda ranges: self._read(process, ranges),
+            stop_requested=lambda: self.leaving,
+            acknowledge=lambda commits: world.watch.acknowledge(process, commits),
+        )
+        world.runs[run.name] = run
+        self.runs.append(run)
+        delay_s = world.schedule.chance.uniform(0.5, 2.0) * world.unit_s
+        world.schedule.spawn(process, lambda: self._work(run), delay_s)
+
+    def _work(self, run: Run) -> None:
+        world = self._world
+        try:
+            pause_s = run.heartbeat.beat()
+            world.watch.check_renewed(self.name, run.incarnation)
+            world.schedule.spawn(run.process, lambda: self._beat(run), pause_s)
+            world.parts.consume(run)
+        except StoreError:
+            pass  # A run that cannot go on ends; its launcher sees that.
+        finally:
+            run.process.dead = True
+
+    def _beat(self, run: Run) -> None:
+        world = self._world
+        while not run.heartbeat.lost.is_set():
+            pause_s = run.heartbeat.beat()
+            world.watch.check_renewed(self.name, run.incarnation)
+            if not run.heartbeat.trusted:
+                return
+            world.schedule.sleep(pause_s)
+
+    def _read(
+        self, process: Process, ranges: Iterable[tuple[ShardId, str, str]]
+    ) -> dict[ShardId, WrittenRange]:
+        """Read and write: it takes its time, and its files belong to this attempt alone."""
+        world = self._world
+        chance = world.schedule.chance
+        seconds = chance.uniform(0.2, 2.0)
+        if chance.random() < world.rates.slow_batch:
+            seconds = chance.uniform(2.0, 90.0)
+        world.schedule.sleep(seconds * world.unit_s)
+        results: dict[ShardId, WrittenRange] = {}
+        for shard, start, end in ranges:
+            attempt = f"{process.name}/{len(world.written)}"
+            path = f"{attempt}/{shard}.parquet"
+            assert path not in world.written
+            world.written[path] = (shard, start, end)
+            records = int(end) - int(start)
+            results[shard] = WrittenRange(
+                attempt, (DataFile(path, records, records),), BatchStatistics(records=records)
+            )
+        return results
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def _leave(self, server: Process) -> None:
+        """Wait until the runs have let go and those who leave along are ready, then leave."""
+        world = self._world
+        assert self.rebalancer is not None
+        store = world.connect(server)
+        waited_s = 0.0
+        pause_s = 0.25 * world.unit_s
+        while any(not run.dead for run in self.runs) or not world.all_ready_to_leave(self):
+            self.ready_to_leave = all(run.dead for run in self.runs)
+            if waited_s > self.timing.beat_s * 0.8:
+                waited_s = 0.0
+                with suppress(StoreError):
+                    store.beat(world.key, self.name, self.incarnation)
+            world.schedule.sleep(pause_s)
+            waited_s += pause_s
+        with suppress(StoreError):  # Where it fails, those who stay notice the silence.
+            self.rebalancer.leave()
+        self.up = False
+        server.dead = True

@@ -1,0 +1,31 @@
+"""The parts under simulation: the project's own, or a mutant in the place of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lease_store.heartbeat import Heartbeat
+from lease_store.memory_store import MemoryStore
+from lease_store.rebalancing import Rebalancer
+from lease_store.simulation.host import Run
+from lease_store.simulation.seam import StoreSeam
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a simulated world is made of.
+
+    Attributes:
+        consume: the consumer's loop, given a run to work for.
+        store: makes the store.
+        rebalancer: what a code server ticks.
+        heartbeat: what a run beats with.
+        seam: a process's connection to the store.
+    """
+
+    consume: Callable[[Run], None]
+    store: type[MemoryStore] = MemoryStore
+    rebalancer: type[Rebalancer] = Rebalancer
+    heartbeat: type[Heartbeat] = Heartbeat
+    seam: type[StoreSeam] = StoreSeam

@@ -1,0 +1,285 @@
+"""The invariants, checked after every call that may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import BatchCommit, Node, ShardLease, Snapshot, Tenure
+from lease_store.simulation.schedule import Process
+from lease_store.states import EDGES, ShardState
+from lease_store.verification import check_history
+
+if TYPE_CHECKING:
+    from lease_store.simulation.world import World
+
+CLOSING = frozenset({"close_tenure", "commit", "finish_empty"})
+MOVING = frozenset({"commit", "save_checkpoint", "finish_empty", "record_gap", "force_checkpoint"})
+ROUNDING_S = 1e-6
+
+
+class Watch:
+    """Compares what each call left with what was there before it.
+
+    It knows the rules, not the store's code: a store that breaks one is found, whatever it thinks
+    of itself. Violations are sentences that begin with the invariant's number.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._shards: dict[ShardId, ShardLease] = {}
+        self._nodes: dict[NodeName, Node] = {}
+        self._acknowledged: dict[tuple[ShardId, int], BatchCommit] = {}
+        self._lost_until = 0.0
+        self.violations: list[str] = []
+        self.moves = 0
+
+    def violated(self, sentence: str) -> None:
+        """Record a violation with the moment at which it was seen."""
+        self.violations.append(
+            f"{sentence} (at call {self._world.calls}, {self._world.schedule.now:.3f} s)"
+        )
+
+    def after(
+        self,
+        verb: str,
+        process: Process,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        outcome: object,
+    ) -> None:
+        """A call took effect."""
+        del options, outcome
+        if verb == "beat":
+            self._nodes |= {
+                node.name: node for node in self._world.store.pulse(self._world.key).nodes
+            }
+            return
+        snapshot = self._world.store.snapshot(self._world.key)
+        self._compare_nodes(verb, snapshot)
+        changed = False
+        for lease in snapshot.shards:
+            before = self._shards.get(lease.shard)
+            if before is lease:
+                continue
+            self._shards[lease.shard] = lease
+            changed = self._compare(verb, process, args, before, lease, snapshot) or changed
+        if changed:
+            self.membership_changed(snapshot)
+
+    def acknowledge(self, process: Process, commits: Sequence[BatchCommit]) -> None:
+        """A run reports batches as committed: from here on they must not be missing."""
+        for commit in commits:
+            if commit.tenure.run != process.name:
+                self.violated(f"I7: run {process.name} reports a batch of run {commit.tenure.run}")
+            self._acknowledged[commit.tenure.shard, commit.sequence] = commit
+
+    def restored(self) -> None:
+        """The store lost its last commits: start again from what it holds now."""
+        self.check_history()
+        snapshot = self._world.store.snapshot(self._world.key)
+        self._shards = {lease.shard: lease for lease in snapshot.shards}
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._acknowledged.clear()
+        # Counters repeat after such a loss, so that one of them may look as if it had stood still.
+        self._lost_until = self._world.schedule.now + 2 * self._world.config.timeout_s
+        self.membership_changed(snapshot)
+
+    def check_history(self) -> None:
+        """Everything that the journal, the ledger and the outbox show as a whole."""
+        world = self._world
+        snapshot = world.store.snapshot(world.key)
+        batches = world.store.batches(world.key)
+        journal = world.store.journal(world.key)
+        gaps = world.store.gaps(world.key)
+        ordered = snapshot.group.ordered
+        for violation in check_history(snapshot.shards, journal, batches, gaps, ordered=ordered):
+            self.violated(f"I3: {violation}")
+        committed = {batch.batch_id: batch for batch in batches}
+        events = [event.batch_id for event in world.store.pending_events(world.key, limit=10**9)]
+        if len(events) != len(set(events)):
+            doubled = sorted({event for event in events if events.count(event) > 1})
+            self.violated(f"I9: more than one event for the batches {', '.join(doubled)}")
+        if missing := sorted(committed.keys() - events):
+            self.violated(f"I9: no event for the batches {', '.join(missing)}")
+        known = {(batch.shard, batch.sequence): batch for batch in batches}
+        for place, commit in self._acknowledged.items():
+            batch = known.get(place)
+            if batch is None or (batch.run, batch.start, batch.end) != (
+                commit.tenure.run,
+                commit.start,
+                commit.end,
+            ):
+                self.violated(f"I3: batch {place[0]}.{place[1]} was reported, but is not there")
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def _compare_nodes(self, verb: str, snapshot: Snapshot) -> None:
+        changed = False
+        for node in snapshot.nodes:
+            before = self._nodes.get(node.name)
+            if before is node:
+                continue
+            self._nodes[node.name] = node
+            if before is not None and node.lease_id < before.lease_id:
+                self.violated(f"I1: the counter of {node.name} went back")
+            if before is not None and before.member and before.incarnation != node.incarnation:
+                self._check_distrusted(before, "left" if verb == "leave" else "pushed out")
+            changed = changed or before is None or before.incarnation != node.incarnation
+            changed = changed or before is None or before.accepts_runs != node.accepts_runs
+        if changed:
+            self.membership_changed(snapshot)
+
+    def _check_distrusted(self, node: Node, how: str) -> None:
+        """I4: whoever loses its node had stopped to trust itself before."""
+        now = self._world.schedule.now
+        if now < self._lost_until:
+            return
+        for trusted_until in self._world.trust_of(node.name, node.incarnation):
+            if trusted_until > now + ROUNDING_S:
+                self.violated(
+                    f"I4: {node.name} was {how} while it still trusted itself "
+                    f"for {trusted_until - now:.3f} s"
+                )
+
+    def check_renewed(self, name: NodeName, incarnation: str) -> None:
+        """I4: only the incarnation that answers to a name is renewed; asked after each beat."""
+        node = self._nodes.get(name)
+        if node is not None and node.incarnation != incarnation:
+            self._check_distrusted(Node(name, 0, incarnation), "renewed under another's name")
+
+    def membership_changed(self, snapshot: Snapshot) -> None:
+        """Members or shards changed: count what the fewest moves are, and measure from here."""
+        self._world.follow(snapshot)
+
+    # -- shards ---------------------------------------------------------------------------------
+
+    def _compare(  # noqa: PLR0917
+        self,
+        verb: str,
+        process: Process,
+        args: tuple[Any, ...],
+        before: ShardLease | None,
+        after: ShardLease,
+        snapshot: Snapshot,
+    ) -> bool:
+        """Check one row's change; whether the set of shards that count changed."""
+        if before is None:
+            self._check_start(after, snapshot)
+            return True
+        self._check_ownership(before, after)
+        if after.check_point != before.check_point:
+            self._check_checkpoint(verb, process, args, before, after)
+        if (before.consumer_epoch, before.consumer_run) != (
+            after.consumer_epoch,
+            after.consumer_run,
+        ):
+            self._check_tenure(verb, process, args, before, after)
+        owner = after.consumer_owner
+        if owner is not None and owner != before.consumer_owner:
+            self.moves += 1
+            self._world.taken_over(after.shard, owner)
+        if before.state is ShardState.WAIT and after.state is not ShardState.WAIT:
+            self._check_start(after, snapshot)
+        return before.state.consumable != after.state.consumable
+
+    def _check_ownership(self, before: ShardLease, after: ShardLease) -> None:
+        owners = (before.lease_owner, before.consumer_owner, before.state)
+        steps = after.lease_id - before.lease_id
+        if owners != (after.lease_owner, after.consumer_owner, after.state):
+            freed = before.state is ShardState.WAIT
+            if steps < (0 if freed else 1):
+                self.violated(f"I1: shard {after.shard} changed its owner, but not its counter")
+            known = before.state is after.state or (before.state, after.state) in EDGES
+            if steps <= 1 and not known:
+                self.violated(f"I1: shard {after.shard} went from {before.state} to {after.state}")
+        elif steps < 0:
+            self.violated(f"I1: the counter of shard {after.shard} went back")
+
+    def _check_start(self, after: ShardLease, snapshot: Snapshot) -> None:
+        """An ordered group frees no child before its parents are over."""
+        if not snapshot.group.ordered or after.state in (ShardState.WAIT, ShardState.OVER):
+            return
+        states = {lease.shard: lease.state for lease in snapshot.shards}
+        for parent in after.parents:
+            if states.get(parent, ShardState.OVER) is not ShardState.OVER:
+                self.violated(f"order: shard {after.shard} is free, its parent {parent} not over")
+
+    def _check_tenure(
+        self,
+        verb: str,
+        process: Process,
+        args: tuple[Any, ...],
+        before: ShardLease,
+        after: ShardLease,
+    ) -> None:
+        shard = after.shard
+        if after.consumer_epoch < before.consumer_epoch:
+            self.violated(f"I1: the epoch of shard {shard} went back")
+        if after.consumer_run not in ("", before.consumer_run):
+            if after.consumer_epoch <= before.consumer_epoch:
+                self.violated(f"I7: epoch {after.consumer_epoch} of shard {shard} has two runs")
+            node: object = args[2] if verb == "open_tenure" else None
+            if node != after.consumer_owner or after.consumer_run != process.name:
+                self.violated(
+                    f"I2: {process.name} opened shard {shard} for {node}, "
+                    f"but {after.consumer_owner} may consume it"
+                )
+        elif before.consumer_run and verb in CLOSING:
+            self._check_token(self._tenure_of(verb, args, shard), before, "ended")
+
+    def _check_checkpoint(
+        self,
+        verb: str,
+        process: Process,
+        args: tuple[Any, ...],
+        before: ShardLease,
+        after: ShardLease,
+    ) -> None:
+        shard = after.shard
+        if verb not in MOVING:
+            self.violated(f"I2: {verb} moved the checkpoint of shard {shard}")
+        if verb == "force_checkpoint":
+            return
+        self._check_token(self._tenure_of(verb, args, shard), before, "advanced")
+        if int(after.check_point or -1) < int(before.check_point or 0):
+            self.violated(f"I2: the checkpoint of shard {shard} went back")
+        if verb == "commit":
+            self._check_commit(process, _commit_of(args, shard), before, after)
+
+    def _check_commit(
+        self, process: Process, commit: BatchCommit, before: ShardLease, after: ShardLease
+    ) -> None:
+        """I3: what becomes visible is exactly what the attempt read, and it joins what was."""
+        shard = after.shard
+        if commit.tenure.run != process.name:
+            self.violated(f"I7: {process.name} committed under the token of {commit.tenure.run}")
+        if commit.start != (before.check_point or "0") or commit.end != after.check_point:
+            self.violated(
+                f"I3: [{commit.start}, {commit.end}) of shard {shard} took its checkpoint from "
+                f"{before.check_point} to {after.check_point}"
+            )
+        for file in commit.files:
+            if self._world.written.get(file.path) != (shard, commit.start, commit.end):
+                self.violated(f"I3: a batch of shard {shard} lists a file of other records")
+
+    def _check_token(self, tenure: Tenure, before: ShardLease, what: str) -> None:
+        token = (before.consumer_owner, before.consumer_epoch, before.consumer_run)
+        if (tenure.holder, tenure.epoch, tenure.run) != token:
+            self.violated(
+                f"I2: run {tenure.run} {what} shard {tenure.shard} with token {tenure.epoch} while "
+                f"run {before.consumer_run or 'nobody'} had it with {before.consumer_epoch}"
+            )
+
+    def _tenure_of(self, verb: str, args: tuple[Any, ...], shard: ShardId) -> Tenure:
+        if verb == "commit":
+            return _commit_of(args, shard).tenure
+        tenure = args[0]
+        assert isinstance(tenure, Tenure)
+        return tenure
+
+
+def _commit_of(args: tuple[Any, ...], shard: ShardId) -> BatchCommit:
+    commits: Sequence[BatchCommit] = args[0]
+    return next(commit for commit in commits if commit.tenure.shard == shard)

@@ -1,0 +1,327 @@
+"""One seed's world: hosts, a log and a store under virtual time, from arrival to convergence."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.planning import plan
+from lease_store.records import AssignmentMode, Group, Node, Snapshot
+from lease_store.simulation.configuration import Arrival, Faults, FaultRates, SimulationConfig
+from lease_store.simulation.host import TICK_S, Host, Run
+from lease_store.simulation.incidents import Incidents
+from lease_store.simulation.minimum import FewestMoves
+from lease_store.simulation.parts import Parts
+from lease_store.simulation.schedule import Process, Schedule
+from lease_store.simulation.shard_log import ShardLog
+from lease_store.simulation.watch import Watch
+from lease_store.states import ShardState
+from lease_store.store import LeaseStore
+from lease_store.tick_report import TickReport
+
+KEY = GroupKey.parse("simulated", "stream")
+UNIT_TIMEOUT_S = 20.0
+HANDOFF_LIMIT_S = 60.0
+RECORDED_SHARDS_MAX = 64
+STEADY_TICKS = 4
+ARRIVAL_TICKS = 3
+
+
+class World:
+    """Everything of one seed.
+
+    A safety phase goes on for a number of store calls; then everything heals, and the group has
+    to converge within a bound and stay as it is.
+    """
+
+    def __init__(self, config: SimulationConfig, seed: int, parts: Parts) -> None:
+        chance = random.Random(seed)
+        self.config = config
+        self.parts = parts
+        self.key = KEY
+        self.schedule = Schedule(chance)
+        swarm = config.faults is Faults.SWARM
+        self.rates = FaultRates.swarm(chance) if swarm else FaultRates()
+        # All other durations keep their proportion to T.
+        self.unit_s = config.timeout_s / UNIT_TIMEOUT_S
+        self.store = parts.store(self._wall_clock)
+        self.watch = Watch(self)
+        self.log = ShardLog(config.shards)
+        self.hosts: list[Host] = []
+        self.runs: dict[str, Run] = {}
+        self.written: dict[str, tuple[ShardId, str, str]] = {}
+        self.statements: Counter[str] = Counter()
+        self.calls = 0
+        self.healed = False
+        self.store_down_until = 0.0
+        self.wall_clock_offset_s = 0.0
+        self.takeovers: list[float] = []
+        self.incidents = Incidents(self)
+        self._lost_at: dict[ShardId, float] = {}
+        self._rounds: Counter[NodeName] = Counter()
+        self._following = True
+        group = Group(
+            KEY,
+            ordered=config.ordered or (swarm and chance.random() < 0.7),
+            timeout_s=config.timeout_s,
+            handoff_limit_s=HANDOFF_LIMIT_S * self.unit_s,
+            assignment=config.mode,
+        )
+        self.fewest = FewestMoves(group)
+        self.store.create_group(group)
+
+    # -- from start to end ----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Arrival, safety phase, healing, convergence, steadiness."""
+        self._arrive()
+        self.schedule.run(lambda: self.calls >= self.config.steps or self._failed())
+        self.watch.check_history()
+        self._heal()
+        bound_s = self.schedule.now + self._bound_s()
+        left: list[str] = []
+
+        def settled() -> bool:
+            nonlocal left
+            if self._failed() or self.schedule.now > bound_s:
+                return True
+            left = self.unsettled()
+            return not left
+
+        self._run_by_ticks(settled)
+        left = self.unsettled()
+        if left and not self._failed():
+            self.watch.violated(f"I5: not settled {self._bound_s():.0f} s after healing: {left[0]}")
+        self._check_steady()
+        self.watch.check_history()
+        self.schedule.unwind()
+
+    def _failed(self) -> bool:
+        return bool(self.watch.violations)
+
+    def _arrive(self) -> None:
+        config = self.config
+        self.administer("sync_shards", KEY, self.log.listing(), observer="simulation")
+        for shard in list(self.log.shards.values())[:RECORDED_SHARDS_MAX]:
+            self.log.append(shard, self.schedule.chance.randint(0, 60))
+        hosts = [self.new_host() for _ in range(config.nodes)]
+        if config.arrive is Arrival.TOGETHER:
+            with self.together():
+                for host in hosts:
+                    host.start(registers=True)
+            return
+        for index, host in enumerate(hosts):
+            delay_s = index * ARRIVAL_TICKS * TICK_S * self.unit_s
+            self.schedule.call(delay_s, lambda host=host: host.start(registers=True))
+
+    def _heal(self) -> None:
+        """All faults stop, and whoever shall come back does."""
+        self.healed = True
+        self.rates = FaultRates(slow_batch=self.rates.slow_batch)
+        self.store_down_until = 0.0
+        chance = self.schedule.chance
+        for host in self.hosts:
+            host.paused_until = min(host.paused_until, self.schedule.now)
+            for process in host.processes():
+                process.paused_until = min(process.paused_until, self.schedule.now)
+            host.settings = replace(host.settings, accepts_runs=True)
+            if host.rebalancer is not None:
+                host.rebalancer.offer(host.settings)
+        group = self.store.pulse(KEY).group
+        if group.paused:
+            self.administer("update_group", replace(group, paused=False), observer="simulation")
+        down = [host for host in self.hosts if host.arrived and not host.up]
+        nobody = not any(host.up and not host.leaving for host in self.hosts)
+        nobody = nobody and all(host.arrived for host in self.hosts)
+        for host in down:
+            if nobody or chance.random() < 0.5:
+                host.start()
+                nobody = False
+            else:
+                host.gone_for_good = True
+        if nobody:
+            self.new_host().start()
+        for host in self.hosts:
+            if host.up and host.server is not None and host.server.dead and not host.leaving:
+                host.start_server()
+
+    def _bound_s(self) -> float:
+        """How long convergence may take: eviction, a hand-over, and reading what is left."""
+        batches = sum(math.ceil(shard.end / 20) for shard in self.log.shards.values())
+        lineage = len(self.log.shards)
+        units = 600.0 + 90.0 * min(lineage + batches, 60) + 10.0 * lineage
+        units += sum(not host.arrived for host in self.hosts) * ARRIVAL_TICKS * TICK_S
+        return self.config.timeout_s + units * self.unit_s
+
+    def _run_by_ticks(self, done: Callable[[], bool]) -> None:
+        """Go on until a condition that is costly to ask, so that it is asked about once a tick."""
+        while True:
+            asked_at = self.schedule.now + TICK_S * self.unit_s
+            self.schedule.call(TICK_S * self.unit_s, lambda: None)
+            self.schedule.run(lambda at=asked_at: self.schedule.now >= at or self._failed())
+            if done():
+                return
+
+    def _check_steady(self) -> None:
+        """I6: a settled group does not move."""
+        if self._failed():
+            return
+        moves = self.watch.moves
+        until = self.schedule.now + STEADY_TICKS * TICK_S * self.unit_s
+        self._run_by_ticks(lambda: self.schedule.now >= until or self._failed())
+        if self.watch.moves != moves:
+            self.watch.violated(f"I6: {self.watch.moves - moves} moves in a settled group")
+
+    # -- what is left to do ---------------------------------------------------------------------
+
+    def unsettled(self) -> list[str]:
+        """What keeps the group from being settled, as sentences; an empty list if nothing does."""
+        snapshot = self.store.snapshot(KEY)
+        alive = {host.name for host in self.hosts if host.up}
+        left = [f"{host.name} has not come yet" for host in self.hosts if not host.arrived]
+        for node in snapshot.nodes:
+            if node.member and node.name not in alive:
+                left.append(f"{node.name} is dead, but still a member")
+        if any(host.up and host.leaving for host in self.hosts):
+            left.append("a node is leaving")
+        known = {lease.shard: lease for lease in snapshot.shards}
+        left += [f"shard {shard} is not known" for shard in self.log.shards if shard not in known]
+        members = {node.name for node in snapshot.nodes if node.member}
+        decided = plan(snapshot, live=members)
+        left += [str(action) for action in decided.actions]
+        balanced = self.config.mode is AssignmentMode.BALANCED
+        if balanced and decided.spread > 1:
+            left.append(f"the counts differ by {decided.spread}")
+        unassigned = {shard.shard for shard in decided.unassigned}
+        for shard, lease in known.items():
+            entry = self.log.shards[shard]
+            if lease.state is ShardState.TRANSFER:
+                left.append(f"shard {shard} is in transfer")
+            elif lease.state is ShardState.OVER or (not balanced and not lease.state.held):
+                continue
+            elif shard not in unassigned and lease.state is not ShardState.ALREADY_ALLOC:
+                left.append(f"shard {shard} is {lease.state}")
+            elif int(lease.check_point or 0) < entry.end:
+                left.append(f"shard {shard} is read up to {lease.check_point} of {entry.end}")
+            elif entry.read_only:
+                left.append(f"shard {shard} has been read, but is not over")
+        return left
+
+    # -- told by the others ---------------------------------------------------------------------
+
+    def connect(self, process: Process) -> LeaseStore:
+        """A process's connection to the store."""
+        return cast("LeaseStore", self.parts.seam(self, process))
+
+    def administer(self, verb: str, *args: Any, **options: Any) -> object:
+        """A verb that somebody outside the simulation uses: at once, and without faults."""
+        outcome = getattr(self.store, verb)(*args, **options)
+        self.watch.after(verb, Process("administrator"), args, options, outcome)
+        return outcome
+
+    def count(self, verb: str) -> None:
+        """A process is about to call the store; planned events and random faults come here."""
+        self.calls += 1
+        self.statements[verb] += 1
+        self.incidents.step()
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """Changes of members or shards that count as one."""
+        self._following = False
+        yield
+        self._following = True
+        self.watch.membership_changed(self.store.snapshot(KEY))
+
+    def follow(self, snapshot: Snapshot) -> bool:
+        """Settle the ideal world after a change; whether members or shards really changed."""
+        if not self._following:
+            return False
+        present = {host.name for host in self.hosts if host.up and not host.lost}
+        nodes = [node for node in snapshot.nodes if node.member and node.name in present]
+        changed = self.fewest.change(nodes, snapshot.shards)
+        if changed:
+            self._rounds.clear()
+        return changed
+
+    def ticked(self, host: Host, report: TickReport) -> None:
+        """A tick ended; its planning rounds count from the last change on."""
+        self._rounds[host.name] += report.rounds
+
+    @property
+    def rounds(self) -> int:
+        """Planning rounds that some code server needed after the last change."""
+        return max(self._rounds.values(), default=0)
+
+    def taken_over(self, shard: ShardId, owner: NodeName) -> None:
+        """A shard has a new owner: how long was it without, if its node had failed?"""
+        del owner
+        lost_at = self._lost_at.pop(shard, None)
+        if lost_at is not None:
+            self.takeovers.append(self.schedule.now - lost_at)
+
+    def lost(self, host: Host) -> None:
+        """A host has just failed: from now on its shards wait for a new owner."""
+        snapshot = self.store.snapshot(KEY)
+        host.lost = True
+        for lease in snapshot.shards:
+            if lease.consumer_owner == host.name and lease.state.held:
+                self._lost_at.setdefault(lease.shard, self.schedule.now)
+        self.watch.membership_changed(snapshot)
+
+    def returned(self, host: Host) -> None:
+        """A host is back: what it still owns was not lost after all."""
+        snapshot = self.store.snapshot(KEY)
+        host.lost = False
+        for lease in snapshot.shards:
+            if lease.consumer_owner == host.name:
+                self._lost_at.pop(lease.shard, None)
+        self.watch.membership_changed(snapshot)
+
+    def trust_of(self, name: NodeName, incarnation: str) -> list[float]:
+        """Until when, in virtual time, each working run of a node's incarnation trusts itself."""
+        return [
+            host.virtual(run.heartbeat.trusted_until)
+            for host in self.hosts
+            if host.name == name
+            for run in host.runs
+            if run.incarnation == incarnation and not run.dead and not run.heartbeat.lost.is_set()
+        ]
+
+    def all_ready_to_leave(self, host: Host) -> bool:
+        """Whether all who leave together can leave now."""
+        host.ready_to_leave = all(run.dead for run in host.runs)
+        return all(other.ready_to_leave for other in self.hosts if other.up and other.leaving)
+
+    def new_host(self) -> Host:
+        """One more host, not started yet; its assignment settings follow from its number."""
+        index = len(self.hosts)
+        # Names that differ only in case: ids are compared byte for byte.
+        swarm = self.config.faults is Faults.SWARM
+        upper = swarm and index % 2 == 1
+        name = NodeName(f"NODE-{index - 1}" if upper else f"node-{index}")
+        settings = Node(name, 0, "")
+        if self.config.mode is AssignmentMode.MODULO:
+            settings = replace(settings, source_count=self.config.nodes, node_id=index)
+        elif self.config.mode is AssignmentMode.PINNED:
+            own = [
+                shard
+                for place, shard in enumerate(self.log.shards)
+                if place % self.config.nodes == index
+            ]
+            settings = replace(settings, pinned=dict.fromkeys(own))
+        host = Host(self, name, settings)
+        self.hosts.append(host)
+        return host
+
+    def _wall_clock(self) -> datetime:
+        """The store's time of day, which steps; for the journal's readers only."""
+        seconds = self.schedule.now + self.wall_clock_offset_s
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)

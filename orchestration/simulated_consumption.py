@@ -1,0 +1,92 @@
+"""The project's own consumer as a part of the simulation: real loop, simulated source and sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from assets.consumption import Consumer
+from assets.shard_stream import ShardStream
+from assets.sweep import SweepOutcome, SweepResult
+from lease_store.identifiers import ShardId
+from lease_store.records import ShardListing
+from lease_store.simulation.host import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
+from lease_store.simulation.shard_log import ShardLog
+from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class SimulatedSource:
+    """A simulated log as a source: cursors are the numbers of records."""
+
+    log: ShardLog
+
+    def list_shards(self) -> list[ShardListing]:
+        """See `ShardSource.list_shards`."""
+        return self.log.listing()
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """See `ShardSource.bounds`."""
+        found = ((shard, self.log.shards[shard]) for shard in shards)
+        return {shard: ShardBounds("0", str(row.end), row.read_only) for shard, row in found}
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """See `ShardSource.cursor_at`; a simulated log knows no times."""
+        return str(self.log.shards[shard].end) if position is Position.END else "0"
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """See `ShardSource.plan`."""
+        row = self.log.shards[shard]
+        end = min(int(start) + limits.records_max, row.end)
+        return PlannedRange(str(end), end - int(start), row.read_only and end == row.end)
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """See `ShardSource.lag`."""
+        del shard
+        return int(bounds.end) - int(cursor)
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """Nothing: a simulated record has no content, and no Spark worker asks for it."""
+        del range_
+        return iter(())
+
+    def spark_options(self) -> Mapping[str, str]:
+        """Nothing: no Spark worker builds this source again."""
+        return {}
+
+
+def consume(run: Run) -> None:
+    """What a run does: the batch loop of `assets.consumption`, on simulated records."""
+
+    def sweep(ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+        written = run.read((each.shard, each.start, each.end) for each in ranges)
+        return {
+            shard: SweepOutcome(result.attempt, result.files, result.statistics)
+            for shard, result in written.items()
+        }
+
+    stream = ShardStream(
+        name=run.key.stream,
+        source=SimulatedSource(run.log),
+        group=run.key.group,
+        limits=Limits(records_max=BATCH_RECORDS_MAX),
+        run_budget_s=RUN_BUDGET_S,
+    )
+    consumer = Consumer(
+        stream=stream,
+        store=run.store,
+        node=run.node,
+        run=run.name,
+        sweeper=sweep,
+        heartbeat=run.heartbeat,
+        clock=run.clock,
+        stop_requested=run.stop_requested,
+        on_commit=run.acknowledge,
+        replaces=run.replaces,
+    )
+    consumer.consume(run.shards)
