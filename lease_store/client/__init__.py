@@ -6,7 +6,7 @@
 
 from lease_store.client.connections import Offsets, PulledBatch
 from lease_store.client.feed import Fetched, Record, ShardFeed
-from lease_store.client.membership import GroupMember
+from lease_store.client.group_member import GroupMember
 from lease_store.client.processing import ProcessorWorker
 from lease_store.client.pulling import PullClient
 from lease_store.client.shard_worker import Processor

@@ -13,7 +13,7 @@ from threading import RLock
 
 from lease_store.client.beating import BackgroundBeats
 from lease_store.client.feed import ShardFeed
-from lease_store.client.membership import GroupMember
+from lease_store.client.group_member import GroupMember
 from lease_store.client.shard_worker import Processor, ShardWorker
 from lease_store.consumer_states import ConsumerState
 from lease_store.errors import LeaseLost

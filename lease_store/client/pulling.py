@@ -16,7 +16,7 @@ from threading import RLock
 from lease_store.client.beating import BackgroundBeats
 from lease_store.client.connections import Connection, Offsets, PulledBatch
 from lease_store.client.feed import Fetched, ShardFeed
-from lease_store.client.membership import FLUSH_DEFAULT_S, GroupMember
+from lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
 from lease_store.client.starting import clamped_cursor, starting_cursor
 from lease_store.errors import (
     BatchUnconfirmed,
@@ -170,6 +170,8 @@ class PullClient:
                 raise ShardOccupied(
                     f"Shard {shown(shard)} is connected already: disconnect it first."
                 )
+            if wanted is not None:
+                self._feed.clamp(shard, wanted)  # Refuses nonsense before anything is changed.
             if self._member.group.assignment is AssignmentMode.PINNED:
                 self._pin(shard, wanted)
             opened = self._open(shard, wanted)
@@ -403,7 +405,6 @@ class PullClient:
         self._untold.pop(shard, None)
         if bootstrap is None or opened.check_point in (None, bootstrap):
             return opened
-        self._feed.clamp(shard, bootstrap)  # Refuses what is no cursor before anything is forced.
         self._member.release(shard)
         self._store.force_checkpoint(
             self._key,

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Protocol
 
 from lease_store.client.feed import Fetched, Record, ShardFeed
-from lease_store.client.membership import GroupMember
+from lease_store.client.group_member import GroupMember
 from lease_store.client.starting import clamped_cursor, starting_cursor
 from lease_store.consumer_states import ConsumerState, ShardConsumer
 from lease_store.errors import (

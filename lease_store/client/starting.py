@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lease_store.client.feed import ShardFeed
-from lease_store.client.membership import GroupMember
+from lease_store.client.group_member import GroupMember
 from lease_store.identifiers import ShardId
 from lease_store.store import Opened
 

@@ -1,0 +1,464 @@
+"""The pull client: connecting, protect time, hand-over, gaps, and the modes of assignment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from lease_store.client import PullClient, PulledBatch
+from lease_store.errors import (
+    BatchUnconfirmed,
+    ConfirmedTooLate,
+    CursorInvalid,
+    LeaseLost,
+    ModuloIdTaken,
+    ShardNotOpen,
+    ShardOccupied,
+    StoreUnavailable,
+    UnknownShard,
+)
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import AssignmentMode, Group, ShardListing
+from lease_store.states import ShardState
+from tests.unit.lease_store.client.world import (
+    BEAT_S,
+    KEY,
+    TIMEOUT_S,
+    ListFeed,
+    VirtualClock,
+    checkpoint,
+    memory_store,
+    owner,
+    pull_client,
+)
+
+S0, S1 = ShardId("0"), ShardId("1")
+PROTECT_S = 12.0
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def feed() -> ListFeed:
+    feed = ListFeed()
+    for shard in ("0", "1"):
+        feed.append(shard, *(f"{shard}:{number}".encode() for number in range(10)))
+    return feed
+
+
+def started(
+    store: MemoryStore, clock: VirtualClock, feed: ListFeed, name: str, *modulo: int
+) -> PullClient:
+    client = pull_client(store, clock, feed, name, protect_s=PROTECT_S)
+    client.start(*modulo)
+    return client
+
+
+def polled(client: PullClient, shard: ShardId = S0, count: int = 4) -> PulledBatch:
+    batch = client.poll(shard, records_max=count)
+    assert batch is not None
+    return batch
+
+
+def test_poll_and_confirm_move_the_offsets(clock: VirtualClock, feed: ListFeed):
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    assert client.partitions() == (S0,)
+    assert client.connect(S0) == "0"
+    batch = polled(client)
+    assert [record.value for record in batch.records] == [b"0:0", b"0:1", b"0:2", b"0:3"]
+    offsets = client.current_offsets()[S0]
+    assert (offsets.polled, offsets.confirmed, offsets.persisted) == ("4", "0", None)
+    client.confirm(batch)
+    assert checkpoint(store) is None
+    client.confirm(polled(client), persist=True)
+    offsets = client.current_offsets()[S0]
+    assert (offsets.polled, offsets.confirmed, offsets.persisted) == ("8", "8", "8")
+    assert checkpoint(store) == "8"
+    client.confirm(polled(client))
+    assert client.poll(S0) is None
+    client.shutdown()
+    assert checkpoint(store) == "10"
+    assert owner(store) is None
+
+
+def test_a_part_of_a_batch_may_be_confirmed(clock: VirtualClock, feed: ListFeed):
+    client = started(memory_store(["0"]), clock, feed, "a")
+    client.connect(S0)
+    batch = polled(client)
+    with pytest.raises(ValueError, match="no cursor of this batch"):
+        client.confirm(batch, upto="9")
+    client.confirm(batch, upto=batch.records[1].next_cursor)
+    assert polled(client).records[0].value == b"0:2"
+
+
+def test_poll_without_a_shard_takes_turns(clock: VirtualClock, feed: ListFeed):
+    client = started(memory_store(["0", "1"]), clock, feed, "a")
+    for shard in client.partitions():
+        client.connect(shard)
+    first, second = client.poll(), client.poll()
+    assert first is not None
+    assert second is not None
+    assert {first.shard, second.shard} == {"0", "1"}
+    assert client.poll() is None, "both are unconfirmed"
+
+
+def test_an_unconfirmed_batch_is_protected_and_then_rolled_back(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    client.connect(S0)
+    late = polled(client)
+    clock.pass_s(PROTECT_S - 0.1)
+    with pytest.raises(BatchUnconfirmed):
+        client.poll(S0)
+    clock.pass_s(0.1)
+    with pytest.raises(ConfirmedTooLate):
+        client.confirm(late)
+    again = polled(client)
+    assert again.records == late.records
+    with pytest.raises(ConfirmedTooLate):
+        client.confirm(late)
+    client.confirm(again, persist=True)
+    assert checkpoint(store) == "4"
+    with pytest.raises(ConfirmedTooLate):
+        client.confirm(again)
+
+
+def test_an_unconfirmed_shard_is_handed_over_once_it_is_confirmed(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    batches = {}
+    for shard in a.partitions():
+        a.connect(shard)
+        batches[shard] = polled(a, shard)
+    a.beat()
+    b = started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    a.beat()
+    assert owner(store, moving) == "a"
+    announced = next(row for row in store.snapshot(KEY).shards if row.shard == moving)
+    assert announced.handoff_eta_s == PROTECT_S
+    b.beat()
+    assert b.partitions() == ()
+    a.confirm(batches[moving])
+    assert owner(store, moving) == "b"
+    assert checkpoint(store, moving) == "4"
+    b.beat()
+    assert b.connect(moving) == "4"
+    with pytest.raises(ShardNotOpen):
+        a.poll(moving)
+
+
+def test_an_unconfirmed_shard_is_handed_over_when_its_protect_time_ends(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    for shard in a.partitions():
+        a.connect(shard)
+        a.confirm(polled(a, shard))
+        polled(a, shard)
+    a.beat()
+    b = started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    for _ in range(3):
+        a.beat()
+        b.beat()
+        assert owner(store, moving) == "a"
+        clock.pass_s(BEAT_S - 1)
+    a.beat()
+    b.beat()
+    assert owner(store, moving) == "b"
+    assert b.connect(moving) == "4", "the confirmed batch is persisted, the other comes again"
+
+
+def test_a_dead_client_is_replaced_and_what_was_unconfirmed_comes_again(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0"])
+    a = started(store, clock, feed, "a")
+    a.connect(S0)
+    a.confirm(polled(a), persist=True)
+    lost = polled(a)
+    b = started(store, clock, feed, "b")
+    for _ in range(10):
+        clock.pass_s(BEAT_S)
+        b.beat()
+    assert b.partitions() == (S0,)
+    assert b.connect(S0) == "4"
+    assert polled(b).records == lost.records
+    with pytest.raises(ConfirmedTooLate):
+        a.confirm(lost)
+    with pytest.raises(LeaseLost):
+        a.poll(S0)
+    with pytest.raises(ShardNotOpen):
+        a.poll(S0)
+
+
+def test_a_fenced_confirm_is_told_once_and_moves_nothing(clock: VirtualClock, feed: ListFeed):
+    store = memory_store(["0"])
+    a = started(store, clock, feed, "a")
+    a.connect(S0)
+    batch = polled(a)
+    store.force_checkpoint(KEY, S0, "7", observer="operator", reason="test")
+    with pytest.raises(LeaseLost):
+        a.confirm(batch, persist=True)
+    with pytest.raises(ShardNotOpen):
+        a.confirm(batch, persist=True)
+    a.beat()
+    assert checkpoint(store) == "7"
+    assert a.connect(S0) == "7"
+
+
+def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: ListFeed):
+    """What was confirmed in memory could not be persisted: the caller has to hear of it."""
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    for shard in a.partitions():
+        a.connect(shard)
+        a.confirm(polled(a, shard))
+    a.beat()
+    started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    real = store.save_checkpoint
+
+    def lost_just_before(tenure: object, cursor: str):
+        store.force_checkpoint(KEY, moving, "9", observer="operator", reason="test")
+        return real(tenure, cursor)  # pyright: ignore
+
+    store.save_checkpoint = lost_just_before  # pyright: ignore
+    a.beat()
+    store.save_checkpoint = real
+    with pytest.raises(LeaseLost):
+        a.poll(moving)
+    with pytest.raises(ShardNotOpen):
+        a.poll(moving)
+
+
+def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    for shard in a.partitions():
+        a.connect(shard)
+    a.beat()
+    started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    real = store.close_tenure
+
+    def away(*_: object, **__: object):
+        raise StoreUnavailable("away")
+
+    store.close_tenure = away  # pyright: ignore
+    a.beat()
+    assert a.poll(moving) is None, "nothing more is read of a shard that is leaving"
+    store.close_tenure = real
+    a.beat()
+    assert owner(store, moving) == "b"
+
+
+def test_a_bootstrap_cursor_begins_there_and_a_stored_checkpoint_is_forced(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    assert client.connect(S0, "3") == "3"
+    client.confirm(polled(client, count=3), persist=True)
+    client.disconnect(S0)
+    assert client.connect(S0, "-1") == "6"
+    client.disconnect(S0)
+    with pytest.raises(CursorInvalid):
+        client.connect(S0, "nonsense")
+    assert checkpoint(store) == "6"
+    assert client.connect(S0, "2") == "2"
+    assert checkpoint(store) == "2"
+    forces = [entry for entry in store.journal(KEY) if entry.kind == "force"]
+    assert [entry.check_point for entry in forces] == ["2"]
+
+
+def test_a_cursor_outside_the_shard_is_clamped_and_recorded_as_a_gap(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"])
+    feed.begins[S0] = 5
+    client = started(store, clock, feed, "a")
+    assert client.connect(S0, "2") == "5"
+    assert client.connect(S1, "99") == "10"
+    assert [(gap.shard, gap.start, gap.end) for gap in store.gaps(KEY)] == [
+        ("0", "2", "5"),
+        ("1", "99", "10"),
+    ]
+    assert polled(client).records[0].value == b"0:5"
+
+
+def test_records_removed_while_connected_become_a_gap(clock: VirtualClock, feed: ListFeed):
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    client.connect(S0)
+    client.confirm(polled(client))
+    feed.begins[S0] = 6
+    assert polled(client).records[0].value == b"0:6"
+    assert [(gap.start, gap.end) for gap in store.gaps(KEY)] == [("4", "6")]
+    assert checkpoint(store) == "6"
+
+
+def test_the_initial_position_counts_only_where_nothing_is_stored(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"], initial_position="end")
+    client = started(store, clock, feed, "a")
+    assert client.connect(S0) == "10"
+    store.force_checkpoint(KEY, S1, "4", observer="operator", reason="test")
+    assert client.connect(S1) == "4"
+
+
+def test_a_finished_shard_is_over_and_frees_its_children_from_their_beginning(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = MemoryStore()
+    store.create_group(Group(KEY, timeout_s=TIMEOUT_S, initial_position="end", ordered=True))
+    store.sync_shards(
+        KEY,
+        [ShardListing(S0, read_only=True), ShardListing(S1, parents=(S0,))],
+        observer="test",
+    )
+    feed.read_only.add(S0)
+    client = started(store, clock, feed, "a")
+    assert client.partitions() == (S0,)
+    client.connect(S0, "0")
+    client.confirm(polled(client, count=6))
+    client.confirm(polled(client, count=6))
+    assert {row.shard: row.state for row in store.snapshot(KEY).shards} == {
+        "0": ShardState.OVER,
+        "1": ShardState.NOT_ALLOC,
+    }
+    assert checkpoint(store) == "10"
+    client.beat()
+    assert client.partitions() == (S1,)
+    assert client.connect(S1) == "0"
+
+
+def test_an_empty_finished_shard_is_over_too(clock: VirtualClock):
+    feed = ListFeed({S0: []}, read_only={S0})
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    client.connect(S0)
+    assert client.poll(S0) is None
+    assert store.snapshot(KEY).shards[0].state is ShardState.OVER
+    assert client.current_offsets() == {}
+
+
+def test_modulo_clients_take_their_ranks_and_conflicts_are_refused(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"], assignment=AssignmentMode.MODULO)
+    a = started(store, clock, feed, "a", 2, 1)
+    assert a.partitions() == (S1,)
+    b = pull_client(store, clock, feed, "b")
+    with pytest.raises(ModuloIdTaken):
+        b.start(2, 1)
+    b.start(2, 0)
+    assert b.partitions() == (S0,)
+    with pytest.raises(ShardOccupied, match="it is b's"):
+        a.connect(S0)
+
+
+def test_a_negative_count_switches_modulo_off(clock: VirtualClock, feed: ListFeed):
+    store = memory_store(["0", "1"], assignment=AssignmentMode.MODULO)
+    a, b = started(store, clock, feed, "a", -1), started(store, clock, feed, "b", -1)
+    a.beat()
+    b.beat()
+    assert len(a.partitions()) == len(b.partitions()) == 1
+
+
+def test_pinned_clients_get_what_they_connect_and_nothing_else(clock: VirtualClock, feed: ListFeed):
+    store = memory_store(["0", "1"], assignment=AssignmentMode.PINNED)
+    a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
+    assert a.partitions() == ()
+    assert a.connect(S0, "2") == "2"
+    a.beat()
+    assert a.partitions() == (S0,)
+    with pytest.raises(ShardOccupied, match="it is a's"):
+        b.connect(S0)
+    with pytest.raises(UnknownShard):
+        b.connect(ShardId("9"))
+    assert b.connect(S1) == "0"
+    a.beat()
+    assert a.partitions() == (S0,)
+    a.confirm(polled(a))
+    a.disconnect(S0)
+    assert checkpoint(store) == "6"
+
+
+def test_a_paused_group_is_let_go_of_and_comes_back(clock: VirtualClock, feed: ListFeed):
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    client.connect(S0)
+    client.confirm(polled(client))
+    client.beat()
+    (group,) = store.groups()
+    store.update_group(replace(group, paused=True), observer="operator")
+    client.beat()
+    assert client.partitions() == ()
+    assert checkpoint(store) == "4"
+    with pytest.raises(ShardNotOpen):
+        client.poll(S0)
+    store.update_group(replace(group, paused=False), observer="operator")
+    client.beat()
+    assert client.connect(S0) == "4"
+
+
+def test_a_slow_log_does_not_hold_up_the_beats(clock: VirtualClock, feed: ListFeed):
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    client.connect(S0)
+    reading, may_go_on = threading.Event(), threading.Event()
+    real = feed.fetch
+
+    def slow(shard: ShardId, cursor: str, *, records_max: int):
+        reading.set()
+        assert may_go_on.wait(10)
+        return real(shard, cursor, records_max=records_max)
+
+    feed.fetch = slow  # pyright: ignore
+    found: list[PulledBatch | None] = []
+    poller = threading.Thread(target=lambda: found.append(client.poll(S0)))
+    poller.start()
+    assert reading.wait(10)
+    for _ in range(8):
+        clock.pass_s(BEAT_S)
+        client.beat()
+    may_go_on.set()
+    poller.join(10)
+    assert found[0] is not None
+    assert found[0].end == "10"
+
+
+def test_the_background_thread_beats_and_ends(feed: ListFeed):
+    store = MemoryStore()
+    store.create_group(Group(KEY, timeout_s=0.3))
+    store.sync_shards(KEY, [ShardListing(S0)], observer="test")
+    client = PullClient(store, KEY, feed, name=NodeName("a"), incarnation="a-process")
+    client.start()
+    client.connect(S0)
+    beats = store.statements["beat"]
+    deadline = time.monotonic() + 20
+    while store.statements["beat"] < beats + 5:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+    client.confirm(polled(client), persist=True)
+    client.shutdown()
+    assert not [thread for thread in threading.enumerate() if thread.name == "beats-a"]
+    assert owner(store) is None

@@ -1,0 +1,122 @@
+"""A virtual clock, a log in memory, and groups of a few members, for tests of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lease_store.client import Fetched, GroupMember, PullClient, Record
+from lease_store.errors import CursorExpired, CursorInvalid
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import Group, Node, ShardListing
+from lease_store.store import LeaseStore
+
+KEY = GroupKey.parse("readers", "events")
+TIMEOUT_S = 30.0
+BEAT_S = 5.0
+
+
+@dataclass
+class VirtualClock:
+    """Seconds that pass only when told so."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class ListFeed:
+    """A log in memory whose cursors are the records' numbers."""
+
+    shards: dict[ShardId, list[bytes]] = field(default_factory=dict)
+    read_only: set[ShardId] = field(default_factory=set)
+    begins: dict[ShardId, int] = field(default_factory=dict)
+
+    def append(self, shard: str, *values: bytes) -> None:
+        self.shards.setdefault(ShardId(shard), []).extend(values)
+
+    def cursor_at(self, shard: ShardId, position: str) -> str:
+        return str(len(self.shards[shard]) if position == "end" else self.begins.get(shard, 0))
+
+    def clamp(self, shard: ShardId, cursor: str) -> str:
+        if not cursor.isdecimal():
+            raise CursorInvalid(f"{cursor} is no cursor")
+        low, high = self.begins.get(shard, 0), len(self.shards[shard])
+        return str(min(max(int(cursor), low), high))
+
+    def fetch(self, shard: ShardId, cursor: str, *, records_max: int) -> Fetched:
+        return self._slice(shard, int(cursor), len(self.shards[shard]), records_max)
+
+    def fetch_between(self, shard: ShardId, start: str, end: str, *, records_max: int) -> Fetched:
+        return self._slice(shard, int(start), int(end), records_max)
+
+    def _slice(self, shard: ShardId, start: int, end: int, records_max: int) -> Fetched:
+        if start < self.begins.get(shard, 0):
+            raise CursorExpired(f"{start} was removed")
+        if start > len(self.shards[shard]):
+            raise CursorInvalid(f"{start} lies after the end")
+        values = self.shards[shard][start : min(end, start + records_max)]
+        records = tuple(
+            Record(shard, str(place), str(place + 1), None, None, value)
+            for place, value in enumerate(values, start)
+        )
+        stop = start + len(records)
+        last = shard in self.read_only and stop == len(self.shards[shard])
+        return Fetched(str(start), str(stop), records, last)
+
+
+def make_group(store: LeaseStore, shards: Sequence[str] = ("0",), **settings: object) -> None:
+    """A group whose shards were listed already."""
+    store.create_group(Group(KEY, timeout_s=TIMEOUT_S, **settings))  # pyright: ignore
+    listing = [ShardListing(ShardId(shard)) for shard in shards]
+    store.sync_shards(KEY, listing, observer="test")
+
+
+def memory_store(shards: Sequence[str] = ("0",), **settings: object) -> MemoryStore:
+    store = MemoryStore()
+    make_group(store, shards, **settings)
+    return store
+
+
+def member(
+    store: LeaseStore, clock: VirtualClock, name: str, *, incarnation: str = "", **row: object
+) -> GroupMember:
+    """A member that has not registered yet."""
+    node = Node(NodeName(name), 0, "", **row)  # pyright: ignore
+    return GroupMember(
+        store, KEY, node, incarnation=incarnation or f"{name}-process", clock=clock, flush_s=10.0
+    )
+
+
+def pull_client(
+    store: LeaseStore, clock: VirtualClock, feed: ListFeed, name: str, **options: object
+) -> PullClient:
+    """A client whose beats the test calls."""
+    return PullClient(
+        store,
+        KEY,
+        feed,
+        name=NodeName(name),
+        incarnation=f"{name}-process",
+        clock=clock,
+        background=False,
+        **options,  # pyright: ignore
+    )
+
+
+def checkpoint(store: LeaseStore, shard: str = "0") -> str | None:
+    """What the store has as a shard's checkpoint."""
+    rows = store.snapshot(KEY).shards
+    return next(row.check_point for row in rows if row.shard == shard)
+
+
+def owner(store: LeaseStore, shard: str = "0") -> str | None:
+    """Who may consume a shard now."""
+    rows = store.snapshot(KEY).shards
+    return next(row.consumer_owner for row in rows if row.shard == shard)
