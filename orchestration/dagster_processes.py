@@ -103,3 +103,10 @@ def failed_runs(settings: Settings) -> int:
     from dagster import DagsterRunStatus
 
     return count_runs(settings, [DagsterRunStatus.FAILURE])
+
+
+def succeeded_runs(settings: Settings) -> int:
+    """How many runs have succeeded."""
+    from dagster import DagsterRunStatus
+
+    return count_runs(settings, [DagsterRunStatus.SUCCESS])

@@ -73,12 +73,14 @@ def show_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         right = column in numeric
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
+    # Not as the table's own title: that would be folded to the width of a narrow table.
+    say(title)
     console().print(table)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lease_store.assignment_plan import rank_key
 from lease_store.errors import CheckpointRefused, LeaseholdError, SourceError, UserMistake, shown
 from orchestration.commands.groups import OBSERVER
 from orchestration.commands.options import GroupName, Home, Json, Stream
@@ -30,9 +31,9 @@ def get(
     """Show the checkpoint of one shard, or of all."""
     target = Target.at(home)
     key = target.group(stream, group).key
-    leases = target.store.snapshot(key).shards
+    leases = sorted(target.store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
     if shard is not None:
-        leases = (target.shard(key, shard),)
+        leases = [target.shard(key, shard)]
     rows = [
         {"shard": lease.shard, "check_point": lease.check_point, "epoch": lease.consumer_epoch}
         for lease in leases

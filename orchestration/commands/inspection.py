@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lease_store.assignment_plan import rank_key
 from lease_store.errors import LeaseholdError
 from orchestration.commands.groups import described
 from orchestration.commands.options import GroupName, Home, Json, Stream
@@ -24,6 +25,7 @@ def status(
     target = Target.at(home)
     key = target.group(stream, group).key
     snapshot = target.store.snapshot(key)
+    leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
     lags, trouble = lags_of(target.stream(key.stream).source, snapshot)
     shards = [
         {
@@ -37,7 +39,7 @@ def status(
             "run": lease.consumer_run,
             "parents": lease.parents,
         }
-        for lease in snapshot.shards
+        for lease in leases
     ]
     nodes = [
         {
@@ -68,7 +70,7 @@ def status(
                 str(shard["run"])[:8],
                 ", ".join(lease.parents),
             )
-            for shard, lease in zip(shards, snapshot.shards, strict=True)
+            for shard, lease in zip(shards, leases, strict=True)
         ),
         numeric=("checkpoint", "lag", "epoch"),
     )

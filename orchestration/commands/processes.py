@@ -91,10 +91,10 @@ def ui(
     ] = None,
 ) -> None:
     """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
-    from assets.connect_server import stop
     from orchestration.dagster_processes import child_environment, daemon, webserver
     from orchestration.demo.home import running_alone
     from orchestration.instance import create_instance
+    from orchestration.spark_warm_up import SparkWarmUp
 
     target = Target.at(home)
     settings = target.settings
@@ -103,6 +103,7 @@ def ui(
         create_instance(settings)
         environment = child_environment(settings, os.environ)
         with (
+            SparkWarmUp(settings, environment),
             daemon(settings, environment) as background,
             webserver(settings, environment, chosen) as pages,
         ):
@@ -116,8 +117,6 @@ def ui(
             except KeyboardInterrupt:
                 say("Stopping.")
                 return
-            finally:
-                stop(settings.spark_folder)
             ended = background if background.exit_code() is not None else pages
             raise LeaseholdError(
                 f"{ended.name[0].upper()}{ended.name[1:]} ended with code {ended.exit_code()}: "

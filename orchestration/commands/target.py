@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lease_store.assignment_plan import rank_key
 from lease_store.errors import (
     InvalidSetting,
     StoreUnavailable,
@@ -151,5 +152,5 @@ class Target:
                 return lease
         raise UnknownShard(
             f"Group {key} has no shard {shown(shard)}; known are: "
-            f"{listed(lease.shard for lease in leases)}."
+            f"{listed(sorted((lease.shard for lease in leases), key=rank_key))}."
         )

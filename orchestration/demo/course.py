@@ -9,17 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestration.dagster_processes import child_environment, daemon
+from orchestration.dagster_processes import child_environment, daemon, failed_runs, succeeded_runs
 from orchestration.demo.access_log import access_log
 from orchestration.demo.home import begin_home, demo_settings, running_alone
 from orchestration.demo.loading import Loader
 from orchestration.demo.progress import Progress
-from orchestration.demo.report import committed_digest, show_proof, show_shards, show_times
-from orchestration.demo.warm_up import SparkWarmUp
+from orchestration.demo.report import (
+    committed_digest,
+    show_proof,
+    show_runs,
+    show_shards,
+    show_times,
+)
 from orchestration.demo.watch import Watch
 from orchestration.input_files import check_readable, count_lines, lines_of
 from orchestration.presentation import say
 from orchestration.settings import Settings
+from orchestration.spark_warm_up import SparkWarmUp
 from orchestration.streams import declared_stream
 
 if TYPE_CHECKING:
@@ -81,6 +87,7 @@ class Demo:
 
     def __init__(self, settings: Settings, clock: Callable[[], float], timeout_s: float) -> None:
         self._settings = settings
+        self._environment = child_environment(settings, os.environ, settings_of_home_only=True)
         self._clock = clock
         self._timeout_s = timeout_s
         self._times: dict[str, float] = {}
@@ -96,8 +103,9 @@ class Demo:
         store = open_store(self._settings.store_url)
         stream = declared_stream(self._settings.streams[0], self._settings)
         expected = given.count
+        begin = self._clock()
         with Progress(self._clock, expected) as progress:
-            with SparkWarmUp(self._settings) as spark:
+            with SparkWarmUp(self._settings, self._environment) as spark:
                 loader = self._consume(
                     given,
                     expected=expected,
@@ -110,7 +118,10 @@ class Demo:
             self._times["stop"] = self._clock() - stopping
         with self._timed("proof"):
             proven = self._prove(store, stream, loader)
-        show_times(self._times)
+        show_runs(
+            succeeded_runs(self._settings), failed_runs(self._settings), self._settings.dagster_home
+        )
+        show_times(self._times, self._clock() - begin)
         say(
             f"Its records: leasehold cat {stream.name} --home {self._settings.home}\n"
             f"Its runs and shards in a browser: leasehold ui --home {self._settings.home}"
@@ -140,9 +151,8 @@ class Demo:
             f"loaded {loaded:,} of {expected:,} records into {SHARDS} shards; starting Dagster "
             f"with {' and '.join(settings.nodes)}"
         )
-        environment = child_environment(settings, os.environ, settings_of_home_only=True)
         # Where the home is also the working directory, no other settings file is in reach.
-        with daemon(settings, environment, folder=settings.home) as dagster:
+        with daemon(settings, self._environment, folder=settings.home) as dagster:
             watch = Watch(
                 settings=settings,
                 store=store,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from lease_store.assignment_plan import rank_key
 from lease_store.identifiers import GroupKey
 from lease_store.store import LeaseStore
 from orchestration.demo.loading import RecordDigest
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def show_shards(store: LeaseStore, key: GroupKey, source: ShardSource) -> None:
     """A table of the shards: state, owner, committed records, checkpoint and lag."""
-    leases = store.snapshot(key).shards
+    leases = sorted(store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
     bounds = source.bounds([lease.shard for lease in leases])
     batches = store.batches(key)
     records = Counter[str]()
@@ -84,7 +85,12 @@ def show_proof(loaded: RecordDigest, committed: RecordDigest, violations: list[s
     return same and not violations
 
 
-def show_times(times: Mapping[str, float]) -> None:
+def show_runs(succeeded: int, failed: int, home: Path) -> None:
+    """How the runs ended; one that failed cost time and lost nothing."""
+    say(f"Runs: {succeeded} succeeded, {failed} failed" + (f" (see {home})." if failed else "."))
+
+
+def show_times(times: Mapping[str, float], total_s: float) -> None:
     """Where the time went."""
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items())
-    say(f"Time: {sum(times.values()):.1f} s ({parts}).")
+    say(f"Time: {total_s:.1f} s ({parts}).")

@@ -11,8 +11,8 @@ from orchestration.child_processes import ChildProcess
 from orchestration.dagster_processes import active_runs, failed_runs
 from orchestration.demo.progress import Progress
 from orchestration.demo.standing import Standing, standing
-from orchestration.demo.warm_up import SparkWarmUp
 from orchestration.settings import Settings
+from orchestration.spark_warm_up import SparkWarmUp
 
 if TYPE_CHECKING:
     from assets.shard_stream import ShardStream
@@ -73,8 +73,8 @@ class Watch:
             self._progress.show(now)
             if reached(now):
                 return
-            if self._spark.error is not None:
-                raise DemoFailed(str(self._spark.error))
+            if self._spark.error:
+                raise DemoFailed(self._spark.error)
             if (code := self._dagster.exit_code()) is not None:
                 raise DemoFailed(
                     f"{self._dagster.name} ended with code {code}: see {self._dagster.log}."

@@ -1,0 +1,119 @@
+"""Starts the embedded Spark server beside everything else, so that the first run finds it warm.
+
+As a program, `python -m orchestration.spark_warm_up FOLDER`, it starts the server of the folder
+and runs a first small job on it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from lease_store.errors import LeaseholdError
+from orchestration.child_processes import ChildProcess
+from orchestration.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EMBEDDED = "connect"
+START_TIMEOUT_S = 150.0
+POLL_S = 0.05
+LOG_FILE = "warm-up.log"
+
+
+class SparkWarmUp:
+    """Warms Spark up in a process of its own, to be entered with `with`; stops it at the end.
+
+    Does nothing where the settings name another kind of Spark.
+
+    Args:
+        settings: whose Spark it is.
+        environment: of the process.
+    """
+
+    def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
+        self._folder = settings.spark_folder
+        self._process: ChildProcess | None = None
+        if settings.spark == EMBEDDED:
+            self._process = ChildProcess(
+                "the start of Spark",
+                # A process, because a client of Spark in this one would outlive the server, and
+                # try to reach it for minutes when this process ends.
+                [sys.executable, "-m", __name__, str(self._folder)],
+                log=self._folder / LOG_FILE,
+                environment=environment,
+            )
+
+    @property
+    def error(self) -> str:
+        """Why the server did not start, or nothing."""
+        if self._process is None or not self._process.exit_code():
+            return ""
+        return self._process.last_line()
+
+    def __enter__(self) -> Self:
+        if self._process is not None:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._process.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is None:
+            return
+        from assets.connect_server import stop
+
+        # A server that is still starting has no state yet, and could not be stopped.
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._process.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self._process.stop()
+        stop(self._folder)
+
+
+def _run_first_job(address: str) -> None:
+    """Run a small job in the session that all runs share: it loads classes and forks workers."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.remote(address).getOrCreate()
+    spark.range(8).mapInArrow(_unchanged, "id long").collect()
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def warm_up(folder: Path) -> None:
+    """Start the server of a folder, if none runs, and run a first job on it.
+
+    Raises:
+        SparkUnavailable: it does not start.
+        JavaNotFound: there is no Java to run it.
+    """
+    from assets.spark_session import connect_address
+
+    address = connect_address(folder)
+    # Only the start has to succeed: what keeps a job from running, the first run says better.
+    with suppress(Exception):
+        _run_first_job(address)
+
+
+if __name__ == "__main__":
+    try:
+        warm_up(Path(sys.argv[1]))
+    except LeaseholdError as mistake:
+        sys.stderr.write(f"{mistake}\n")
+        sys.exit(2)
+    # Without the client's farewell, which would close the session that all runs share.
+    os._exit(0)
