@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,46 @@ def test_a_split_waits_for_the_writer_and_then_refuses_it(tmp_path: Path) -> Non
     assert outcomes == ["1 2\n", "ShardReadOnly\n"]
     assert end_of(log) == sum(counts) >= 20
     assert log.bounds([ZERO])[ZERO].finished
+
+
+def test_a_killed_split_happened_or_did_not(tmp_path: Path) -> None:
+    """kill -9 while it splits and merges as fast as it can: the hash ranges always close up."""
+    resharder = """
+        import sys
+        from shard_sources.local_log import LocalLog
+        log = LocalLog(sys.argv[1])
+        print("open", flush=True)
+        while True:
+            writable = [entry for entry in log.list_shards() if not entry.read_only]
+            low, high = log.split(writable[len(writable) // 2].shard)
+            log.append(low, [b"a"])
+            log.append(high, [b"b"])
+            if len(writable) > 6:
+                log.merge(low, high)
+            print("+", flush=True)
+    """
+    log = LocalLog.create(tmp_path / "log", 2)
+    seed = random.randrange(2**32)
+    moments = random.Random(seed)
+    for round_ in range(10):
+        with process(resharder, log.root) as child:
+            assert child.stdout is not None
+            for _ in range(moments.randrange(2, 12)):
+                child.stdout.readline()
+            child.send_signal(signal.SIGKILL)
+            child.wait(timeout=DEADLINE_S)
+        listed = log.list_shards()
+        writable = sorted(
+            (entry for entry in listed if not entry.read_only), key=lambda entry: entry.hash_begin
+        )
+        where = f"round {round_} of seed {seed}"
+        assert writable[0].hash_begin == "0" * 32, where
+        assert writable[-1].hash_end == "f" * 32, where
+        assert all(a.hash_end == b.hash_begin for a, b in pairwise(writable)), where
+        parents = {parent for entry in listed for parent in entry.parents}
+        assert parents == {entry.shard for entry in listed if entry.read_only}, where
+        assert all(bounds.end for bounds in log.bounds([e.shard for e in listed]).values())
+    log.split(writable[0].shard)
 
 
 def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:

@@ -35,6 +35,11 @@ def fences(page: Path, language: str) -> list[str]:
     return [body for kind, body in FENCE.findall(page.read_text("utf-8")) if kind == language]
 
 
+def pages_with(language: str) -> pytest.MarkDecorator:
+    chosen = [page for page in PAGES if fences(page, language)]
+    return pytest.mark.parametrize("page", chosen, ids=[page.name for page in chosen])
+
+
 def commands_in(page: Path) -> Iterator[str]:
     """What a reader would type: lines of console blocks, and commands named in running text."""
     for block in fences(page, "console"):
@@ -141,7 +146,7 @@ def test_lines_stay_readable(page: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pages
+@pages_with("python")
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python blocks of a page, one after the other in one namespace, in an empty folder."""
     monkeypatch.chdir(tmp_path)
@@ -152,7 +157,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert namespace["defs"].resolve_all_asset_keys()
 
 
-@pages
+@pages_with("toml")
 def test_settings_files_in_examples_load(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
