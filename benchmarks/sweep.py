@@ -1,0 +1,161 @@
+"""What a sweep costs: one file per shard by our sink, or Spark's own Parquet writer.
+
+`python -m benchmarks.sweep [--json]` writes the same records, read by the same data source, three
+ways in one Spark session:
+
+* `per shard`: the sink of `assets.parquet_sink`, one file per shard and task;
+* `partitionBy`: Spark's writer, a folder per shard, which sorts each task's rows first;
+* `mixed`: Spark's writer, a file per task with the shards mixed: what a floor costs, since
+  files that belong to several shards cannot be fenced, replayed or merged shard by shard.
+
+Durability is part of the first way alone: it syncs every file before the job ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from assets import connect_server
+from assets.shard_data_source import FORMAT, read_options
+from assets.spark_resource import SparkResource
+from assets.spark_session import cores
+from assets.sweep import SweepJob, SweepOutcome, run_sweep
+from lease_store.identifiers import StreamName
+from shard_sources.local_log import LocalLog
+from shard_sources.source import ReadRange
+
+TOTAL_RECORDS = 256_000
+VALUE_BYTES = 150
+
+
+def make_ranges(folder: Path, shards: int, records: int) -> tuple[LocalLog, list[ReadRange]]:
+    """A log of so many shards, `records` in all, and the range of each shard."""
+    log = LocalLog.create(folder, shards)
+    generator = random.Random(shards)
+    words = [generator.randbytes(8).hex() for _ in range(500)]
+    each = records // shards
+    ranges: list[ReadRange] = []
+    for listing in log.list_shards():
+        values: list[bytes] = []
+        for _ in range(each):
+            text = " ".join(generator.choices(words, k=9))
+            values.append(text.encode()[:VALUE_BYTES])
+        log.append(listing.shard, values)
+        ranges.append(ReadRange(listing.shard, "0", str(each), each))
+    return log, ranges
+
+
+def ways(
+    spark: Any, log: LocalLog, ranges: list[ReadRange], output: Path
+) -> dict[str, Callable[[], None]]:
+    """The three ways to write the ranges, by name."""
+
+    def job() -> SweepJob:
+        return SweepJob(
+            stream=StreamName("benchmark"),
+            source_options=log.spark_options(),
+            transform=None,
+            output_root=output,
+            new_attempt=lambda: uuid.uuid4().hex,
+            tag="leasehold-benchmark",
+            tasks_max=2 * cores(),
+        )
+
+    def frame() -> Any:
+        reports = output / uuid.uuid4().hex
+        options = read_options(log.spark_options(), ranges, 2 * cores(), reports)
+        return spark.read.format(FORMAT).options(**options).load()
+
+    def per_shard() -> None:
+        results = run_sweep(spark, job(), ranges)
+        assert all(isinstance(result, SweepOutcome) for result in results.values())
+
+    def partition_by() -> None:
+        frame().write.partitionBy("shard_id").parquet(str(output / uuid.uuid4().hex))
+
+    def mixed() -> None:
+        frame().write.parquet(str(output / uuid.uuid4().hex))
+
+    return {"per shard": per_shard, "partitionBy": partition_by, "mixed": mixed}
+
+
+def measure(
+    folder: Path, shard_counts: list[int], records: int, repeats: int
+) -> list[dict[str, Any]]:
+    """The figures of every number of shards and way, all from one session."""
+    spark_folder = folder / "spark"
+    spark = SparkResource(mode="connect", folder=str(spark_folder)).spark_session
+    rows: list[dict[str, Any]] = []
+    try:
+        for shards in shard_counts:
+            log, ranges = make_ranges(folder / f"log-{shards}", shards, records)
+            output = folder / f"output-{shards}"
+            named = ways(spark, log, ranges, output)
+            times: dict[str, list[float]] = {name: [] for name in named}
+            # The first round warms up workers and compilers; the ways take turns in the others.
+            for round_ in range(repeats + 1):
+                for name, write in named.items():
+                    began = time.perf_counter()
+                    write()
+                    if round_:
+                        times[name].append(time.perf_counter() - began)
+            floor = statistics.median(times["mixed"])
+            for name, seconds in times.items():
+                median = statistics.median(seconds)
+                rows.append(
+                    {
+                        "shards": shards,
+                        "way": name,
+                        "median_s": round(median, 3),
+                        "best_s": round(min(seconds), 3),
+                        "records_per_s": round(records / median),
+                        "ratio_to_mixed": round(median / floor, 2),
+                    }
+                )
+            shutil.rmtree(output)
+    finally:
+        connect_server.stop(spark_folder)
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 16, 128])
+    parser.add_argument("--records", type=int, default=TOTAL_RECORDS, help="in all shards together")
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-sweep-"))
+    try:
+        rows = measure(folder, arguments.shards, arguments.records, arguments.repeats)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if arguments.json:
+        json.dump({"records": arguments.records, "rows": rows}, sys.stdout, indent=2)
+        print()
+        return
+    print(f"{arguments.records} records of up to {VALUE_BYTES} bytes in all, {cores()} cores")
+    print(
+        f"{'shards':>6}  {'way':<12} {'median s':>9} {'best s':>7} {'records/s':>10} {'ratio':>6}"
+    )
+    for row in rows:
+        print(
+            f"{row['shards']:>6}  {row['way']:<12} {row['median_s']:>9} {row['best_s']:>7} "
+            f"{row['records_per_s']:>10} {row['ratio_to_mixed']:>6}"
+        )
+
+
+if __name__ == "__main__":
+    main()
