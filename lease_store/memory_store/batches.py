@@ -74,7 +74,11 @@ class MemoryBatches(MemoryRows):
                 batch = rows.batches.get((commit.tenure.shard, commit.sequence))
                 if rows.current(commit.tenure) and not already_committed(batch, commit):
                     check_intended(batch, commit)
-            return {commit.tenure.shard: self._commit(rows, commit) for commit in commits}
+            before = self._sequence
+            outcomes = {commit.tenure.shard: self._commit(rows, commit) for commit in commits}
+            if self._sequence != before and any(commit.finished for commit in commits):
+                rows.bump()
+            return outcomes
 
     def _commit(self, rows: GroupRows, commit: BatchCommit) -> Changed | Stale:
         shard = commit.tenure.shard
@@ -105,11 +109,11 @@ class MemoryBatches(MemoryRows):
             if row is None or not may_advance(row.check_point, cursor):
                 return Stale()
             rows.abandon_intents(tenure.shard)
+            rows.bump()
             return self._finish(rows, tenure, cursor)
 
     def _finish(self, rows: GroupRows, tenure: Tenure, cursor: str) -> Changed:
         observer = str(tenure.holder)
-        rows.bump()
         self._write(rows, [finished(rows.shards[tenure.shard], cursor, FINISHED)], observer)
         freed = freed_to_start(
             (rows.shards[shard] for shard in sorted(rows.shards)),

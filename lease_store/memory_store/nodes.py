@@ -47,6 +47,7 @@ class MemoryNodes(MemoryRows):
             known = rows.nodes.get(node)
             if known is None or not known.member or known.incarnation != incarnation:
                 return Stale()
+            rows.bump()
             return self._depart(rows, node, "leave", "its node left", str(node))
 
     def evict(
@@ -57,13 +58,13 @@ class MemoryNodes(MemoryRows):
             known = rows.nodes.get(node)
             if known is None or not known.member or known.lease_id != seen_lease_id:
                 return Stale()
+            rows.bump()
             return self._depart(rows, node, "evict", reason, observer)
 
     def _depart(
         self, rows: GroupRows, node: NodeName, kind: str, reason: str, observer: str
     ) -> Changed:
         known = rows.nodes[node]
-        rows.bump()
         rows.nodes[node] = replace(known, incarnation="")
         self._note(rows, departure_note(known, kind, reason), observer)
         shards = [rows.shards[shard] for shard in sorted(rows.shards)]

@@ -34,11 +34,11 @@ class MemoryShards(MemoryRows):
         """See `LeaseStore.sync_shards`."""
         with self._rows("sync_shards", key) as rows:
             changed: list[ShardId] = []
-            for listed in listing:
-                before = rows.shards.get(listed.shard)
+            for shard, listed in sorted({entry.shard: entry for entry in listing}.items()):
+                before = rows.shards.get(shard)
                 if before and (after := listed_again(before, listed)) != before:
-                    rows.shards[listed.shard] = after
-                    changed.append(listed.shard)
+                    rows.shards[shard] = after
+                    changed.append(shard)
             added = shards_first_seen(listing, rows.shards, ordered=rows.group.ordered)
             for shard, note in added:
                 rows.shards[shard.shard] = shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -156,7 +157,7 @@ def test_every_change_of_owner_raises_lease_id_and_generation(world: World) -> N
         seen.append((world.shard(X).lease_id, world.generation()))
     assert all(
         lease > before and generation > earlier
-        for (before, earlier), (lease, generation) in zip(seen, seen[1:], strict=False)
+        for (before, earlier), (lease, generation) in itertools.pairwise(seen)
     )
 
 

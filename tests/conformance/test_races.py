@@ -1,0 +1,278 @@
+"""Races between threads: whatever the order, exactly one side of each wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TypeVar
+
+from lease_store.errors import LeaseLost
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import BatchState, Node, ShardListing
+from lease_store.states import ShardState
+from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Opened, Registered, Stale
+from tests.conformance.world import A, B, World, X, Y, a_commit
+
+ROUNDS = 8
+Answer = TypeVar("Answer")
+
+
+def at_once(*calls: Callable[[], Answer]) -> list[Answer]:
+    """Run calls in threads that start together; their answers in order."""
+    barrier = Barrier(len(calls))
+
+    def run(call: Callable[[], Answer]) -> Answer:
+        barrier.wait(10)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(60) for future in [pool.submit(run, call) for call in calls]]
+
+
+def test_one_claim_wins(world: World) -> None:
+    world.group()
+    nodes = [NodeName(f"n{number}") for number in range(4)]
+    world.join(*nodes)
+    shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
+    world.add(*shards)
+
+    def claim_all(node: NodeName) -> dict[ShardId, Changed | Stale]:
+        claims = dict.fromkeys(shards, (node, 0))
+        return world.store.claim(world.key, claims, observer=node, reason="race")
+
+    answers = at_once(*(lambda node=node: claim_all(node) for node in nodes))
+    for shard in shards:
+        winners = [
+            node
+            for node, answer in zip(nodes, answers, strict=True)
+            if isinstance(answer[shard], Changed)
+        ]
+        assert winners == [world.shard(shard).consumer_owner]
+        assert world.edges(shard) == [1, 3]
+
+
+def test_crossing_claims_do_not_block_each_other(world: World) -> None:
+    """Claims that name the same shards in opposite orders are taken in one order inside."""
+    world.group()
+    world.join(A, B)
+    shards = [ShardId(f"s{number:02}") for number in range(20)]
+    world.add(*shards)
+    claims_a = dict.fromkeys(shards, (A, 0))
+    claims_b = dict.fromkeys(reversed(shards), (B, 0))
+    answers = at_once(
+        lambda: world.store.claim(world.key, claims_a, observer="a", reason="r"),
+        lambda: world.store.claim(world.key, claims_b, observer="b", reason="r"),
+    )
+    assert sum(isinstance(x, Changed) for answer in answers for x in answer.values()) == 20
+
+
+def test_one_incarnation_gets_the_name(world: World) -> None:
+    world.group()
+    answers = at_once(*(lambda i=i: world.register(A, f"i{i}") for i in range(4)))
+    (winner,) = [i for i, answer in enumerate(answers) if isinstance(answer, Registered)]
+    assert world.node(A).incarnation == f"i{winner}"
+    assert all(
+        answer == NameTaken(f"i{winner}", 1) for i, answer in enumerate(answers) if i != winner
+    )
+
+
+def test_a_beat_and_an_eviction_never_both_succeed(world: World) -> None:
+    world.group()
+    for number in range(ROUNDS):
+        node = NodeName(f"n{number}")
+        world.join(node)
+        evicted, beaten = at_once(
+            lambda node=node: world.store.evict(world.key, node, 1, observer="t", reason="r"),
+            lambda node=node: world.store.beat(world.key, node, f"{node}-1"),
+        )
+        assert (evicted, beaten) in [
+            (Changed(), BeatRefused()),
+            (Stale(), Beaten(2)),
+        ]
+        assert world.node(node).member == isinstance(beaten, Beaten)
+
+
+def test_no_beat_is_lost(world: World) -> None:
+    world.group()
+    world.join(A)
+
+    def beats() -> list[int]:
+        answers = [world.store.beat(world.key, A, "a-1") for _ in range(25)]
+        return [answer.lease_id for answer in answers if isinstance(answer, Beaten)]
+
+    counters = sorted(counter for answer in at_once(beats, beats) for counter in answer)
+    assert counters == list(range(2, 52))
+    assert world.node(A).lease_id == 51
+
+
+def test_one_run_opens(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    world.claim(A, X)
+    answers = at_once(
+        *(lambda i=i: world.store.open_tenure(world.key, X, A, f"run-{i}") for i in range(4))
+    )
+    (opened,) = [answer for answer in answers if isinstance(answer, Opened)]
+    assert opened.tenure.epoch == 1
+    assert world.shard(X).consumer_run == opened.tenure.run
+
+
+def test_a_commit_and_an_eviction_are_in_some_order(world: World) -> None:
+    """Either the batch was committed before the eviction, or nothing of it is seen."""
+    world.group()
+    shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
+    world.add(*shards)
+    for number, shard in enumerate(shards):
+        node = NodeName(f"n{number}")
+        world.join(node)
+        (tenure,) = world.hold(node, shard)
+        world.intend(tenure, "0", "5")
+        committed, evicted = at_once(
+            lambda tenure=tenure: world.store.commit([a_commit(tenure, "0", "5")]),
+            lambda node=node: world.store.evict(world.key, node, 1, observer="t", reason="r"),
+        )
+        assert evicted == Changed((shard,))
+        won = committed[shard] == Changed()
+        assert world.shard(shard).check_point == ("5" if won else None)
+        assert len(world.store.batches(world.key, shard)) == won
+        assert len(world.store.batches(world.key, shard, BatchState.INTENT)) == (not won)
+
+
+def test_parents_that_end_together_free_the_child_once(world: World) -> None:
+    """Two runs finish the two parents of a merge at the same time: edge 2 is neither lost nor
+    taken twice."""
+    world.group()
+    world.join(A)
+    for number in range(ROUNDS):
+        left, right, child = (ShardId(f"{side}{number}") for side in ("l", "r", "c"))
+        world.add(left, right, ShardListing(child, parents=(left, right)))
+        tenures = world.hold(A, left, right)
+        for tenure in tenures:
+            world.intend(tenure, "0", "5")
+        outcomes = at_once(
+            *(
+                lambda tenure=tenure: world.store.commit(
+                    [a_commit(tenure, "0", "5", finished=True)]
+                )[tenure.shard]
+                for tenure in tenures
+            )
+        )
+        assert sorted(outcomes, key=repr) == [Changed((child,)), Changed()]
+        assert world.shard(child).state is ShardState.NOT_ALLOC
+        assert world.edges(child) == [1, 2]
+
+
+def test_letting_go_and_taking_back_are_in_some_order(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
+    world.add(*shards)
+    for shard in shards:
+        (tenure,) = world.hold(A, shard)
+        world.transfer(shard, B)
+        lease_id = world.shard(shard).lease_id
+
+        def let_go(tenure=tenure) -> None:
+            world.store.close_tenure(tenure, reason="boundary")
+
+        def take_back(shard=shard, lease_id=lease_id) -> Changed | Stale:
+            return world.store.cancel_transfer(world.key, shard, lease_id, observer="t", reason="r")
+
+        _, cancelled = at_once(let_go, take_back)
+        row = world.shard(shard)
+        assert row.state is ShardState.ALREADY_ALLOC
+        assert row.consumer_run == ""
+        assert row.consumer_owner == (A if isinstance(cancelled, Changed) else B)
+
+
+def test_letting_go_and_the_deadline_are_in_some_order(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
+    world.add(*shards)
+    for shard in shards:
+        (tenure,) = world.hold(A, shard)
+        world.transfer(shard, B)
+        lease_id = world.shard(shard).lease_id
+
+        def let_go(tenure=tenure) -> str:
+            try:
+                world.store.close_tenure(tenure, reason="boundary")
+            except LeaseLost:
+                return "lost"
+            return "let go"
+
+        def deadline(shard=shard, lease_id=lease_id) -> Changed | Stale:
+            return world.store.complete_transfer(
+                world.key, shard, lease_id, observer="b", reason="deadline"
+            )
+
+        left, completed = at_once(let_go, deadline)
+        assert (left, isinstance(completed, Changed)) in [("let go", False), ("lost", True)]
+        assert world.shard(shard).consumer_owner == B
+        assert world.kinds(shard).count("close") == 1
+
+
+def test_the_same_list_from_two_sensors_adds_each_shard_once(world: World) -> None:
+    world.group()
+    listing = [ShardListing(ShardId(f"s{number}")) for number in range(30)]
+    answers = at_once(
+        *(lambda: world.store.sync_shards(world.key, listing, observer="t") for _ in range(3))
+    )
+    assert sorted(shard for answer in answers for shard in answer.added) == sorted(
+        entry.shard for entry in listing
+    )
+    assert len(world.journal()) == 30
+
+
+def test_a_name_registered_while_it_is_evicted(world: World) -> None:
+    world.group()
+    for number in range(ROUNDS):
+        node = NodeName(f"n{number}")
+        world.join(node)
+        evicted, registered = at_once(
+            lambda node=node: world.store.evict(world.key, node, 1, observer="t", reason="r"),
+            lambda node=node: world.store.register(
+                world.key, Node(node, 0, f"{node}-1"), observer="t"
+            ),
+        )
+        assert registered == Registered(2)
+        assert evicted in (Changed(), Stale())
+        assert world.node(node).member
+
+
+def test_a_snapshot_is_one_moment(world: World) -> None:
+    """While shards x and y change owner together, no snapshot shows them apart."""
+    world.group()
+    world.join(A, B)
+    world.add(X, Y)
+    world.claim(A, X, Y)
+    done = False
+
+    def swap() -> int:
+        nonlocal done
+        for number in range(12):
+            node = (A, B)[number % 2]
+            other = (B, A)[number % 2]
+            world.store.leave(world.key, node, world.incarnations[node])
+            world.claim(other, X, Y)
+            world.join(node)
+        done = True
+        return 0
+
+    def look() -> int:
+        looks = 0
+        while not done:
+            snapshot = world.store.snapshot(world.key)
+            first, second = snapshot.shards
+            assert first.consumer_owner == second.consumer_owner
+            assert first.consumer_owner is None or any(
+                node.name == first.consumer_owner and node.member for node in snapshot.nodes
+            )
+            looks += 1
+        return looks
+
+    _, looks = at_once(swap, look)
+    assert looks > 0
