@@ -208,7 +208,7 @@ def test_a_killed_split_happened_or_did_not(tmp_path: Path) -> None:
     log = LocalLog.create(tmp_path / "log", 2)
     seed = random.randrange(2**32)
     moments = random.Random(seed)
-    for round_ in range(10):
+    for round_ in range(6):
         with process(resharder, log.root) as child:
             assert child.stdout is not None
             for _ in range(moments.randrange(2, 12)):
