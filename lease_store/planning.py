@@ -79,14 +79,20 @@ def balanced_quotas(
 ) -> dict[NodeName, int]:
     """How many shards each node shall have: floor or ceil of the average, at most `cap`.
 
-    The larger shares go to the nodes that already hold most (ties by name): each of them may
-    then keep one shard more, which is what makes the number of moves smallest.
+    The larger shares go to nodes that hold more than the smaller one: each of them may then keep
+    one shard more, which is what makes the number of moves smallest. Among equals the name
+    decides, and nothing that changes while a plan is carried out:
+
+    1. Three empty nodes share 8 shards: 3, 3, 2 by name. The last of them plans first and
+       claims its 2.
+    2. Were the larger shares to follow the counts, it would now be the fullest, and claim a third
+       that the plan of the others does not give it.
     """
     if not held:
         return {}
     assignable = shards if cap is None else min(shards, cap * len(held))
     base, extra = divmod(assignable, len(held))
-    order = sorted(held, key=lambda node: (-held[node], rank_key(node)))
+    order = sorted(held, key=lambda node: (held[node] <= base, rank_key(node)))
     return {node: base + (place < extra) for place, node in enumerate(order)}
 
 
@@ -341,5 +347,5 @@ def _proof(
         lines.append(f"{len(holdings.homeless)} are held by nodes that take no runs: each must go")
     if holdings.returning:
         lines.append(f"{len(holdings.returning)} are promised to nodes that take no runs")
-    lines.append("the larger shares are with the nodes that hold most, so that no fewer can move")
+    lines.append("the larger shares are where most can stay, so that no fewer can move")
     return tuple(lines)

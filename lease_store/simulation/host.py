@@ -322,6 +322,7 @@ class Host:
                     store.beat(world.key, self.name, self.incarnation)
             world.schedule.sleep(pause_s)
             waited_s += pause_s
+        world.departing()
         with suppress(StoreError):  # Where it fails, those who stay notice the silence.
             self.rebalancer.leave()
         self.up = False

@@ -20,8 +20,16 @@ class FewestMoves:
         self._seen: object = None
         self.total = 0
 
-    def change(self, nodes: Iterable[Node], shards: Iterable[ShardLease]) -> bool:
-        """Settle, and add the fewest moves that this takes; whether members or shards changed.
+    def settled(self, snapshot: Snapshot) -> None:
+        """The real group has settled: of several equally good ways, this is the one it went."""
+        self._owners = {
+            lease.shard: lease.lease_owner
+            for lease in snapshot.shards
+            if lease.state.held and lease.lease_owner is not None
+        }
+
+    def change(self, nodes: Iterable[Node], shards: Iterable[ShardLease]) -> None:
+        """Settle, and add the fewest moves that this takes, if members or shards changed.
 
         `nodes` are those that live in truth; `shards` count by their state alone.
         """
@@ -30,7 +38,7 @@ class FewestMoves:
             sorted((lease.shard, lease.subscribable) for lease in shards if lease.state.consumable)
         )
         if (seen := (members, countable)) == self._seen:
-            return False
+            return
         self._seen = seen
         names = {node.name for node in members}
         rows: list[ShardLease] = []
@@ -48,4 +56,3 @@ class FewestMoves:
         owners = {row.shard: row.lease_owner for row in rows}
         owners |= {action.shard: action.gains for action in decided.actions}
         self._owners = {shard: owner for shard, owner in owners.items() if owner is not None}
-        return True

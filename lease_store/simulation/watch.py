@@ -30,7 +30,7 @@ class Watch:
         self._world = world
         self._shards: dict[ShardId, ShardLease] = {}
         self._nodes: dict[NodeName, Node] = {}
-        self._acknowledged: dict[tuple[ShardId, int], BatchCommit] = {}
+        self._took_effect: set[tuple[ShardId, int, str, str, str]] = set()
         self._lost_until = 0.0
         self.violations: list[str] = []
         self.moves = 0
@@ -66,22 +66,25 @@ class Watch:
             self._shards[lease.shard] = lease
             changed = self._compare(verb, process, args, before, lease, snapshot) or changed
         if changed:
-            self.membership_changed(snapshot)
+            self._world.restart_rounds()
 
     def acknowledge(self, process: Process, commits: Sequence[BatchCommit]) -> None:
-        """A run reports batches as committed: from here on they must not be missing."""
+        """A run takes batches for committed: they must have become visible under its token."""
         for commit in commits:
+            shard = commit.tenure.shard
             if commit.tenure.run != process.name:
                 self.violated(f"I7: run {process.name} reports a batch of run {commit.tenure.run}")
-            self._acknowledged[commit.tenure.shard, commit.sequence] = commit
+            if _effect(commit) not in self._took_effect:
+                self.violated(
+                    f"I3: run {process.name} takes batch {shard}.{commit.sequence} for committed, "
+                    "which it is not"
+                )
 
     def restored(self) -> None:
         """The store lost its last commits: start again from what it holds now."""
-        self.check_history()
         snapshot = self._world.store.snapshot(self._world.key)
         self._shards = {lease.shard: lease for lease in snapshot.shards}
         self._nodes = {node.name: node for node in snapshot.nodes}
-        self._acknowledged.clear()
         # Counters repeat after such a loss, so that one of them may look as if it had stood still.
         self._lost_until = self._world.schedule.now + 2 * self._world.config.timeout_s
         self.membership_changed(snapshot)
@@ -103,15 +106,6 @@ class Watch:
             self.violated(f"I9: more than one event for the batches {', '.join(doubled)}")
         if missing := sorted(committed.keys() - events):
             self.violated(f"I9: no event for the batches {', '.join(missing)}")
-        known = {(batch.shard, batch.sequence): batch for batch in batches}
-        for place, commit in self._acknowledged.items():
-            batch = known.get(place)
-            if batch is None or (batch.run, batch.start, batch.end) != (
-                commit.tenure.run,
-                commit.start,
-                commit.end,
-            ):
-                self.violated(f"I3: batch {place[0]}.{place[1]} was reported, but is not there")
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -150,7 +144,8 @@ class Watch:
             self._check_distrusted(Node(name, 0, incarnation), "renewed under another's name")
 
     def membership_changed(self, snapshot: Snapshot) -> None:
-        """Members or shards changed: count what the fewest moves are, and measure from here."""
+        """The members changed: count what the fewest moves are, and rounds from here."""
+        self._world.restart_rounds()
         self._world.follow(snapshot)
 
     # -- shards ---------------------------------------------------------------------------------
@@ -252,6 +247,7 @@ class Watch:
         self, process: Process, commit: BatchCommit, before: ShardLease, after: ShardLease
     ) -> None:
         """I3: what becomes visible is exactly what the attempt read, and it joins what was."""
+        self._took_effect.add(_effect(commit))
         shard = after.shard
         if commit.tenure.run != process.name:
             self.violated(f"I7: {process.name} committed under the token of {commit.tenure.run}")
@@ -283,3 +279,8 @@ class Watch:
 def _commit_of(args: tuple[Any, ...], shard: ShardId) -> BatchCommit:
     commits: Sequence[BatchCommit] = args[0]
     return next(commit for commit in commits if commit.tenure.shard == shard)
+
+
+def _effect(commit: BatchCommit) -> tuple[ShardId, int, str, str, str]:
+    tenure = commit.tenure
+    return tenure.shard, commit.sequence, tenure.run, commit.start, commit.end

@@ -67,6 +67,7 @@ class World:
         self._lost_at: dict[ShardId, float] = {}
         self._rounds: Counter[NodeName] = Counter()
         self._following = True
+        self._settled_at = -1
         group = Group(
             KEY,
             ordered=config.ordered or (swarm and chance.random() < 0.7),
@@ -240,20 +241,30 @@ class World:
         self._following = True
         self.watch.membership_changed(self.store.snapshot(KEY))
 
-    def follow(self, snapshot: Snapshot) -> bool:
-        """Settle the ideal world after a change; whether members or shards really changed."""
+    def follow(self, snapshot: Snapshot) -> None:
+        """Settle the ideal world after a change of members, or of shards."""
         if not self._following:
-            return False
+            return
         present = {host.name for host in self.hosts if host.up and not host.lost}
         nodes = [node for node in snapshot.nodes if node.member and node.name in present]
-        changed = self.fewest.change(nodes, snapshot.shards)
-        if changed:
-            self._rounds.clear()
-        return changed
+        self.fewest.change(nodes, snapshot.shards)
+
+    def restart_rounds(self) -> None:
+        """Something changed: planning rounds count from here."""
+        self._rounds.clear()
 
     def ticked(self, host: Host, report: TickReport) -> None:
         """A tick ended; its planning rounds count from the last change on."""
         self._rounds[host.name] += report.rounds
+        if report.generation == self._settled_at or report.plan.actions:
+            return
+        if any(lease.state is ShardState.TRANSFER for lease in report.snapshot.shards):
+            return
+        # Whatever became of the shards since the group was last settled is one change; and of
+        # several equally good ways to settle, the real group's is where the ideal one goes on.
+        self._settled_at = report.generation
+        self.follow(report.snapshot)
+        self.fewest.settled(report.snapshot)
 
     @property
     def rounds(self) -> int:
@@ -294,6 +305,12 @@ class World:
             for run in host.runs
             if run.incarnation == incarnation and not run.dead and not run.heartbeat.lost.is_set()
         ]
+
+    def departing(self) -> None:
+        """Those who leave together are about to leave the store: that is one change."""
+        for host in self.hosts:
+            host.lost = host.lost or (host.up and host.leaving and host.ready_to_leave)
+        self.watch.membership_changed(self.store.snapshot(KEY))
 
     def all_ready_to_leave(self, host: Host) -> bool:
         """Whether all who leave together can leave now."""
