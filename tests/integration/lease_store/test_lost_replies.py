@@ -1,0 +1,182 @@
+"""A connection that breaks at COMMIT: before it arrives and after it took effect look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lease_store.records import Group, Intent, ShardListing
+from lease_store.store import Beaten, Changed, Opened, Registered
+from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
+from tests.integration.lease_store.commit_proxy import CommitProxy, Cut
+
+pytestmark = pytest.mark.mariadb
+
+
+@dataclass(frozen=True)
+class Case:
+    """A verb, the answer it must give, and what must then be true."""
+
+    name: str
+    verb: Callable[[World], Any]
+    answer: Any
+    holds: Callable[[World], bool]
+
+
+def tenure(world: World):
+    from lease_store.records import Tenure
+
+    row = world.shard(X)
+    assert row.consumer_owner is not None
+    return Tenure(world.key, X, row.consumer_owner, row.consumer_epoch, row.consumer_run)
+
+
+def lease(world: World) -> int:
+    return world.shard(X).lease_id
+
+
+def intend_and_commit(world: World) -> Any:
+    return world.store.commit([a_commit(tenure(world), "0", "5", finished=True)])
+
+
+CASES = [
+    Case(
+        "register",
+        lambda world: world.register(C, "c-1"),
+        Registered(1),
+        lambda world: world.kinds().count("join") == 3,
+    ),
+    Case(
+        "leave",
+        lambda world: world.store.leave(world.key, A, "a-1"),
+        Changed((X,)),
+        lambda world: world.kinds().count("leave") == 1,
+    ),
+    Case(
+        "evict",
+        lambda world: world.store.evict(world.key, A, 1, observer="t", reason="silent"),
+        Changed((X,)),
+        lambda world: world.kinds().count("evict") == 1,
+    ),
+    Case(
+        "claim",
+        lambda world: world.store.claim(world.key, {Y: (B, 0)}, observer="t", reason="r"),
+        {Y: Changed((Y,))},
+        lambda world: world.edges(Y) == [1, 3],
+    ),
+    Case(
+        "begin_transfer",
+        lambda world: world.transfer(X, B),
+        Changed((X,)),
+        lambda world: world.edges(X) == [1, 3, 5],
+    ),
+    Case(
+        "close_tenure",
+        lambda world: world.store.close_tenure(tenure(world), reason="r"),
+        None,
+        lambda world: world.kinds(X).count("close") == 1,
+    ),
+    Case(
+        "open_tenure",
+        lambda world: isinstance(
+            world.store.open_tenure(world.key, X, A, "run-2", replaces="run-1"), Opened
+        ),
+        True,
+        lambda world: world.shard(X).consumer_epoch == 2,
+    ),
+    Case(
+        "commit",
+        intend_and_commit,
+        {X: Changed((Z,))},
+        lambda world: (
+            world.edges(X) == [1, 3, 8] and len(world.store.pending_events(world.key)) == 1
+        ),
+    ),
+    Case(
+        "force_checkpoint",
+        lambda world: world.store.force_checkpoint(world.key, X, "9", observer="t", reason="r"),
+        Changed((X,)),
+        lambda world: world.shard(X).consumer_epoch == 2,
+    ),
+    Case(
+        "sync_shards",
+        lambda world: (
+            world.store.sync_shards(
+                world.key, [ShardListing(X.__class__("new"))], observer="t"
+            ).added
+        ),
+        ("new",),
+        lambda world: len(world.journal(X.__class__("new"))) == 1,
+    ),
+    Case(
+        "record_intents",
+        lambda world: world.store.record_intents([Intent(tenure(world), 0, "0", "5")]),
+        {X: Changed((X,))},
+        lambda world: len(world.store.batches(world.key, state=None)) == 1,
+    ),
+    Case(
+        "create_group",
+        lambda world: world.store.create_group(
+            Group(world.key.__class__.parse("other", world.key.stream))
+        ),
+        None,
+        lambda world: len(world.store.groups()) == 2,
+    ),
+    Case(
+        "delete_group",
+        lambda world: world.store.delete_group(world.key, force=True),
+        None,
+        lambda world: world.store.groups() == [],
+    ),
+    Case(
+        "finish_empty",
+        lambda world: world.store.finish_empty(tenure(world), "0"),
+        Changed((Z,)),
+        lambda world: world.edges(X) == [1, 3, 8],
+    ),
+]
+
+
+@pytest.mark.parametrize("cut", Cut)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_verb_takes_effect_once_and_says_so(
+    through_proxy: World, proxy: CommitProxy, case: Case, cut: Cut
+) -> None:
+    world = through_proxy
+    world.group()
+    world.join(A, B)
+    world.add(X, Y, ShardListing(Z, parents=(X,)))
+    world.hold(A, X)
+    if case.name == "commit":
+        world.intend(tenure(world), "0", "5")
+    proxy.arm(cut)
+    assert case.verb(world) == case.answer
+    assert proxy.done == [cut]
+    assert case.holds(world)
+
+
+@pytest.mark.parametrize("cut", Cut)
+def test_a_beat_may_count_twice_but_is_never_lost(
+    through_proxy: World, proxy: CommitProxy, cut: Cut
+) -> None:
+    world = through_proxy
+    world.group()
+    world.join(A)
+    proxy.arm(cut)
+    answer = world.store.beat(world.key, A, "a-1")
+    assert isinstance(answer, Beaten)
+    assert world.node(A).lease_id == answer.lease_id >= 2
+
+
+def test_two_lost_replies_in_a_row(through_proxy: World, proxy: CommitProxy) -> None:
+    world = through_proxy
+    world.group()
+    world.join(A)
+    world.add(X)
+    proxy.arm(Cut.BEFORE, Cut.AFTER)
+    world.claim(A, X)
+    assert proxy.done == [Cut.BEFORE, Cut.AFTER]
+    assert world.edges(X) == [1, 3]
