@@ -1,0 +1,30 @@
+"""Local logs for tests: made small, and read as a whole."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lease_store.identifiers import ShardId
+from shard_sources.local_log import LocalLog
+from shard_sources.local_log.segments import list_segments
+from shard_sources.local_log.writing import shard_folder
+from shard_sources.source import ReadRange
+from tests.unit.shard_sources.source_conformance import values_of
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC)
+ZERO = ShardId("0")
+
+
+def new_log(folder: Path, shards: int = 2, **options: int) -> LocalLog:
+    return LocalLog.create(folder, shards, clock=lambda: NOW, **options)
+
+
+def read_all(log: LocalLog, shard: str = "0") -> list[bytes]:
+    key = ShardId(shard)
+    bounds = log.bounds([key])[key]
+    return values_of(list(log.read(ReadRange(key, bounds.begin, bounds.end))))
+
+
+def data_files(log: LocalLog, shard: str = "0") -> list[Path]:
+    return [name.data for name in list_segments(shard_folder(log.root, ShardId(shard)))]
