@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASKS_PER_CORE = 2
+RUN_LENGTH_MAX = 40
 
 
 def run_tag(run: str) -> str:
@@ -50,12 +52,14 @@ class SparkSweeper:
         tasks_max: int | None = None,
     ) -> None:
         self._session = session
+        # For people who look at the folder; what makes the name unique comes after it.
+        attempts_of = re.sub(r"[^A-Za-z0-9-]", "-", run)[:RUN_LENGTH_MAX].lstrip("-") or "run"
         self._job = SweepJob(
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
             transform=stream.transform,
             output_root=output_root.absolute(),
-            new_attempt=new_attempt or (lambda: uuid.uuid4().hex),
+            new_attempt=new_attempt or (lambda: f"{attempts_of}-{uuid.uuid4().hex}"),
             tag=run_tag(run),
             tasks_max=tasks_max or TASKS_PER_CORE * cores(),
             doomed=doomed,

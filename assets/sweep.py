@@ -8,6 +8,7 @@ sweep is halved until the shards that fail stand alone and the others have gone 
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 import time
 import weakref
@@ -221,6 +222,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     where = f"The transform of stream {job.stream}"
     if job.transform is None:
         return records
+    _ship_code_of(job.transform)
     try:
         output = cast(object, job.transform(records))
         # Spark checks column names only when it is asked for them.
@@ -245,6 +247,21 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
             "which quarantined records are stored with."
         )
     return output
+
+
+def _ship_code_of(transform: Transform) -> None:
+    """Send functions of the transform's own module to Spark by value, not by name.
+
+    A warm server's workers may be unable to import the user's module, or hold it as it was
+    before its last edit.
+    """
+    from pyspark import cloudpickle
+
+    name = getattr(transform, "__module__", "")
+    module = sys.modules.get(name)
+    # What runs as a script is always sent by value; this project's modules are on every worker.
+    if module is not None and name != "__main__" and name.split(".")[0] != __package__:
+        cloudpickle.register_pickle_by_value(module)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 
 from assets import connect_server
 from assets.spark_resource import SparkResource
+from tests.integration.assets.runs import new_home
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,9 @@ def spark_folder() -> Iterator[Path]:
 def connect_session(spark_folder: Path) -> Any:
     """A session of the embedded Connect server, as a run gets it."""
     return SparkResource(mode="connect", folder=str(spark_folder)).spark_session
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A small deployment whose shards are all claimed."""
+    return new_home(tmp_path)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,14 @@ import pyarrow as pa
 import pytest
 
 from assets.committed_output import committed_files, iter_records
-from assets.consumption import Consumer
-from assets.consumption_report import ConsumptionReport, StopReason
+from assets.consumption_report import StopReason
 from assets.failpoints import ENVIRONMENT_VARIABLE
-from assets.shard_stream import ShardStream
-from assets.spark_resource import SparkResource
-from assets.spark_sweeper import SparkSweeper
-from lease_store import open_store
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Node
+from lease_store.identifiers import ShardId
 from lease_store.verification import verify
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits
-from tests.unit.assets.consumption_world import Beat
+from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 
 pytestmark = pytest.mark.spark
 
-NODE = NodeName("a")
-RECORDS = 30
-PROJECT = Path(__file__).parents[3]
 POINTS = (
     "after_open",
     "after_intent",
@@ -42,59 +30,6 @@ POINTS = (
     "after_commit",
     "before_close",
 )
-
-
-def stream_of(home: Path) -> ShardStream:
-    return ShardStream(
-        name="orders", source=LocalLog.open(home / "log"), limits=Limits(records_max=12)
-    )
-
-
-def store_of(home: Path) -> Any:
-    return open_store(f"sqlite:///{home / 'leases.db'}")
-
-
-def consume(
-    home: Path, spark_folder: Path, run: str, replaces: str | None = None
-) -> dict[ShardId, ConsumptionReport]:
-    """One run over all shards, as a process of its own does it."""
-    stream, store = stream_of(home), store_of(home)
-    shards = [lease.shard for lease in store.snapshot(stream.key).shards]
-    consumer = Consumer(
-        stream=stream,
-        store=store,
-        node=NODE,
-        run=run,
-        sweeper=SparkSweeper(
-            stream=stream,
-            session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
-            output_root=home / "output",
-            run=run,
-        ),
-        heartbeat=Beat(),
-        clock=time.monotonic,
-        replaces=dict.fromkeys(shards, replaces) if replaces else None,
-    )
-    return consumer.consume(shards)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    log = LocalLog.create(tmp_path / "log", 3)
-    for listing in log.list_shards():
-        log.append(listing.shard, [b"%s:%d" % (listing.shard.encode(), n) for n in range(RECORDS)])
-    stream, store = stream_of(tmp_path), store_of(tmp_path)
-    store.create_group(stream.new_group(20.0))
-    store.register(stream.key, Node(NODE, 0, "a-1"), observer="test")
-    store.sync_shards(stream.key, log.list_shards(), observer="test")
-    leases = store.snapshot(stream.key).shards
-    store.claim(
-        stream.key,
-        {lease.shard: (NODE, lease.lease_id) for lease in leases},
-        observer="test",
-        reason="test",
-    )
-    return tmp_path
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -1,0 +1,83 @@
+"""A small deployment on SQLite, and a run over its shards as a process of its own does it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from assets.consumption import Consumer
+from assets.consumption_report import ConsumptionReport
+from assets.shard_stream import ShardStream, Transform
+from assets.spark_resource import SparkResource
+from assets.spark_sweeper import SparkSweeper
+from lease_store import open_store
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Node
+from shard_sources.local_log import LocalLog
+from shard_sources.source import Limits
+from tests.unit.assets.consumption_world import Beat
+
+NODE = NodeName("a")
+RECORDS = 30
+PROJECT = Path(__file__).parents[3]
+
+
+def stream_of(home: Path, transform: Transform | None = None) -> ShardStream:
+    return ShardStream(
+        name="orders",
+        source=LocalLog.open(home / "log"),
+        transform=transform,
+        limits=Limits(records_max=12),
+    )
+
+
+def store_of(home: Path) -> Any:
+    return open_store(f"sqlite:///{home / 'leases.db'}")
+
+
+def consume(
+    home: Path,
+    spark_folder: Path,
+    run: str,
+    replaces: str | None = None,
+    transform: Transform | None = None,
+) -> dict[ShardId, ConsumptionReport]:
+    """One run over all shards of the deployment."""
+    stream, store = stream_of(home, transform), store_of(home)
+    shards = [lease.shard for lease in store.snapshot(stream.key).shards]
+    consumer = Consumer(
+        stream=stream,
+        store=store,
+        node=NODE,
+        run=run,
+        sweeper=SparkSweeper(
+            stream=stream,
+            session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+            output_root=home / "output",
+            run=run,
+        ),
+        heartbeat=Beat(),
+        clock=time.monotonic,
+        replaces=dict.fromkeys(shards, replaces) if replaces else None,
+    )
+    return consumer.consume(shards)
+
+
+def new_home(home: Path) -> Path:
+    """A deployment with three shards of records, all claimed by one node."""
+    log = LocalLog.create(home / "log", 3)
+    for listing in log.list_shards():
+        log.append(listing.shard, [b"%s:%d" % (listing.shard.encode(), n) for n in range(RECORDS)])
+    stream, store = stream_of(home), store_of(home)
+    store.create_group(stream.new_group(20.0))
+    store.register(stream.key, Node(NODE, 0, "a-1"), observer="test")
+    store.sync_shards(stream.key, log.list_shards(), observer="test")
+    leases = store.snapshot(stream.key).shards
+    store.claim(
+        stream.key,
+        {lease.shard: (NODE, lease.lease_id) for lease in leases},
+        observer="test",
+        reason="test",
+    )
+    return home
