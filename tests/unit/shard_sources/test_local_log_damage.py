@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,12 +32,6 @@ def read_all(log: LocalLog) -> list[bytes]:
     bounds = log.bounds([ZERO])[ZERO]
     assert log.plan(ZERO, bounds.begin, Limits()).end == bounds.end
     return values_of(list(log.read(ReadRange(ZERO, bounds.begin, bounds.end))))
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of logs are repaired here, and no power fails."""
-    monkeypatch.setattr(writing.os, "fsync", lambda _: None)
 
 
 @pytest.fixture
@@ -182,6 +177,31 @@ class TestDamage:
 
 
 class TestDisk:
+    @pytest.mark.parametrize("durable", [True, False])
+    def test_an_append_is_on_the_disk_bytes_first(
+        self, log: LocalLog, monkeypatch: pytest.MonkeyPatch, durable: bool
+    ) -> None:
+        """Entries over bytes that a power failure takes away would be damage."""
+        steps: list[tuple[str, str]] = []
+        real = os.write
+
+        def name(descriptor: int) -> str:
+            number = os.fstat(descriptor).st_ino
+            files = shard_folder(log.root, ZERO).iterdir()
+            return next(file.suffix for file in files if file.stat().st_ino == number)
+
+        def write(descriptor: int, content: bytes) -> int:
+            steps.append(("write", name(descriptor)))
+            return real(descriptor, content)
+
+        with log.writer("0", durable=durable) as writer:
+            monkeypatch.setattr(writing.os, "write", write)
+            monkeypatch.setattr(writing.os, "fsync", lambda fd: steps.append(("flush", name(fd))))
+            writer.append([b"more"])
+            monkeypatch.undo()
+        whole = [("write", ".arrow"), ("flush", ".arrow"), ("write", ".index"), ("flush", ".index")]
+        assert steps == [step for step in whole if durable or step[0] == "write"]
+
     def test_a_folder_that_takes_no_writes(self, log: LocalLog) -> None:
         # A lock file that is a folder refuses every user, the superuser included.
         lock = shard_folder(log.root, ZERO) / "write.lock"
