@@ -98,7 +98,7 @@ def _lag(stream: ShardStream, lag: int | None) -> ShardCheck:
         return ShardCheck(LAG, True, "The source cannot tell how many records are unread.", {})
     passed = lag <= stream.lag_max
     said = f"{lag} records are unread; the limit is {stream.lag_max}."
-    return ShardCheck(LAG, passed, said, {"lag": lag, "lag_max": stream.lag_max})
+    return ShardCheck(LAG, passed, said, {"lag": lag})
 
 
 def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:

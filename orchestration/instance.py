@@ -57,6 +57,10 @@ retention:
 
 telemetry:
   enabled: false
+
+# No invitation in front of the first page.
+nux:
+  enabled: false
 """
 
 _RETRIES = """

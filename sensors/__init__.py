@@ -1,1 +1,7 @@
 """The sensors of a stream: each tick reads, decides, and says in one line what and why."""
+
+EVERY_LOOP_S = 1
+"""The interval of sensors that tick whenever the daemon looks, which is every 5 s.
+
+Asked for 5 s, the daemon skips a look that comes a moment early, and ticks every 10 s.
+"""

@@ -12,8 +12,8 @@ from assets.run_process import ended_runs
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
 from lease_store.records import OutboxEvent
+from sensors import EVERY_LOOP_S
 
-INTERVAL_S = 5
 EVENTS_PER_TICK_MAX = 200
 
 
@@ -49,7 +49,7 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
 
     @dg.sensor(
         name=f"{definition_name(stream)}_outbox",
-        minimum_interval_seconds=INTERVAL_S,
+        minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Reports what runs of {stream.name} committed and could not report "
         "themselves, because they were killed.",

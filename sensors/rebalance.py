@@ -11,10 +11,9 @@ from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError, UnknownGroup
 from lease_store.liveness import steady_clock
 from lease_store.rebalancing import Rebalancer
+from sensors import EVERY_LOOP_S
 from sensors.launch_round import LaunchRounds
 from sensors.run_requests import run_request
-
-INTERVAL_S = 5
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ def build_rebalance_sensor(
     @dg.sensor(
         name=name,
         job=job,
-        minimum_interval_seconds=INTERVAL_S,
+        minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Keeps {', '.join(deployment.nodes)} alive, shares the shards of "
         f"{stream.name} with the group's other nodes, and launches runs for what they hold.",

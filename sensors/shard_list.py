@@ -12,8 +12,8 @@ from assets.shard_stream import ShardStream
 from lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
 from lease_store.records import ShardListing
 from lease_store.store import LeaseStore
+from sensors import EVERY_LOOP_S
 
-INTERVAL_S = 5
 PARTITIONS_PER_TICK_MAX = 500
 TICKS_BETWEEN_REPEATS = 12
 
@@ -55,7 +55,7 @@ def build_shard_list_sensor(stream: ShardStream, deployment: Deployment) -> dg.S
 
     @dg.sensor(
         name=f"{definition_name(stream)}_shard_list",
-        minimum_interval_seconds=INTERVAL_S,
+        minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Keeps the shards of {stream.name} known: lineage in the lease tables, "
         "one partition per shard in Dagster. It never removes one.",

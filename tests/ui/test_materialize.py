@@ -1,0 +1,123 @@
+"""What a user does in a browser: open the asset, choose a shard, materialize it, see it green."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lease_store import open_store
+from lease_store.identifiers import GroupKey
+from lease_store.store import LeaseStore
+from orchestration.settings import Settings
+from shard_sources.local_log import LocalLog
+from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment, wait_for
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+KEY = GroupKey.parse("default", "demo")
+SHARDS, RECORDS, NEWER = 8, 300, 50
+CONSUMED_S, GREEN_S, LAUNCHED_MS = 180.0, 120.0, 30_000
+SCREENSHOT_VARIABLE = "LEASEHOLD_SCREENSHOT"
+CHROMIUM_ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+pytestmark = [pytest.mark.browser, pytest.mark.dagster_processes, pytest.mark.spark]
+
+
+def checkpoints(store: LeaseStore) -> dict[str, str | None]:
+    if KEY not in {group.key for group in store.groups()}:
+        return {}
+    return {row.shard: row.check_point for row in store.snapshot(KEY).shards}
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Generator[Page]:
+    """A page of a browser; what it showed last is printed, so that a failing test shows it."""
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.fail("Chromium is not installed: install the package chromium.")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=list(CHROMIUM_ARGUMENTS), headless=True
+        )
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        yield page
+        page.screenshot(path=tmp_path / "page.png")
+        shown = page.locator("body").inner_text()[:3000]
+        print(f"{tmp_path / 'page.png'}: {page.url}\n{shown}")  # noqa: T201
+        browser.close()
+
+
+def test_a_shard_is_materialized_by_clicking_and_turns_green(tmp_path: Path, page: Page) -> None:
+    """All is consumed by sensors first; then they stop, and a click consumes what is newer."""
+    home = tmp_path / "home"
+    settings = Settings(home=home, nodes=("node-a", "node-b"))
+    log = LocalLog.create(home / "logs" / "demo", SHARDS)
+    for row in log.list_shards():
+        log.append(row.shard, [f"{row.shard}-{number}".encode() for number in range(RECORDS)])
+    store = open_store(settings.store_url)
+    with dagster_deployment(settings) as deployment:
+        consumed = {str(shard): str(RECORDS) for shard in range(SHARDS)}
+        wait_for("all records", lambda: checkpoints(store) == consumed, CONSUMED_S)
+        deployment.stop_sensor("demo_rebalance")
+        wait_for("the last run to end", lambda: no_run_works(deployment), CONSUMED_S)
+        log.append("1", [b"newer"] * NEWER)
+
+        materialize(page, deployment.url, "1")
+        show_partition(page, deployment.url, "1", end_cursor=RECORDS + NEWER)
+        if os.environ.get(SCREENSHOT_VARIABLE):
+            page.screenshot(path=ROOT / "docs" / "images" / "ui.png")
+        assert checkpoints(store)["1"] == str(RECORDS + NEWER)
+        assert {
+            shard for shard, cursor in checkpoints(store).items() if cursor == str(RECORDS)
+        } == {*consumed} - {"1"}
+
+
+def no_run_works(deployment: DagsterDeployment) -> bool:
+    query = """{ runsOrError(filter: {statuses: [QUEUED, NOT_STARTED, STARTING, STARTED]}) {
+        ... on Runs { results { id } } } }"""
+    return not deployment.graphql(query)["runsOrError"]["results"]
+
+
+def materialize(page: Page, url: str, shard: str) -> None:
+    """Click through the asset's page."""
+    page.goto(f"{url}/assets/demo?view=partitions")
+    page.get_by_text(shard, exact=True).first.click()
+    page.get_by_role("button", name="Materialize").first.click()
+    page.get_by_role("button", name="Launch 1 run").click(timeout=LAUNCHED_MS)
+    page.get_by_text("Materializing (1)").or_(page.get_by_text("Launched run")).first.wait_for(
+        timeout=LAUNCHED_MS
+    )
+
+
+def show_partition(page: Page, url: str, shard: str, *, end_cursor: int) -> None:
+    """Wait until the partition's page shows the new materialization, in green."""
+    row = page.get_by_role("row").filter(has_text="end_cursor")
+
+    def shown() -> bool:
+        # The page does not renew this panel by itself.
+        page.goto(f"{url}/assets/demo?view=partitions&partition={shard}")
+        row.first.wait_for(timeout=LAUNCHED_MS)
+        return str(end_cursor) in row.first.inner_text()
+
+    wait_for("the new materialization in the page", shown, GREEN_S)
+    page.get_by_text("Materialized", exact=True).wait_for(timeout=LAUNCHED_MS)
+    records = page.get_by_role("row").filter(has_text="records").first
+    assert str(NEWER) in records.inner_text()
+    page.get_by_text("Failed (0)").wait_for(timeout=LAUNCHED_MS)
