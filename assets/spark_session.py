@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +19,7 @@ from urllib.parse import urlsplit
 
 from assets.connect_server import TOKEN_VARIABLE, ConnectServer, connect_server
 from assets.java_runtime import java_home
-from lease_store.errors import InvalidSetting, shown
+from lease_store.errors import InvalidSetting, SparkUnavailable, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 CONNECT = "connect"
 CLASSIC = "classic"
 CONNECT_SCHEME = "sc://"
+_MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
+CONNECT_PORT_DEFAULT = 15002
+LISTENER_TIMEOUT_S = 10.0
 # A socket's address holds 104 bytes on macOS, 108 on Linux, and Spark adds 42 to the folder.
 SOCKET_FOLDER_LENGTH_MAX = 60
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
@@ -108,10 +113,7 @@ def check_mode(mode: str) -> str:
     Raises:
         InvalidSetting: it is neither a word nor an address, or the address carries a token.
     """
-    if mode in (CONNECT, CLASSIC) or mode.startswith("local"):
-        return mode
-    scheme = urlsplit(mode).scheme
-    if scheme not in ("sc", "spark", "k8s") and mode != "yarn":
+    if not _MODE.fullmatch(mode):
         raise InvalidSetting(
             f"The setting spark is {shown(mode)}: use 'connect', 'classic', or an address such as "
             "sc://host:15002 or spark://host:7077."
@@ -160,18 +162,32 @@ def settle(session: SparkSession) -> None:
     atexit.unregister(client._on_exit)
 
 
+def _require_listener(address: str) -> None:
+    """Find out at once that nobody listens: Spark's client would try for ten minutes."""
+    parts = urlsplit(address)
+    host, port = parts.hostname or "localhost", parts.port or CONNECT_PORT_DEFAULT
+    try:
+        socket.create_connection((host, port), timeout=LISTENER_TIMEOUT_S).close()
+    except OSError as error:
+        raise SparkUnavailable(
+            f"No Spark Connect server answers at {host}:{port} ({error}): start it, or change the "
+            "setting spark."
+        ) from None
+
+
 def builder_conf(mode: str, folder: Path) -> dict[str, str]:
     """What to give to Spark's session builder, or to `dagster_pyspark`, to get the session.
 
     Raises:
         InvalidSetting: the mode is not valid.
-        SparkUnavailable: the embedded server does not start.
+        SparkUnavailable: the embedded server does not start, or none answers at the address.
         JavaNotFound: there is no Java to run Spark.
     """
     check_mode(mode)
     if mode == CONNECT:
         return {"spark.remote": connect_address(folder)}
     if mode.startswith(CONNECT_SCHEME):
+        _require_listener(mode)
         return {"spark.remote": mode}
     os.environ.update(spark_environment(folder, os.environ))
     conf = server_conf(folder)
