@@ -30,6 +30,7 @@ from lease_store.errors import (
     LeaseholdError,
     LeaseLost,
     QuarantineLimitExceeded,
+    StoreError,
     SweepInterrupted,
     shown,
 )
@@ -131,6 +132,7 @@ class Consumer:
         self._reports: dict[ShardId, ConsumptionReport] = {}
         self._sweeps = 0
         self._sweeping_s = 0.0
+        self._store_silent = False
 
     def states(self) -> dict[ShardId, ConsumptionState]:
         """Where the run stands with each of its shards."""
@@ -400,13 +402,16 @@ class Consumer:
         """Let a shard go at its checkpoint."""
         open_.state = ConsumptionState.STOPPING
         try:
-            self._store.close_tenure(open_.tenure, reason=error or reason.value)
+            # A store that did not answer once would make every further shard wait as long.
+            if not self._store_silent:
+                self._store.close_tenure(open_.tenure, reason=error or reason.value)
         except LeaseLost as lost:
             self._lose(open_, str(lost))
             return
         except LeaseholdError as unanswered:
             # The tenure stays open in the store until somebody sees that this run has ended.
             _LOG.warning("Shard %s could not be let go: %s", open_.tenure.shard, unanswered)
+            self._store_silent = isinstance(unanswered, StoreError)
         self._end(open_, reason, error)
 
     def _lose(self, open_: _Consumption, error: str = "") -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -285,7 +285,9 @@ def _interruptible(spark: SparkSession, job: SweepJob) -> Generator[None]:
     except Exception:
         raise
     except BaseException:
-        spark.interruptTag(job.tag)
+        # Whether Spark still hears of it or not, this process is on its way out.
+        with suppress(Exception):
+            spark.interruptTag(job.tag)
         raise
     finally:
         done.set()

@@ -341,15 +341,28 @@ def test_an_interrupt_lets_all_shards_go_and_goes_on(
 
 
 def test_a_store_that_goes_away_is_one_sentence_per_shard(world: World) -> None:
-    """Goal: closing must not hide the cause. Method: commit and close both fail."""
+    """Goal: closing must neither hide the cause nor wait once per shard."""
+    closed: list[object] = []
 
-    def unavailable(*_: object, **__: object) -> None:
+    def unavailable(*asked: object, **__: object) -> None:
+        closed.extend(asked)
         raise StoreUnavailable("The database does not answer.")
 
-    world.store.commit = unavailable
+    def no_commit(*_: object) -> None:
+        unavailable()
+
+    world.store.commit = no_commit
     world.store.close_tenure = unavailable
     reports = world.consume()
+    assert len(closed) == 1
     assert {report.error for report in reports.values()} == {"The database does not answer."}
+
+
+def test_a_group_that_was_deleted_is_one_sentence_per_shard(world: World) -> None:
+    world.sweeper.before = lambda: world.store.delete_group(world.key, force=True)
+    reports = world.consume()
+    assert {report.stopped for report in reports.values()} == {StopReason.FAILED}
+    assert all("no consumer group" in report.error for report in reports.values())
 
 
 def test_on_commit_hears_of_each_batch_in_order(world: World) -> None:
