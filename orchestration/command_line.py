@@ -126,8 +126,8 @@ def _explained(error: Exception) -> int:
             text = text if text.endswith((".", "?", "!")) else text + "."
             sys.stderr.write(f"{_one_line(text)} See `leasehold --help`.\n")
         return EXIT_MISTAKE
-    if isinstance(error, OSError) and error.filename is not None:
-        sys.stderr.write(f"{error.filename}: {error.strerror}.\n")
+    if isinstance(error, OSError) and error.strerror:
+        sys.stderr.write(f"{error.filename or 'The output cannot be written'}: {error.strerror}.\n")
         return EXIT_MISTAKE
     with tempfile.NamedTemporaryFile(
         "w", prefix="leasehold-error-", suffix=".log", delete=False, encoding="utf-8"

@@ -32,4 +32,5 @@ def described(target: Target) -> str:
     """Where the lease store is, without its password."""
     from sqlalchemy.engine import make_url
 
-    return make_url(target.settings.store_url.get_secret_value()).render_as_string()
+    url = make_url(target.settings.store_url.get_secret_value())
+    return url.set(query={}).render_as_string(hide_password=True)

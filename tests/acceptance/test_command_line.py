@@ -1,0 +1,280 @@
+"""Bad input through the real command: one sentence, the right exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from lease_store import open_store
+from lease_store.identifiers import GroupKey
+from lease_store.records import Group
+from lease_store.schema import VERSION_TABLE
+from orchestration.settings import Settings
+from shard_sources.local_log import LocalLog
+from tests.acceptance.leasehold_process import COMMAND, Finished, environment, leasehold
+from tests.mariadb import MariaDB, free_port
+
+KEY = GroupKey.parse("default", "demo")
+SENTENCE = re.compile(r"[^\n]+[.?]\n")
+COMMANDS = ("status", "group list", "group create other")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a log of two shards, three records, and a store that knows them."""
+    home = tmp_path / "home"
+    log = LocalLog.create(home / "logs" / "demo", 2)
+    log.append("0", [b"a", b"b"])
+    log.append("1", [b"c"])
+    store = open_store(Settings(home=home).store_url)
+    store.create_group(Group(KEY))
+    store.sync_shards(KEY, log.list_shards(), observer="test")
+    return home
+
+
+def content(home: Path) -> dict[str, bytes]:
+    """What a home holds: the rows of its store, and the bytes of its other files."""
+    found: dict[str, bytes] = {}
+    for path in sorted(home.rglob("*")):
+        if path.name == "leases.db":
+            with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+                found[path.name] = "\n".join(database.iterdump()).encode()
+        elif path.is_file() and not path.name.startswith("leases.db"):
+            found[str(path.relative_to(home))] = path.read_bytes()
+    return found
+
+
+def run(home: Path, command: str, **variables: str) -> Finished:
+    """Run a command on a home, with more environment."""
+    done = subprocess.run(
+        [*COMMAND, *command.split(), "--home", str(home)],
+        cwd=home.parent,
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def assert_one_sentence(done: Finished, *says: str) -> None:
+    assert done.code == 2, done
+    assert done.out == ""
+    assert SENTENCE.fullmatch(done.err), done.err
+    assert "Traceback" not in done.err
+    for words in says:
+        assert words in done.err
+
+
+def test_an_unreachable_database_is_a_sentence_for_every_command(home: Path) -> None:
+    before = content(home)
+    url = f"mysql+pymysql://leases:hunter2@127.0.0.1:{free_port()}/leases"
+    for command in COMMANDS:
+        done = run(home, command, LEASEHOLD_DATABASE_URL=url)
+        assert_one_sentence(done, "127.0.0.1")
+        assert "hunter2" not in done.err
+    assert content(home) == before
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("hunter2", "cannot be parsed"),
+        ("oracle://u:hunter2@h/d", "oracle"),
+        ("mysql+pymysql://u:hunter2@127.0.0.1", "names no database"),
+        ("sqlite://", "path"),
+    ],
+)
+def test_a_wrong_database_url_is_a_sentence_without_its_secret(
+    home: Path, url: str, says: str
+) -> None:
+    done = run(home, "status", LEASEHOLD_DATABASE_URL=url)
+    assert_one_sentence(done, says)
+    assert "hunter2" not in done.err
+
+
+def test_a_schema_of_a_newer_release_is_refused_and_left_alone(home: Path) -> None:
+    with sqlite3.connect(home / "leases.db") as database:
+        database.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    before = content(home)
+    for command in (*COMMANDS, "db upgrade"):
+        assert_one_sentence(run(home, command), "newer")
+    assert content(home) == before
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(home: Path) -> None:
+    for path in home.glob("leases.db*"):  # SQLite would restore it from its write-ahead log
+        path.unlink()
+    (home / "leases.db").write_bytes(b"this is no database\n" * 100)
+    for command in COMMANDS:
+        assert_one_sentence(run(home, command), "leases.db")
+    assert (home / "leases.db").read_bytes() == b"this is no database\n" * 100
+
+
+def test_a_read_only_database_can_be_read_and_refuses_to_be_written(home: Path) -> None:
+    """Method: SQLite opens the file read-only, which file modes cannot do to an administrator."""
+    before = content(home)
+    url = f"sqlite:///file:{home / 'leases.db'}?mode=ro&uri=true"
+    assert run(home, "group list --json", LEASEHOLD_DATABASE_URL=url).code == 0
+    for command in ("group create other", "group pause default", "group delete default"):
+        assert_one_sentence(run(home, command, LEASEHOLD_DATABASE_URL=url), "write")
+    assert content(home) == before
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": "other"}'])
+def test_a_damaged_catalog_is_refused_and_left_alone(
+    home: Path, tmp_path: Path, damage: bytes
+) -> None:
+    (tmp_path / "in.log").write_bytes(b"x\n")
+    (home / "logs" / "demo" / "catalog.json").write_bytes(damage)
+    before = content(home)
+    for command in ("shard list", "shard split 0", "shard merge 0 1", f"load {tmp_path}/in.log"):
+        assert_one_sentence(run(home, command), "catalog")
+    assert content(home) == before
+
+
+def test_a_missing_log_is_a_sentence(home: Path) -> None:
+    shutil.rmtree(home / "logs")
+    for command in ("shard list", "shard split 0", "checkpoint set 0 begin --force"):
+        assert_one_sentence(run(home, command), "demo")
+    assert not (home / "logs").exists()
+
+
+def test_a_damaged_segment_is_found_when_it_is_appended_to(home: Path, tmp_path: Path) -> None:
+    """Goal: nothing is appended behind damage, and nothing of the file is thrown away."""
+    (tmp_path / "in.log").write_bytes(b"x\ny\n")
+    folder = home / "logs" / "demo" / "shards" / "0"
+    segment = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    damaged = bytearray(segment.read_bytes())
+    damaged[-20] ^= 0xFF
+    segment.write_bytes(damaged)
+    assert_one_sentence(run(home, f"load {tmp_path}/in.log"), str(segment))
+    assert segment.read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nodes = [", "leasehold.toml"),
+        ("lease_timeout_s = 'long'", "lease_timeout_s"),
+        ("timeout = 3", "timeout"),
+        ('[[streams]]\nname = "a b"', "not a valid stream name"),
+    ],
+)
+def test_wrong_settings_are_a_sentence_for_every_command(home: Path, text: str, says: str) -> None:
+    (home / "leasehold.toml").write_text(text)
+    for command in ("status", "shard list", "cat demo", "ui", "demo"):
+        assert_one_sentence(run(home, command), says)
+
+
+def test_output_that_cannot_be_written_is_a_sentence(home: Path) -> None:
+    """Method: the device that is always full."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "status", "--home", str(home)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert SENTENCE.fullmatch(done.stderr.decode())
+    assert b"No space left" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="an administrator may write anywhere")
+def test_a_home_that_may_not_be_written_is_a_sentence(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    for command in ("group create g", "demo --records 1", "ui", "db upgrade"):
+        assert_one_sentence(run(closed / "home", command), str(closed))
+
+
+class TestMariaDB:
+    """The same through PyMySQL, on a real server."""
+
+    pytestmark = pytest.mark.mariadb
+
+    @pytest.fixture
+    def on_mariadb(self, home: Path, mariadb_url: str) -> Callable[[str], Finished]:
+        return lambda command: run(home, command, LEASEHOLD_DATABASE_URL=mariadb_url)
+
+    def test_a_database_that_was_never_prepared_says_which_command_prepares_it(
+        self, on_mariadb: Callable[[str], Finished]
+    ) -> None:
+        for command in COMMANDS:
+            assert_one_sentence(on_mariadb(command), "leasehold db upgrade")
+        upgraded = on_mariadb("db upgrade")
+        assert upgraded.code == 0, upgraded.err
+        assert on_mariadb("db upgrade").code == 0
+        assert on_mariadb("group create default").code == 0
+        assert on_mariadb("status").code == 0
+
+    def test_a_server_that_takes_no_writes_is_a_sentence(
+        self, on_mariadb: Callable[[str], Finished], mariadb: MariaDB
+    ) -> None:
+        """Method: the account has no privilege to write past read_only, as on a replica."""
+        assert on_mariadb("db upgrade").code == 0
+        assert on_mariadb("group create default").code == 0
+        mariadb.execute("SET GLOBAL read_only = 1")
+        try:
+            done = on_mariadb("group create other")
+        finally:
+            mariadb.execute("SET GLOBAL read_only = 0")
+        listed = on_mariadb("group list --json")
+        assert_one_sentence(done, "read-only")
+        assert '"group": "default"' in listed.out
+        assert '"group": "other"' not in listed.out
+
+    def test_a_schema_of_a_newer_release_is_refused(
+        self, on_mariadb: Callable[[str], Finished], mariadb: MariaDB, mariadb_url: str
+    ) -> None:
+        assert on_mariadb("db upgrade").code == 0
+        database = make_url(mariadb_url).database
+        mariadb.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'", database=database)
+        for command in (*COMMANDS, "db upgrade"):
+            assert_one_sentence(on_mariadb(command), "newer")
+
+
+def test_a_missing_committed_file_is_named_by_cat(home: Path, tmp_path: Path) -> None:
+    """Goal: output that somebody deleted is never passed over in silence."""
+    from lease_store.identifiers import NodeName, ShardId
+    from lease_store.records import BatchCommit, BatchStatistics, DataFile, Intent, Node
+    from lease_store.store import Opened
+
+    store = open_store(Settings(home=home).store_url)
+    node = NodeName("n")
+    store.register(KEY, Node(node, 0, "i"), observer="test")
+    seen = {lease.shard: lease.lease_id for lease in store.snapshot(KEY).shards}
+    store.claim(KEY, {ShardId("0"): (node, seen[ShardId("0")])}, observer="test", reason="free")
+    opened = store.open_tenure(KEY, ShardId("0"), node, "run")
+    assert isinstance(opened, Opened)
+    store.record_intents([Intent(opened.tenure, opened.next_sequence, "0", "2")])
+    store.commit(
+        [
+            BatchCommit(
+                opened.tenure,
+                opened.next_sequence,
+                "0",
+                "2",
+                "attempt",
+                (DataFile("attempt/0.parquet", 2, 10),),
+                BatchStatistics(records=2, written=2),
+            )
+        ]
+    )
+    done = leasehold("cat", "demo", "--home", home, folder=tmp_path)
+    assert_one_sentence(done, "0.parquet", "restore it from a backup")
