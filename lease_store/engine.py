@@ -19,9 +19,10 @@ from lease_store.database_errors import Verdict, verdict
 from lease_store.errors import InvalidSetting, StoreError, shown
 
 CONNECT_TIMEOUT_S = 3
-READ_TIMEOUT_S = 5
+READ_TIMEOUT_S = 4  # above the lock wait; a look at a frozen server and one more stay under 10 s
 LOCK_WAIT_S = 2
 IDLE_S = 20  # the server ends an idle session, and with it whatever it had locked
+IDLE_TRANSACTION_S = 5  # and much sooner where it holds locks in an open transaction (MariaDB)
 RECYCLE_S = 15  # the pool replaces a connection before the server ends it
 POOL_SIZE = 5
 SQL_MODE = (
@@ -160,7 +161,7 @@ def _prepare_session(cursor: Any, *, encrypted: bool) -> None:
     )
     cursor.execute("SELECT VERSION()")
     if "MariaDB" in str(cursor.fetchone()[0]):
-        cursor.execute("SET SESSION idle_transaction_timeout = %s", (READ_TIMEOUT_S * 2,))
+        cursor.execute("SET SESSION idle_transaction_timeout = %s", (IDLE_TRANSACTION_S,))
     _assert_session(cursor)
     if encrypted:
         cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")

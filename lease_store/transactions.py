@@ -30,7 +30,7 @@ from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreU
 
 ATTEMPTS_MAX = 6
 LOSSES_MAX = 3
-PATIENCE_S = 4.0  # no new attempt at a contended transaction after this
+PATIENCE_S = 3.5  # no new attempt after this: a lease's holder must not spend its trust here
 PAUSE_FIRST_S = 0.01
 PAUSE_MAX_S = 0.5
 KIND_OPTION = "leasehold_kind"
@@ -73,7 +73,7 @@ class Transactions:
         engine: see `lease_store.engine`.
         place: how messages name the database; no secrets.
         sleep: waits between attempts, in seconds.
-        clock: monotonic seconds, bounds how long a contended transaction is tried.
+        clock: monotonic seconds, bounds how long a transaction is tried.
         jitter: a number in [0, 1), spreads the attempts of processes that collided.
         new_id: identifies each attempt at a transaction.
     """
@@ -149,8 +149,10 @@ class Transactions:
             except (Raced, DBAPIError) as error:
                 judged = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
                 losses += judged is Verdict.LOST
-                unsettled = sent if sent and judged is Verdict.LOST else unsettled
-                late = judged is Verdict.RETRY and self._clock() - started > PATIENCE_S
+                doubtful = sent is not None and judged is Verdict.LOST
+                unsettled = sent if doubtful else unsettled
+                # A doubtful COMMIT deserves one more look, however late it is.
+                late = self._clock() - started > PATIENCE_S and not doubtful
                 hopeless = judged not in (Verdict.RETRY, Verdict.LOST) or losses >= LOSSES_MAX
                 if late or hopeless or attempt == ATTEMPTS_MAX - 1:
                     raise self._refusal(judged, error, unsettled) from error

@@ -1,0 +1,259 @@
+"""A database that stalls, restarts, is demoted, deadlocks, or keeps a dead client's locks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from lease_store.engine import IDLE_TRANSACTION_S
+from lease_store.errors import StoreReadOnly, StoreUnavailable
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.store import Beaten, Changed
+from tests.conformance.test_races import at_once
+from tests.conformance.world import A, B, World, X, Y
+from tests.mariadb import MariaDB
+
+pytestmark = pytest.mark.mariadb
+
+ANSWER_MAX_S = 10.0
+
+
+def database(world: World) -> str:
+    return str(world.store._transactions.engine.url.database)
+
+
+@contextmanager
+def locked(mariadb: MariaDB, world: World, statement: str) -> Generator[Any]:
+    """Somebody else's open transaction that has run a statement."""
+    connection = mariadb.connect(database(world))
+    try:
+        connection.autocommit(False)
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+        yield connection
+    finally:
+        connection.close()
+
+
+def timed(call: Callable[[], Any]) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+def connection_id(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT CONNECTION_ID()")).scalar_one())
+
+
+def held(world: World) -> Any:
+    world.group()
+    world.join(A, B)
+    world.add(X, Y)
+    return world.hold(A, X)[0]
+
+
+def test_a_row_that_stays_locked_is_reported_in_time(mariadb: MariaDB, world: World) -> None:
+    """The default wait is 50 s, longer than any lease: ours ends well within a beat's trust."""
+    held(world)
+    lock = "SELECT * FROM loghub_client_worker_instance FOR UPDATE"
+    with locked(mariadb, world, lock):
+
+        def beat() -> None:
+            with pytest.raises(StoreUnavailable, match="busy"):
+                world.store.beat(world.key, A, "a-1")
+
+        assert 1.5 < timed(beat) < ANSWER_MAX_S
+    assert world.store.beat(world.key, A, "a-1") == Beaten(2)
+
+
+def test_a_short_lock_only_delays(mariadb: MariaDB, world: World) -> None:
+    """A lock wait that ran out is repeated as a whole transaction, and leaves nothing half done."""
+    held(world)
+    lock = "SELECT * FROM loghub_client_shard_lease WHERE shard_id = 'y' FOR UPDATE"
+    with locked(mariadb, world, lock) as other:
+        timer = threading.Timer(2.3, other.commit)
+        timer.start()
+        claims = {Y: (A, 0)}
+        outcome = world.store.claim(world.key, claims, observer="t", reason="r")
+        timer.join(10)
+    assert outcome == {Y: Changed((Y,))}
+    assert world.edges(Y) == [1, 3]
+    generation = world.generation()
+    assert generation == 5  # two joins, one list, two claims: the failed attempt left none
+
+
+def test_deadlocks_are_survived(mariadb: MariaDB, world: World) -> None:
+    """Another program locks our rows in the opposite order, again and again."""
+    held(world)
+    stop = threading.Event()
+    first = "SELECT * FROM loghub_client_shard_lease WHERE shard_id = 'y' FOR UPDATE"
+    second = "UPDATE consumer_group SET update_time = UTC_TIMESTAMP(6)"
+
+    def cross() -> None:
+        import pymysql
+
+        while not stop.is_set():
+            try:
+                with locked(mariadb, world, first) as other, other.cursor() as cursor:
+                    cursor.execute(second)
+                    other.commit()
+            except pymysql.err.OperationalError:
+                continue
+
+    thread = threading.Thread(target=cross)
+    thread.start()
+    try:
+        for number in range(10):
+            seen = world.shard(Y).lease_id
+            claimed = world.store.claim(world.key, {Y: (A, seen)}, observer="t", reason="r")
+            assert claimed == {Y: Changed((Y,))}, number
+            world.store.leave(world.key, A, "a-1")
+            world.join(A)
+    finally:
+        stop.set()
+        thread.join(30)
+    assert world.edges(Y) == [1] + [3, 4] * 10
+
+
+def test_many_nodes_claim_many_shards_without_deadlock(mariadb: MariaDB, world: World) -> None:
+    world.group()
+    nodes = [NodeName(f"n{number}") for number in range(6)]
+    shards = [ShardId(f"s{number:03}") for number in range(60)]
+    world.join(*nodes)
+    world.add(*shards)
+
+    def share(index: int) -> int:
+        won = 0
+        for shard in shards[index::2] + shards[1 - index % 2 :: 2]:
+            claims = {shard: (nodes[index], 0)}
+            outcome = world.store.claim(world.key, claims, observer="t", reason="r")
+            won += isinstance(outcome[shard], Changed)
+            world.store.beat(world.key, nodes[index], f"{nodes[index]}-1")
+        return won
+
+    won = at_once(*(lambda i=i: share(i) for i in range(len(nodes))))
+    assert sum(won) == len(shards)
+    assert all(world.edges(shard) == [1, 3] for shard in shards[:5])
+
+
+def test_a_dead_clients_locks_do_not_last(mariadb: MariaDB, world: World) -> None:
+    """A process that is stopped in the middle of a transaction keeps its locks: the server ends
+    such a session within seconds, and not after the default of eight hours."""
+    held(world)
+    stopped = world.store._transactions.engine.connect()
+    deadline = time.monotonic() + IDLE_TRANSACTION_S + ANSWER_MAX_S
+    try:
+        stopped.execute(text("SELECT * FROM loghub_client_worker_instance FOR UPDATE"))
+        outcome = None
+        while outcome is None and time.monotonic() < deadline:
+            try:
+                outcome = world.store.beat(world.key, A, "a-1")
+            except StoreUnavailable:
+                continue
+        assert outcome == Beaten(2)
+    finally:
+        stopped.invalidate()
+        stopped.close()
+
+
+def test_a_frozen_server_is_noticed(mariadb: MariaDB, world: World) -> None:
+    """Without time-outs a client would wait for ever on a server that accepts and never answers."""
+    held(world)
+
+    def look() -> None:
+        with pytest.raises(StoreUnavailable, match="does not answer"):
+            world.store.pulse(world.key)
+
+    os.kill(mariadb.pid, signal.SIGSTOP)
+    try:
+        assert timed(look) < ANSWER_MAX_S
+    finally:
+        os.kill(mariadb.pid, signal.SIGCONT)
+    assert world.store.pulse(world.key).group.key == world.key
+
+
+def test_killed_connections_are_replaced(mariadb: MariaDB, world: World) -> None:
+    tenure = held(world)
+    rows = mariadb.execute("SELECT id FROM information_schema.processlist WHERE user = 'leasehold'")
+    assert rows
+    mariadb.execute(*(f"KILL {identity}" for (identity,) in rows))
+    assert isinstance(world.consume(tenure, "0", "5"), Changed)
+
+
+def test_a_restarted_server_is_found_again(mariadb: MariaDB, world: World) -> None:
+    tenure = held(world)
+    world.intend(tenure, "0", "5")
+    mariadb.stop(kill=True)
+    try:
+        with pytest.raises(StoreUnavailable):
+            world.store.pulse(world.key)
+    finally:
+        mariadb.start()
+    assert isinstance(world.consume(tenure, "0", "5"), Changed)
+    assert world.shard(X).check_point == "5"
+
+
+def test_a_demoted_server_is_let_go(mariadb: MariaDB, world: World) -> None:
+    """Error 1290 leaves the driver's connection healthy: it must not stay in the pool."""
+    held(world)
+    engine = world.store._transactions.engine
+    before = connection_id(engine)
+    assert connection_id(engine) == before
+    mariadb.execute("SET GLOBAL read_only = 1")
+    try:
+        with pytest.raises(StoreReadOnly, match="primary"):
+            world.store.beat(world.key, A, "a-1")
+        assert connection_id(engine) != before
+        assert world.store.pulse(world.key).group.key == world.key
+    finally:
+        mariadb.execute("SET GLOBAL read_only = 0")
+    assert world.store.beat(world.key, A, "a-1") == Beaten(2)
+
+
+def test_a_long_lived_connection_is_not_frozen_in_time(world: World) -> None:
+    """Two ticks with a change of somebody else in between: the second sees it."""
+    held(world)
+    from lease_store import open_store
+
+    other = open_store(world.store._transactions.engine.url.render_as_string(False))
+    before = other.pulse(world.key)
+    world.store.beat(world.key, A, "a-1")
+    world.claim(B, Y)
+    after = other.pulse(world.key)
+    other.close()
+    assert after.group.generation == before.group.generation + 1
+    assert [node.lease_id for node in after.nodes] == [2, 1]
+
+
+def test_an_idle_tick_is_three_statements(world: World) -> None:
+    """Pulse, beat and progress, one statement each, however many shards there are."""
+    held(world)
+    world.add(*(ShardId(f"s{number:03}") for number in range(200)))
+    world.store.statements.clear()
+    world.store.pulse(world.key)
+    world.store.beat(world.key, A, "a-1")
+    world.store.progress(world.key, [A])
+    assert world.store.statements == {"pulse": 1, "beat": 1, "progress": 1}
+
+
+def test_ten_thousand_shards(world: World) -> None:
+    """Long lists travel in pieces that fit a packet."""
+    world.group()
+    world.join(A)
+    shards = [ShardId(f"shard-{number:05}") for number in range(10_000)]
+    world.add(*shards)
+    snapshot = world.store.snapshot(world.key)
+    assert len(snapshot.shards) == 10_000
+    claims = dict.fromkeys(shards[:1000], (A, 0))
+    outcomes = world.store.claim(world.key, claims, observer="t", reason="r")
+    assert all(isinstance(outcome, Changed) for outcome in outcomes.values())
+    assert len(world.store.progress(world.key, [A])) == 1_000

@@ -1,0 +1,235 @@
+"""What MariaDB does to leases unless its sessions are set up for them: isolation to time zone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from lease_store import open_store
+from lease_store.engine import LOCK_WAIT_S, open_engine, parse_url
+from lease_store.errors import StoreError
+from lease_store.identifiers import ShardId
+from lease_store.sql_store import SqlStore
+from lease_store.store import Changed
+from tests.conformance.test_races import at_once
+from tests.conformance.world import NOON, A, B, World, X
+from tests.mariadb import MariaDB
+
+pytestmark = pytest.mark.mariadb
+
+
+def one_value(store: SqlStore, query: str) -> object:
+    engine = store._transactions.engine
+    with engine.connect() as connection:
+        return connection.execute(text(query)).scalar()
+
+
+def test_every_session_is_set_up(store: SqlStore) -> None:
+    assert one_value(store, "SELECT @@tx_isolation") == "READ-COMMITTED"
+    assert "STRICT_ALL_TABLES" in str(one_value(store, "SELECT @@sql_mode"))
+    assert one_value(store, "SELECT @@time_zone") == "+00:00"
+    assert one_value(store, "SELECT @@innodb_lock_wait_timeout") == LOCK_WAIT_S
+    assert one_value(store, "SELECT @@wait_timeout") == 20
+    assert one_value(store, "SELECT @@idle_transaction_timeout") == 5
+
+
+def test_a_session_that_cannot_be_set_up_is_refused(
+    mariadb: MariaDB, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something between us and the server rewrites settings: said at connect, not by a lost
+    update."""
+    from lease_store import engine
+
+    monkeypatch.setattr(engine, "SQL_MODE", "ANSI_QUOTES")
+    with pytest.raises(StoreError, match="strict sql_mode"):
+        open_store(mariadb_url, upgrade=True)
+
+
+def test_a_verb_sees_what_others_committed_meanwhile(world: World) -> None:
+    """At REPEATABLE READ, 1. A reads lease 0. 2. B claims: 1. 3. A's claim misses, and reading
+    again in the same transaction still shows 0. At READ COMMITTED it shows 1."""
+    engine = open_engine(parse_url(world.store._transactions.engine.url.render_as_string(False)))
+    world.group()
+    world.join(A)
+    world.add(X)
+    query = text("SELECT lease_id FROM loghub_client_shard_lease")
+    seen: dict[str, list[object]] = {}
+    for level in ("READ COMMITTED", "REPEATABLE READ"):
+        with engine.connect() as connection:
+            connection.execution_options(isolation_level=level)
+            first = connection.execute(query).scalar()
+            world.claim(A, X)
+            seen[level] = [first, connection.execute(query).scalar()]
+            connection.rollback()
+        world.store.leave(world.key, A, "a-1")
+        world.join(A)
+    engine.dispose()
+    assert seen == {"READ COMMITTED": [0, 1], "REPEATABLE READ": [2, 2]}
+
+
+def test_no_update_is_lost_between_two_sessions(world: World) -> None:
+    """Two threads count as often as they can: the sum is exact."""
+    world.group()
+    world.join(A)
+
+    def count() -> int:
+        for _ in range(100):
+            world.store.beat(world.key, A, "a-1")
+        return 0
+
+    at_once(count, count)
+    assert world.node(A).lease_id == 201
+
+
+def test_a_write_that_changes_nothing_still_counts_its_row(world: World) -> None:
+    """The driver counts changed rows, SQLAlchemy asks for found ones: no verb depends on it."""
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.store.save_checkpoint(tenure, "5")
+    world.store.save_checkpoint(tenure, "5")
+    world.store.announce(tenure, handoff_eta_s=1.0)
+    world.store.announce(tenure, handoff_eta_s=1.0)
+    assert world.shard(X).check_point == "5"
+
+
+def test_times_do_not_follow_the_servers_zone(mariadb: MariaDB, world: World) -> None:
+    """With the server at +09:00 and then at -11:00, moments and `update_time` stay in UTC."""
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    database = str(world.store._transactions.engine.url.database)
+    try:
+        for number, zone in enumerate(("+09:00", "-11:00")):
+            mariadb.execute(f"SET GLOBAL time_zone = '{zone}'")
+            world.store.close()
+            start, end = str(number), str(number + 1)
+            assert isinstance(world.consume(tenure, start, end, number, watermark=NOON), Changed)
+            assert world.shard(X).watermark == NOON
+            ((updated,),) = mariadb.execute(
+                "SELECT update_time FROM loghub_client_shard_lease", database=database
+            )
+            away = abs(updated.replace(tzinfo=UTC) - datetime.now(UTC))
+            assert away < timedelta(minutes=5)
+    finally:
+        mariadb.execute("SET GLOBAL time_zone = 'SYSTEM'")
+
+
+def test_the_databases_clock_decides_nothing(mariadb: MariaDB, world: World) -> None:
+    """The clock that sessions see is set a year back between two verbs: nobody loses anything."""
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    engine = world.store._transactions.engine
+    with engine.connect() as connection:
+        connection.execute(text("SET @@timestamp = 1700000000"))
+        connection.commit()
+    assert isinstance(world.consume(tenure, "0", "5"), Changed)
+    assert world.store.review([tenure])[X].current
+
+
+def test_times_for_people_have_microseconds(mariadb: MariaDB, world: World) -> None:
+    database = str(world.store._transactions.engine.url.database)
+    world.group()
+    rows = mariadb.execute(
+        "SELECT table_name, column_name, column_type FROM information_schema.columns "
+        f"WHERE table_schema = '{database}' AND data_type IN ('datetime', 'timestamp')"
+    )
+    assert rows
+    assert {column_type for _, _, column_type in rows} == {"datetime(6)"}
+
+
+def test_names_are_bytes_in_every_key(mariadb: MariaDB, world: World) -> None:
+    """MariaDB's text would take `a`, `A`, and `a` with a blank for one key; VARBINARY does not."""
+    database = str(world.store._transactions.engine.url.database)
+    world.group()
+    rows = mariadb.execute(
+        "SELECT column_name, data_type FROM information_schema.columns "
+        f"WHERE table_schema = '{database}' AND column_key = 'PRI' AND data_type <> 'bigint' "
+        "AND table_name <> 'leasehold_schema'"
+    )
+    assert {data_type for _, data_type in rows} == {"varbinary"}
+    names = [ShardId(name) for name in ("a", "A", "a.", "a-", "aa")]
+    world.add(*names)
+    assert [row.shard for row in world.store.snapshot(world.key).shards] == sorted(names)
+
+
+@pytest.mark.parametrize("name", ["á", "a ", "", "-a", "a\n", "a/b", "a" * 65])
+def test_names_out_of_grammar_are_refused_by_the_table_too(
+    store: SqlStore, mariadb: MariaDB, name: str
+) -> None:
+    store.groups()
+    database = str(store._transactions.engine.url.database)
+    connection = mariadb.connect(database)
+    try:
+        with connection.cursor() as cursor, pytest.raises(Exception, match=r"CONSTRAINT|too long"):
+            cursor.execute(
+                "INSERT INTO consumer_group VALUES (%s, 's', 1, 20, 120, 'balanced', 'begin', "
+                "NULL, 0, 0, 0, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))",
+                (name.encode(),),
+            )
+    finally:
+        connection.close()
+
+
+def test_text_that_is_too_long_is_refused_and_not_cut(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.store.save_checkpoint(tenure, "c" * 512)
+    with pytest.raises(StoreError, match="1406"):
+        world.store.save_checkpoint(tenure, "c" * 513)
+    assert world.shard(X).check_point == "c" * 512
+
+
+@pytest.mark.parametrize("column", ["consumer_epoch", "lease_id"])
+def test_fencing_numbers_cannot_be_lowered_by_hand(
+    mariadb: MariaDB, world: World, column: str
+) -> None:
+    world.group()
+    world.join(A, B)
+    world.add(X)
+    world.hold(A, X)
+    engine = world.store._transactions.engine
+    with engine.connect() as connection, pytest.raises(DBAPIError, match="never go down"):
+        connection.execute(text(f"UPDATE loghub_client_shard_lease SET {column} = {column} - 1"))
+
+
+def test_values_are_not_in_error_texts(world: World) -> None:
+    engine = world.store._transactions.engine
+    with engine.connect() as connection, pytest.raises(DBAPIError) as caught:
+        connection.execute(text("SELECT :secret FROM nowhere"), {"secret": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_passwords_are_not_in_errors_or_reprs(mariadb: MariaDB, mariadb_url: str) -> None:
+    wrong = mariadb_url.replace("leasehold-test", "hunter2")
+    with pytest.raises(StoreError, match="1045") as caught:
+        open_store(wrong, upgrade=True)
+    chain: BaseException | None = caught.value
+    while chain is not None:
+        assert "hunter2" not in f"{chain} {chain!r}"
+        chain = chain.__cause__
+    assert "hunter2" not in repr(open_store(wrong)._transactions.engine)
+
+
+@pytest.mark.parametrize("snapshot_isolation", [0, 1])
+def test_with_mariadbs_own_snapshot_isolation(
+    mariadb: MariaDB, world: World, snapshot_isolation: int
+) -> None:
+    """Newer MariaDB raises 1020 where older ones match no row: both end in the same outcome."""
+    from tests.conformance import test_races
+
+    mariadb.execute(f"SET GLOBAL innodb_snapshot_isolation = {snapshot_isolation}")
+    try:
+        world.store.close()
+        test_races.test_one_claim_wins(world)
+    finally:
+        mariadb.execute("SET GLOBAL innodb_snapshot_isolation = 0")

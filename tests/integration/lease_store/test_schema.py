@@ -1,0 +1,208 @@
+"""The schema: what migrations make, who may use it, and many processes that start at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
+
+from lease_store import open_store, schema
+from lease_store.engine import open_engine, parse_url
+from lease_store.errors import SchemaTooNew, SchemaTooOld, StoreError
+from lease_store.identifiers import GroupKey
+from lease_store.records import Group
+from lease_store.schema import HEAD, REVISIONS, VERSION_TABLE
+from lease_store.tables import metadata
+
+ROOT = Path(__file__).parents[3]
+KEY = GroupKey.parse("group", "stream")
+PROCESSES = 5
+
+
+@pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/leases.db"
+    return str(request.getfixturevalue("mariadb_url"))
+
+
+@pytest.fixture
+def engine(url: str) -> Generator[Engine]:
+    opened = open_engine(parse_url(url))
+    yield opened
+    opened.dispose()
+
+
+def execute(engine: Engine, *queries: str) -> None:
+    with engine.connect() as connection:
+        for query in queries:
+            connection.execute(text(query))
+        connection.commit()
+
+
+def test_migrations_make_the_tables_that_the_code_uses(url: str, engine: Engine) -> None:
+    open_store(url, upgrade=True).close()
+
+    def ours(_object: Any, name: str | None, kind: str, *_: Any) -> bool:
+        return not (kind == "table" and name in (VERSION_TABLE, "sqlite_sequence"))
+
+    with engine.connect() as connection:
+        options = {"compare_type": True, "include_object": ours}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, metadata) == []
+
+
+def test_the_comparison_would_notice(url: str, engine: Engine) -> None:
+    """The test before is worth something only if it fails on a schema that differs."""
+    open_store(url, upgrade=True).close()
+    execute(engine, "DROP TABLE gap")
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+        assert any("gap" in str(change) for change in compare_metadata(context, metadata))
+
+
+def test_the_code_knows_all_revisions() -> None:
+    config = Config()
+    config.set_main_option("script_location", "lease_store:migrations")
+    scripts = ScriptDirectory.from_config(config)
+    assert tuple(reversed([script.revision for script in scripts.walk_revisions()])) == REVISIONS
+    assert scripts.get_current_head() == HEAD
+
+
+def test_upgrading_twice_changes_nothing(url: str) -> None:
+    store = open_store(url, upgrade=True)
+    assert store.schema_revision() == HEAD
+    store.create_group(Group(KEY))
+    store.upgrade()
+    assert [group.key for group in store.groups()] == [KEY]
+    store.close()
+
+
+def test_an_embedded_store_creates_and_upgrades_itself(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/deep/er/leases.db")
+    assert not (tmp_path / "deep").exists()
+    store.create_group(Group(KEY))
+    assert store.schema_revision() == HEAD
+    store.close()
+
+
+@pytest.mark.mariadb
+def test_a_server_without_tables_is_refused(mariadb_url: str) -> None:
+    store = open_store(mariadb_url)
+    with pytest.raises(SchemaTooOld, match="db upgrade"):
+        store.groups()
+    assert store.schema_revision() is None
+    store.upgrade()
+    assert store.groups() == []
+    store.close()
+
+
+def test_a_newer_schema_is_refused_and_left_alone(url: str, engine: Engine) -> None:
+    open_store(url, upgrade=True).close()
+    execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    store = open_store(url)
+    for use in (store.groups, store.upgrade):
+        with pytest.raises(SchemaTooNew, match="9999"):
+            use()
+    assert store.schema_revision() == "9999"
+    store.close()
+
+
+def test_the_version_table_is_our_own(url: str, engine: Engine) -> None:
+    """Another program's Alembic history in the same database is neither read nor written."""
+    execute(
+        engine,
+        "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+        "INSERT INTO alembic_version VALUES ('theirs')",
+    )
+    open_store(url, upgrade=True).close()
+    with engine.connect() as connection:
+        versions = connection.execute(text("SELECT version_num FROM alembic_version"))
+        assert versions.scalars().all() == ["theirs"]
+
+
+def test_many_processes_create_one_embedded_store(tmp_path: Path) -> None:
+    """They start together on an empty folder: all succeed, on one set of tables."""
+    program = (
+        "import sys\n"
+        "from lease_store import open_store\n"
+        "sys.stdin.readline()\n"
+        "store = open_store(sys.argv[1])\n"
+        "print(store.groups(), store.schema_revision())\n"
+    )
+    url = f"sqlite:///{tmp_path}/leases.db"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, url],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(PROCESSES)
+    ]
+    try:
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        results = [process.communicate(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert results == [(f"[] {HEAD}\n", "")] * PROCESSES
+
+
+def test_an_upgrade_that_fails_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    store = open_store(f"sqlite:///{tmp_path}/file/leases.db")
+    with pytest.raises(StoreError, match="writable"):
+        store.groups()
+
+
+@pytest.mark.mariadb
+def test_least_privilege(mariadb: Any, mariadb_url: str) -> None:
+    """The account of a running node needs no DELETE and no DDL."""
+    from lease_store.store import Changed
+    from tests.conformance.world import A, World, X
+
+    open_store(mariadb_url, upgrade=True).close()
+    database = mariadb_url.rsplit("/", 1)[1]
+    mariadb.execute(
+        f"GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO 'runner'@'127.0.0.1' "
+        f"IDENTIFIED BY '{mariadb.password}'"
+    )
+    store = open_store(mariadb.url(database, user="runner"))
+    world = World(store, KEY)
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    assert isinstance(world.consume(tenure, "0", "5", finished=True), Changed)
+    store.leave(KEY, A, "a-1")
+    with pytest.raises(StoreError, match="1142"):
+        store.delete_group(KEY)
+    with pytest.raises(StoreError, match="refused"):
+        schema_dropped(store)
+    store.close()
+
+
+def schema_dropped(store: Any) -> None:
+    store._transactions.write("test", lambda tx: tx.connection.execute(text("DROP TABLE gap")))
+
+
+def test_revisions_are_in_order() -> None:
+    assert list(schema.REVISIONS) == sorted(schema.REVISIONS)
