@@ -1,12 +1,14 @@
 """The job of a stream whose runs serve several shards of one node in one Spark session."""
 
+import time
+
 import dagster as dg
 
 from assets.deployment import Deployment
 from assets.node_consumption import consume_shards
 from assets.partitions import PROCESS_TAG, STREAM_TAG, consume_job_name, consume_op_name
 from assets.run_process import process_note
-from assets.shard_run import ShardRun, failure_sentence
+from assets.shard_run import ProgressReports, ShardRun, failure_sentence
 from assets.shard_stream import ShardStream
 from assets.spark_resource import SparkResource
 from lease_store.errors import LeaseholdError
@@ -74,6 +76,7 @@ def _consume(
         incarnation=config.incarnation,
         run=run_id,
         shards=[ShardId(shard) for shard in config.shards],
+        on_commit=ProgressReports(done, context, time.monotonic),
     )
     done.add(reports, seconds=seconds)
     for report in reports:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from assets.consumption import Consumer
 from assets.consumption_report import ConsumptionReport
@@ -13,7 +13,7 @@ from assets.spark_resource import SparkResource
 from assets.spark_sweeper import SparkSweeper
 from lease_store.heartbeat import Heartbeat
 from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import BEAT_FRACTION_MAX, Timing
+from lease_store.records import BEAT_FRACTION_MAX, BatchCommit, Timing
 
 
 def consume_shards(
@@ -25,8 +25,11 @@ def consume_shards(
     incarnation: str,
     run: str,
     shards: Sequence[ShardId],
+    on_commit: Callable[[Sequence[BatchCommit]], None],
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; one report per shard, and the seconds that it took.
+
+    `on_commit` is told of every batch right after its commit.
 
     The run beats for its node: should the sensor's process die, the node lives on as long as the
     run works, and no shard changes hands for nothing.
@@ -54,6 +57,7 @@ def consume_shards(
             sweeper=sweeper,
             heartbeat=heartbeat,
             clock=time.monotonic,
+            on_commit=on_commit,
         )
         reports = consumer.consume(shards)
     return list(reports.values()), time.monotonic() - started_s

@@ -1,5 +1,6 @@
 """The asset of a stream: materializing a partition consumes that shard from its checkpoint."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from assets.partitions import (
 )
 from assets.placement import Placement, Placer
 from assets.run_process import process_note
-from assets.shard_run import ShardRun, log_check
+from assets.shard_run import ProgressReports, ShardRun, log_check
 from assets.shard_stream import ShardStream
 from assets.spark_resource import SparkResource
 from lease_store.errors import LeaseholdError
@@ -122,6 +123,7 @@ def _consume(
             incarnation=placement.incarnations[node],
             run=context.run.run_id,
             shards=held,
+            on_commit=ProgressReports(done, context, time.monotonic),
         )
         done.add(reports, seconds=seconds)
     return done

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
@@ -13,10 +14,11 @@ from assets.materialization import CommittedRange, committed_ranges, range_metad
 from assets.partitions import asset_key
 from assets.shard_stream import ShardStream
 from lease_store.identifiers import ShardId
-from lease_store.records import Gap
+from lease_store.records import BatchCommit, Gap
 from lease_store.store import LeaseStore
 
 EVENTS_PER_RUN_MAX = 1_000_000
+REPORT_EVERY_S = 30.0
 SHOWN_FAILURES_MAX = 5
 
 RunContext = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -43,18 +45,27 @@ class ShardRun:
         for report in reports:
             self._reports[report.shard] = report
             self._seconds[report.shard] = seconds
+        self._ranges = None
 
     def committed(self, shard: ShardId) -> CommittedRange | None:
-        """What the run committed to a shard and nobody has delivered yet."""
+        """What the run committed to a shard and nobody has reported yet."""
+        return self._undelivered().get(shard)
+
+    def undelivered(self) -> list[ShardId]:
+        """The shards to which the run committed what nobody has reported yet."""
+        return list(self._undelivered())
+
+    def _undelivered(self) -> dict[ShardId, CommittedRange]:
         if self._ranges is None:
             pending = self._store.pending_events(
                 self._stream.key, run=self._run_id, limit=EVENTS_PER_RUN_MAX
             )
             self._ranges = {found.shard: found for found in committed_ranges(pending)}
+            self._gaps = {}
             for gap in self._store.gaps(self._stream.key):
                 if not gap.acknowledged:
                     self._gaps.setdefault(gap.shard, []).append(gap)
-        return self._ranges.get(shard)
+        return self._ranges
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
         """Metadata of a shard's materialization; numbers stay numbers, so that they plot."""
@@ -62,7 +73,8 @@ class ShardRun:
         nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
         metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)
         if report is None:
-            return metadata | {"stopped": "finished before: nothing to read"}
+            # Either it was over before the run, or the run is still at work on it.
+            return metadata | {"stopped": "not yet" if committed else "finished before"}
         metadata["stopped"] = report.stopped.value
         if report.lag_before is not None:
             metadata["lag_before"] = report.lag_before
@@ -75,10 +87,10 @@ class ShardRun:
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
         """The outcomes of a shard's checks."""
-        report = self._reports.get(shard)
+        report, committed = self._reports.get(shard), self.committed(shard)
         return check_shard(
             self._stream,
-            self.committed(shard),
+            committed,
             gaps=self._gaps.get(shard, []),
             lag=report.lag_after if report else 0,
         )
@@ -102,21 +114,21 @@ class ShardRun:
         return ""
 
     def deliver(self, context: RunContext) -> int:
-        """Report what was committed, shard by shard, then flag it; returns how many shards."""
-        delivered = 0
-        for shard in self._reports:
-            if self.committed(shard) is None:
-                continue
+        """Report what was committed, shard by shard, then flag it; returns how many shards.
+
+        May be called again and again: each batch is in one report.
+        """
+        delivered = self.undelivered()
+        for shard in delivered:
             context.log_event(
                 dg.AssetMaterialization(
                     asset_key(self._stream), partition=shard, metadata=self.metadata(shard)
                 )
             )
-            for check in self.checks(shard):
+            for check in self.checks(shard) if shard in self._reports else ():
                 log_check(context, check.evaluation(self._stream, shard))
-            delivered += 1
         self.mark_delivered()
-        return delivered
+        return len(delivered)
 
     def mark_delivered(self) -> None:
         """Flag everything that was reported."""
@@ -124,6 +136,7 @@ class ShardRun:
         sequences = [event.sequence for found in ranges for event in found.events]
         if sequences:
             self._store.mark_delivered(self._stream.key, sequences)
+        self._ranges = None
 
 
 _ANSWERED = frozenset({StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED})
@@ -142,6 +155,31 @@ def failure_sentence(stream: ShardStream, failures: Sequence[str], shards: int) 
     """What a run with failing shards ends with; the others were consumed all the same."""
     shown = " ".join(failures[:SHOWN_FAILURES_MAX])
     return f"{len(failures)} of {shards} shards of {stream.name} failed. {shown}"
+
+
+@dataclass(slots=True)
+class ProgressReports:
+    """Reports a run's commits while it goes on, now and then, so that a long run shows progress.
+
+    Attributes:
+        done: what the run did so far.
+        context: of the run.
+        clock: monotonic seconds.
+    """
+
+    done: ShardRun
+    context: RunContext
+    clock: Callable[[], float]
+    _due_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._due_s = self.clock() + REPORT_EVERY_S
+
+    def __call__(self, commits: Sequence[BatchCommit]) -> None:
+        """To be told of every commit."""
+        if commits and self.clock() >= self._due_s:
+            self.done.deliver(self.context)
+            self._due_s = self.clock() + REPORT_EVERY_S
 
 
 def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:

@@ -64,10 +64,12 @@ nux:
 """
 
 _RETRIES = """
-# A run resumes from its shards' checkpoints, so that repeating it is safe.
+# A run resumes from its shards' checkpoints, so that repeating one whose process died is safe. One
+# that failed has said why in a sentence, and would say it again.
 run_retries:
   enabled: true
   max_retries: 1
+  retry_on_asset_or_op_failure: false
 """
 
 _MYSQL = """

@@ -26,6 +26,7 @@ from sensors.launching import (
     choose_launches,
     work_left,
 )
+from sensors.source_bounds import bounds_of
 
 FINISHED_PER_ROUND_MAX = 100
 
@@ -134,7 +135,10 @@ class LaunchRounds:
         """Shards that have something to read and that nobody serves; finishes the empty ones."""
         taken = {shard for run in active for shard in run.shards}
         idle = self._idle(report, taken)
-        bounds = self.stream.source.bounds(list(idle)) if idle else {}
+        # The least recently served first: what is probed one by one comes round in its turn.
+        queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
+        bounds, unanswered = bounds_of(self.stream.source, queue)
+        notes.extend(unanswered)
         ready: list[IdleShard] = []
         waiting = finished = 0
         for shard, node in idle.items():
@@ -152,7 +156,7 @@ class LaunchRounds:
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
         if finished:
             notes.append(f"finished {_count(finished)}, read to the end before")
-        if not ready and not waiting:
+        if not ready and not waiting and not unanswered:
             notes.append(f"nothing to read in {_count(len(idle))}, active runs: {len(active)}")
         return ready
 

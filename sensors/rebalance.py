@@ -9,7 +9,7 @@ from assets.deployment import Deployment
 from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError, UnknownGroup
-from lease_store.liveness import steady_clock
+from lease_store.liveness import Clock, steady_clock
 from lease_store.rebalancing import Rebalancer
 from sensors import EVERY_LOOP_S
 from sensors.launch_round import LaunchRounds
@@ -25,9 +25,12 @@ class _Kept:
 
 
 def build_rebalance_sensor(
-    stream: ShardStream, deployment: Deployment, job: dg.JobDefinition
+    stream: ShardStream,
+    deployment: Deployment,
+    job: dg.JobDefinition,
+    clock: Clock = steady_clock,
 ) -> dg.SensorDefinition:
-    """The sensor `<stream>_rebalance`.
+    """The sensor `<stream>_rebalance`; `clock` gives monotonic seconds.
 
     Its memory lives in the code server's process. The cursor carries the part that a restarted
     server must know: under which incarnation its nodes are alive, and since when others are not.
@@ -45,8 +48,9 @@ def build_rebalance_sensor(
                 timing=deployment.timing,
                 observer=name,
                 incarnation_of=lambda _: uuid.uuid4().hex,
+                clock=clock,
             )
-            rounds = LaunchRounds(stream, store, steady_clock, lambda: str(uuid.uuid4()))
+            rounds = LaunchRounds(stream, store, clock, lambda: str(uuid.uuid4()))
             kept.append(_Kept(rebalancer, rounds))
         return kept[0]
 
