@@ -11,8 +11,8 @@ from lease_store.errors import StoreError
 from lease_store.heartbeat import Heartbeat
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock
-from lease_store.records import BatchCommit, BatchStatistics, DataFile, Node, Progress, Timing
 from lease_store.rebalancing import Rebalancer
+from lease_store.records import BatchCommit, BatchStatistics, DataFile, Node, Progress, Timing
 from lease_store.simulation.schedule import Process
 from lease_store.simulation.shard_log import ShardLog
 from lease_store.store import LeaseStore
@@ -94,6 +94,7 @@ class Host:
         self.lost = False
         self.gone_for_good = False
         self.leaving = False
+        self.leaves_with: list[Host] = []
         self.ready_to_leave = False
         self.paused_until = 0.0
         self.cursor = ""
@@ -101,7 +102,7 @@ class Host:
         self.server: Process | None = None
         self.rebalancer: Rebalancer | None = None
         self.runs: list[Run] = []
-        self._listed_version = -1
+        self.listed_version = -1
         self._clock_offset = chance.uniform(0, 1e6)
         self._clock_rate = 1.0 + world.rates.clock_rate_error * chance.uniform(-1, 1)
         self._incarnations = 0
@@ -126,6 +127,14 @@ class Host:
         processes = [*servers, *(run.process for run in self.runs)]
         return [process for process in processes if not process.dead]
 
+    def joined(self, node: Node | None) -> bool:
+        """Whether a row says of this host what it would say itself."""
+        if node is None or self.rebalancer is None:
+            return False
+        incarnation = self.rebalancer.incarnations.get(self.name)
+        wanted = replace(self.settings, lease_id=node.lease_id, incarnation=incarnation or "")
+        return node == wanted
+
     # -- the code server ------------------------------------------------------------------------
 
     def new_incarnation(self, name: NodeName) -> str:
@@ -138,6 +147,7 @@ class Host:
         world = self._world
         self.up = self.arrived = True
         self.lost = self.leaving = self.ready_to_leave = False
+        self.leaves_with = []
         if registers:
             self._registered_as = self.new_incarnation(self.name)
             node = replace(self.settings, incarnation=self._registered_as)
@@ -188,11 +198,11 @@ class Host:
         """One tick: report the shard list where it changed, rebalance, launch."""
         world = self._world
         try:
-            if self._listed_version != world.log.version:
+            if self.listed_version != world.log.version:
                 version = world.log.version
                 store = world.connect(self.server or Process("sensor"))
                 store.sync_shards(world.key, world.log.listing(), observer=str(self.name))
-                self._listed_version = version
+                self.listed_version = version
             report = rebalancer.tick(self.cursor)
         except StoreError:
             return
@@ -315,14 +325,13 @@ class Host:
         waited_s = 0.0
         pause_s = 0.25 * world.unit_s
         while any(not run.dead for run in self.runs) or not world.all_ready_to_leave(self):
-            self.ready_to_leave = all(run.dead for run in self.runs)
             if waited_s > self.timing.beat_s * 0.8:
                 waited_s = 0.0
                 with suppress(StoreError):
                     store.beat(world.key, self.name, self.incarnation)
             world.schedule.sleep(pause_s)
             waited_s += pause_s
-        world.departing()
+        world.departing(self)
         with suppress(StoreError):  # Where it fails, those who stay notice the silence.
             self.rebalancer.leave()
         self.up = False

@@ -80,7 +80,7 @@ class Incidents:
             with world.together():
                 for host in chosen:
                     if kind is EventKind.LEAVE:
-                        host.leaving = True
+                        host.leaving, host.leaves_with = True, chosen
                     elif kind is EventKind.CRASH:
                         self.crash(host)
                     else:
@@ -169,7 +169,9 @@ class Incidents:
 
     def _leave(self) -> None:
         host = self._some_host()
-        if host is not None and sum(other.alive for other in self._world.hosts) > 1:
+        if host is None or host.server is None or host.server.dead:
+            return
+        if sum(other.alive for other in self._world.hosts) > 1:
             host.leaving = True
 
     def _unready(self) -> None:
@@ -220,6 +222,9 @@ class Incidents:
             self._world.watch.check_history()
             self._world.store.restore(self._backup)
             self._world.watch.restored()
+            # Whoever lists the shards does it all the time; here only after a change, to save time.
+            for host in self._world.hosts:
+                host.listed_version = -1
 
     def _wall_clock_step(self) -> None:
         self._world.wall_clock_offset_s += self._world.schedule.chance.uniform(-1e5, 1e5)

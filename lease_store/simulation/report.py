@@ -77,13 +77,14 @@ def run_simulation(
     config: SimulationConfig,
     parts: Parts,
     *,
-    progress: Callable[[SeedOutcome], None] = lambda outcome: None,
+    progress: Callable[[SeedOutcome], None] | None = None,
 ) -> dict[str, Any]:
     """Simulate all seeds of a configuration; the report is plain JSON, the same on every run."""
     outcomes: list[SeedOutcome] = []
     for seed in range(config.seed, config.seed + config.seeds):
         outcomes.append(run_seed(config, seed, parts))
-        progress(outcomes[-1])
+        if progress is not None:
+            progress(outcomes[-1])
     return summary(config, outcomes)
 
 

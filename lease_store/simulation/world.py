@@ -14,7 +14,7 @@ from typing import Any, cast
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.planning import plan
 from lease_store.records import AssignmentMode, Group, Node, Snapshot
-from lease_store.simulation.configuration import Arrival, Faults, FaultRates, SimulationConfig
+from lease_store.simulation.configuration import Arrival, FaultRates, Faults, SimulationConfig
 from lease_store.simulation.host import TICK_S, Host, Run
 from lease_store.simulation.incidents import Incidents
 from lease_store.simulation.minimum import FewestMoves
@@ -129,9 +129,6 @@ class World:
         self.store_down_until = 0.0
         chance = self.schedule.chance
         for host in self.hosts:
-            host.paused_until = min(host.paused_until, self.schedule.now)
-            for process in host.processes():
-                process.paused_until = min(process.paused_until, self.schedule.now)
             host.settings = replace(host.settings, accepts_runs=True)
             if host.rebalancer is not None:
                 host.rebalancer.offer(host.settings)
@@ -157,7 +154,8 @@ class World:
         """How long convergence may take: eviction, a hand-over, and reading what is left."""
         batches = sum(math.ceil(shard.end / 20) for shard in self.log.shards.values())
         lineage = len(self.log.shards)
-        units = 600.0 + 90.0 * min(lineage + batches, 60) + 10.0 * lineage
+        # The longest pause is three timeouts.
+        units = 600.0 + 3 * UNIT_TIMEOUT_S + 90.0 * min(lineage + batches, 60) + 10.0 * lineage
         units += sum(not host.arrived for host in self.hosts) * ARRIVAL_TICKS * TICK_S
         return self.config.timeout_s + units * self.unit_s
 
@@ -185,16 +183,20 @@ class World:
     def unsettled(self) -> list[str]:
         """What keeps the group from being settled, as sentences; an empty list if nothing does."""
         snapshot = self.store.snapshot(KEY)
-        alive = {host.name for host in self.hosts if host.up}
+        hosts = {host.name: host for host in self.hosts if host.up}
+        members = {node.name: node for node in snapshot.nodes if node.member}
         left = [f"{host.name} has not come yet" for host in self.hosts if not host.arrived]
-        for node in snapshot.nodes:
-            if node.member and node.name not in alive:
-                left.append(f"{node.name} is dead, but still a member")
+        left += [f"{name} is dead, but still a member" for name in members if name not in hosts]
+        for host in hosts.values():
+            if any(process.paused_until > self.schedule.now for process in host.processes()):
+                left.append(f"{host.name} stands still")
+        for name, host in hosts.items():
+            if not host.joined(members.get(name)):
+                left.append(f"{name} has not joined as it is now")
         if any(host.up and host.leaving for host in self.hosts):
             left.append("a node is leaving")
         known = {lease.shard: lease for lease in snapshot.shards}
         left += [f"shard {shard} is not known" for shard in self.log.shards if shard not in known]
-        members = {node.name for node in snapshot.nodes if node.member}
         decided = plan(snapshot, live=members)
         left += [str(action) for action in decided.actions]
         balanced = self.config.mode is AssignmentMode.BALANCED
@@ -306,16 +308,16 @@ class World:
             if run.incarnation == incarnation and not run.dead and not run.heartbeat.lost.is_set()
         ]
 
-    def departing(self) -> None:
+    def departing(self, host: Host) -> None:
         """Those who leave together are about to leave the store: that is one change."""
-        for host in self.hosts:
-            host.lost = host.lost or (host.up and host.leaving and host.ready_to_leave)
+        for other in (host, *host.leaves_with):
+            other.lost = True
         self.watch.membership_changed(self.store.snapshot(KEY))
 
     def all_ready_to_leave(self, host: Host) -> bool:
         """Whether all who leave together can leave now."""
         host.ready_to_leave = all(run.dead for run in host.runs)
-        return all(other.ready_to_leave for other in self.hosts if other.up and other.leaving)
+        return all(other.ready_to_leave for other in host.leaves_with if other.up)
 
     def new_host(self) -> Host:
         """One more host, not started yet; its assignment settings follow from its number."""
