@@ -144,13 +144,8 @@ class Demo:
         settings = self._settings
         with self._timed("set-up"):
             log = LocalLog.create(settings.log_folder(stream.key.stream), SHARDS)
-            loader = given.loader(log)
-            loaded = loader.load(round(expected * FIRST_PART))
             create_instance(settings)
-        progress.stage(
-            f"loaded {loaded:,} of {expected:,} records into {SHARDS} shards; starting Dagster "
-            f"with {' and '.join(settings.nodes)}"
-        )
+        progress.stage(f"starting Dagster and Spark with {' and '.join(settings.nodes)}")
         # Where the home is also the working directory, no other settings file is in reach.
         with daemon(settings, self._environment, folder=settings.home) as dagster:
             watch = Watch(
@@ -164,6 +159,9 @@ class Demo:
                 timeout_s=self._timeout_s,
             )
             with self._timed("start to first commit"):
+                loader = given.loader(log)
+                loaded = loader.load(round(expected * FIRST_PART))
+                progress.stage(f"loaded {loaded:,} of {expected:,} records into {SHARDS} shards")
                 watch.until(lambda now: now.consumed > 0 or (loaded == 0 and now.owned))
             with self._timed("consumption"):
                 progress.stage(reshard(log))
