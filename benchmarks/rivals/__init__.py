@@ -1,0 +1,1 @@
+"""What Leasehold is compared with; nothing outside the benchmarks uses it."""
