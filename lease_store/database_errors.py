@@ -5,6 +5,7 @@ All of these arrive as the driver's `OperationalError`, so that its class says n
 
 from __future__ import annotations
 
+import ssl
 from enum import Enum
 from typing import Any
 
@@ -60,7 +61,16 @@ SQLITE_VERDICTS: dict[int, Verdict] = {
     13: Verdict.UNAVAILABLE,  # SQLITE_FULL
 }
 
-CANNOT_CONNECT = frozenset({2002, 2003, 2005})
+ADVICE: dict[int, str] = {
+    1044: "grant the account of its URL access to the database",
+    1045: "check the account and the password in its URL",
+    1049: "create the database first",
+    1142: "grant the account of its URL what `leasehold db upgrade` or this command needs",
+    1143: "grant the account of its URL what `leasehold db upgrade` or this command needs",
+    2003: "check ssl_ca, ssl_cert and ssl_key in its URL against the server's certificate",
+    2026: "enable TLS on the server, or drop the ssl_ options from its URL",
+}
+"""What to do about an error that repeating does not help; 2003 is fatal for TLS alone."""
 
 
 def error_number(error: DBAPIError) -> int:
@@ -76,6 +86,8 @@ def error_number(error: DBAPIError) -> int:
 def verdict(error: DBAPIError) -> Verdict:
     """What to do after this error."""
     number = error_number(error)
+    if isinstance(getattr(error.orig, "original_exception", None), ssl.SSLError):
+        return Verdict.FATAL  # the server answers, but is not who it should be
     if hasattr(error.orig, "sqlite_errorcode"):
         # The low byte is the error; the rest says in which part of SQLite it arose.
         return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from lease_store.database_errors import Verdict, error_number, verdict
+from lease_store.database_errors import ADVICE, Verdict, error_number, verdict
 from lease_store.engine import WRITE_OPTION
 from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
 
@@ -202,9 +202,10 @@ class Transactions:
             )
         assert isinstance(error, DBAPIError)
         number = error_number(error)
+        advice = ADVICE.get(number, "nothing was changed")
         return StoreError(
-            f"The lease store at {self._place} refused a statement (error {number}: "
-            f"{_first_line(error)}); nothing was changed."
+            f"The lease store at {self._place} refused (error {number}: {_first_line(error)}): "
+            f"{advice}."
         )
 
     def _unavailable(self, unsettled: object) -> StoreError:

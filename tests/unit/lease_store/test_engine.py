@@ -1,0 +1,81 @@
+"""URLs of lease stores, and the engines that are made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from lease_store import open_store
+from lease_store.engine import open_engine, parse_url, sqlite_path
+from lease_store.errors import InvalidSetting
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        ("sqlite:////tmp/leases.db", "sqlite+pysqlite"),
+        ("mysql://u:p@h/d", "mysql+pymysql"),
+        ("mariadb://u:p@h/d", "mysql+pymysql"),
+        ("mysql+pymysql://u:p@h:3307/d", "mysql+pymysql"),
+        ("mariadb+mariadbconnector://u:p@h/d", "mysql+pymysql"),
+    ],
+)
+def test_each_database_has_the_driver_that_is_tested(text: str, driver: str) -> None:
+    assert parse_url(text).drivername == driver
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "leases.db",
+        "postgresql://u:hunter2@h/d",
+        "oracle://u:hunter2@h/d",
+        "mysql://u:hunter2@h",
+        "mysql://u:hunter2@h:port/d",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "://hunter2",
+    ],
+)
+def test_other_urls_are_refused_without_showing_them(text: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        parse_url(text)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(caught.value.__cause__)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_secret_url_stays_secret() -> None:
+    store = open_store(SecretStr("mysql://user:hunter2@host/database"))
+    assert "hunter2" not in repr(vars(store))
+    assert "hunter2" not in repr(vars(store._transactions))
+    store.close()
+
+
+def test_tls_options_make_a_context_that_verifies(tmp_path: Path) -> None:
+    missing = tmp_path / "ca.pem"
+    with pytest.raises(InvalidSetting, match="ssl_ca"):
+        open_engine(parse_url(f"mysql://u:p@h/d?ssl_ca={missing}"))
+    missing.write_text("no certificate")
+    with pytest.raises(InvalidSetting, match="ssl_ca"):
+        open_engine(parse_url(f"mysql://u:p@h/d?ssl_ca={missing}"))
+
+
+@pytest.mark.parametrize("option", ["ssl_check_hostname=false", "ssl_verify_cert=false"])
+def test_verification_cannot_be_switched_off(option: str) -> None:
+    with pytest.raises(InvalidSetting, match="always verified"):
+        open_engine(parse_url(f"mysql://u:p@h/d?{option}"))
+
+
+def test_the_file_of_a_store() -> None:
+    assert sqlite_path(parse_url("sqlite:////a/b.db")) == Path("/a/b.db")
+    assert sqlite_path(parse_url("sqlite:///file:/a/b.db?mode=ro&uri=true")) == Path("/a/b.db")
+    assert sqlite_path(parse_url("mysql://u:p@h/d")) is None
+
+
+def test_engines_hide_values_and_cannot_load_files(tmp_path: Path) -> None:
+    for url in (f"sqlite:///{tmp_path}/l.db", "mysql://u:p@h/d"):
+        assert open_engine(parse_url(url)).hide_parameters
