@@ -139,7 +139,8 @@ def test_nothing_in_the_tree_is(what: str) -> None:
     found = [
         f"{name(path)}:{number}: {line.strip()[:80]}"
         for path in FILES
-        if path.suffix in TEXT_SUFFIXES and path.name not in ("test_layout.py", "test_docs.py")  # they name these words
+        if path.suffix in TEXT_SUFFIXES
+        and path.name not in ("test_layout.py", "test_docs.py")  # they name these words
         for number, line in enumerate(
             path.read_text(encoding="utf-8", errors="replace").splitlines(), 1
         )
