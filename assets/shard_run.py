@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -170,15 +170,16 @@ class ProgressReports:
     done: ShardRun
     context: RunContext
     clock: Callable[[], float]
-    _due_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._due_s = self.clock() + REPORT_EVERY_S
+    _due_s: float | None = None
 
     def __call__(self, commits: Sequence[BatchCommit]) -> None:
-        """To be told of every commit."""
-        if commits and self.clock() >= self._due_s:
+        """To be told of every commit; the first one starts the count."""
+        if not commits:
+            return
+        if self._due_s is not None and self.clock() >= self._due_s:
             self.done.deliver(self.context)
+            self._due_s = None
+        if self._due_s is None:
             self._due_s = self.clock() + REPORT_EVERY_S
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import dagster as dg
@@ -40,11 +39,7 @@ def build_definitions(
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
     for stream in streams:
-        with warnings.catch_warnings():
-            # Checks with one result per partition are a preview feature of Dagster, used on
-            # purpose; the warning would greet every start of every process.
-            warnings.simplefilter("ignore", dg.PreviewWarning)
-            assets.append(build_shard_asset(stream, deployment))
+        assets.append(build_shard_asset(stream, deployment))
         job = build_consume_job(stream, deployment)
         jobs.append(job)
         sensors.append(build_shard_list_sensor(stream, deployment))

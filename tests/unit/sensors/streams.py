@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from assets.deployment import Deployment
 from assets.shard_stream import ShardStream
-from lease_store.errors import SourceUnavailable
+from lease_store.errors import LogCorrupt, SourceUnavailable
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.memory_store import MemoryStore
 from lease_store.records import ShardListing, Timing
@@ -28,6 +28,7 @@ class ScriptedSource:
     ends: dict[str, int] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     down: str = ""
+    damaged: set[str] = field(default_factory=set)
 
     def list_shards(self) -> list[ShardListing]:
         self._answer()
@@ -35,6 +36,8 @@ class ScriptedSource:
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
         self._answer()
+        if broken := self.damaged & set(shards):
+            raise LogCorrupt(f"shard {min(broken)} is damaged: restore it.")
         return {
             shard: ShardBounds("0", str(self.ends.get(shard, 0)), shard in self.finished)
             for shard in shards
@@ -67,7 +70,9 @@ def scripted_stream(shards: int = 2, name: str = "orders.eu") -> tuple[ShardStre
     return ShardStream(name=name, source=source), source
 
 
-def memory_deployment(*nodes: str) -> tuple[Deployment, MemoryStore]:
-    store = MemoryStore()
+def memory_deployment(
+    *nodes: str, store: MemoryStore | None = None
+) -> tuple[Deployment, MemoryStore]:
+    found = store or MemoryStore()
     names = tuple(NodeName(node) for node in nodes or ("local",))
-    return Deployment(lambda: store, names, Timing(), lambda key: Path("unused")), store
+    return Deployment(lambda: found, names, Timing(), lambda key: Path("unused")), found

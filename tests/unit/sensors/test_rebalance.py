@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import dagster as dg
@@ -14,6 +14,7 @@ from assets.run_process import process_note
 from assets.shard_stream import ShardStream
 from lease_store.errors import StoreUnavailable
 from lease_store.identifiers import NodeName, ShardId
+from lease_store.liveness import steady_clock
 from lease_store.memory_store import MemoryStore
 from lease_store.records import ShardListing
 from lease_store.states import ShardState
@@ -28,21 +29,30 @@ A, B = NodeName("a"), NodeName("b")
 class Scene:
     """One deployment's sensor over a scripted source, with an instance whose runs a test sets."""
 
-    def __init__(self, instance: dg.DagsterInstance, *, shards: int = 4, nodes: str = "ab") -> None:
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        *,
+        shards: int = 4,
+        nodes: str = "ab",
+        store: MemoryStore | None = None,
+        clock: Callable[[], float] = steady_clock,
+    ) -> None:
         self.instance = instance
+        self.clock = clock
         self.stream: ShardStream
         self.source: ScriptedSource
         self.stream, self.source = scripted_stream(shards)
         self.deployment: Deployment
         self.store: MemoryStore
-        self.deployment, self.store = memory_deployment(*nodes)
+        self.deployment, self.store = memory_deployment(*nodes, store=store)
         self.cursor: str | None = None
         self.restart()
 
     def restart(self) -> None:
         """A new code server: what was only in its memory is gone."""
         job = build_consume_job(self.stream, self.deployment)
-        self.sensor = build_rebalance_sensor(self.stream, self.deployment, job)
+        self.sensor = build_rebalance_sensor(self.stream, self.deployment, job, self.clock)
 
     def sync(self) -> None:
         sync_listing(self.store, self.stream, self.source.shards, timeout_s=20.0)
@@ -257,3 +267,69 @@ def test_the_cursor_stays_small(instance):
     scene.tick()
     assert scene.cursor is not None
     assert len(scene.cursor) < 1_000
+
+
+def test_a_damaged_shard_is_named_and_does_not_keep_the_others_from_their_runs(instance):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = dict.fromkeys("0123", 5)
+    scene.source.damaged = {"2"}
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"0", "1", "3"})
+    scene.add_run(request, DagsterRunStatus.STARTED)
+    assert "shard 2 has no bounds: shard 2 is damaged: restore it." in said(scene.tick())
+
+
+def test_an_idle_tick_is_three_statements_however_many_shards(instance):
+    for shards in (4, 300):
+        scene = Scene(instance, shards=shards, nodes="a", clock=Clock(step_s=5.0))
+        scene.sync()
+        scene.tick()
+        scene.tick()
+        before = scene.store.statements.total()
+        for _ in range(6):
+            scene.tick()
+        assert scene.store.statements.total() - before <= 3 * 6
+
+
+class Clock:
+    """Monotonic seconds that a test moves; it also moves by `step_s` at every reading."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.now_s = 1_000.0
+        self.step_s = step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def test_two_deployments_share_the_shards_and_one_takes_over_when_the_other_dies(instance):
+    """No run, no Dagster instance and no clock is shared: only the lease tables are."""
+    clock, other_clock = Clock(), Clock()
+    one = Scene(instance, nodes="a", clock=clock)
+    with dg.DagsterInstance.ephemeral() as elsewhere:
+        other = Scene(elsewhere, nodes="b", store=one.store, clock=other_clock)
+        one.source.ends = other.source.ends = dict.fromkeys("0123", 5)
+        one.sync()
+        one.tick()
+        # The newcomer gets its share at once, because no run holds the shards open.
+        for _ in range(2):
+            clock.now_s += 5
+            other_clock.now_s += 5
+            other.tick()
+            one.tick()
+        owners = [one.row(shard).consumer_owner for shard in "0123"]
+        assert owners.count(A) == owners.count(B) == 2
+
+    run = "a-run-of-the-other"
+    lost = next(shard for shard in "0123" if one.row(shard).consumer_owner == B)
+    opened = one.open(lost, B, run)
+    clock.now_s += 15
+    one.tick()
+    assert one.row(lost).consumer_owner == B, "its counter has not stood still for T yet"
+    clock.now_s += 15
+    launched = one.tick().run_requests
+    assert {one.row(shard).consumer_owner for shard in "0123"} == {A}
+    assert lost in set.union(*(served(request)[1] for request in launched))
+    assert not one.store.review([opened.tenure])[ShardId(lost)].current
