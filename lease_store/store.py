@@ -197,6 +197,11 @@ class LeaseStore(Protocol):
         Takes effect when nobody answers to the name, when this incarnation already does, or when
         the other's counter is still `displaced_lease_id` (the caller watched it stand still for
         longer than T); displacing releases what the other held.
+
+        Raises:
+            AssignmentConflict: the group assigns by modulo, and the node's settings contradict
+                those of its members; checked under the same lock, so that of two nodes that join
+                at once one is refused.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lease_store.assignment_modes import check_member
 from lease_store.identifiers import GroupKey, NodeName
 from lease_store.membership import departure_note, displacement_reason, registration
 from lease_store.memory_store.rows import GroupRows, MemoryRows
@@ -23,6 +24,8 @@ class MemoryNodes(MemoryRows):
             found = registration(rows.nodes.get(node.name), node, displaced_lease_id)
             if isinstance(found, NameTaken):
                 return found
+            if found.note:
+                check_member(rows.group, rows.nodes.values(), node)
             if found.displaces:
                 self._depart(rows, node.name, "evict", displacement_reason(node), observer)
             rows.nodes[node.name] = found.after

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sqlalchemy.exc import IntegrityError
 
+from lease_store.assignment_modes import check_member
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.membership import (
     Registration,
@@ -38,6 +39,8 @@ class SqlNodes(SqlVerbs):
             found = registration(known, node, displaced_lease_id)
             if isinstance(found, NameTaken):
                 return tx.abandon(found)
+            if found.note:
+                check_member(self._group(tx, key), self._nodes(tx, key), node)
             if known and found.displaces:
                 reason = displacement_reason(node)
                 self._depart(tx, key, known, kind="evict", reason=reason, observer=observer)
@@ -110,6 +113,10 @@ class SqlNodes(SqlVerbs):
         # 3. The observer evicts. It must find 8 and stop, or wait for the lock and then find it.
         row = tx.connection.execute(statements.select_node(key, node, lock=True)).mappings().first()
         return node_from(row) if row else None
+
+    def _nodes(self, tx: Transaction, key: GroupKey) -> list[Node]:
+        rows = tx.connection.execute(statements.select_nodes(key)).mappings()
+        return [node_from(row) for row in rows]
 
     def _write_node(self, tx: Transaction, key: GroupKey, found: Registration) -> None:
         after = found.after

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lease_store.records import ShardListing
+import pytest
+
+from lease_store.errors import AssignmentConflict
+from lease_store.records import AssignmentMode, ShardListing
 from lease_store.states import ShardState
 from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Registered, Stale
 from tests.conformance.world import A, B, C, World, X, Y, Z
@@ -192,6 +195,27 @@ def test_a_next_node_that_dies_gives_the_shard_back(world: World) -> None:
     assert world.edges(X) == [1, 3, 5, 6]
     assert world.store.review([tenure])[X].current
     assert isinstance(world.consume(tenure, "0", "5"), Changed)
+
+
+def test_in_a_modulo_group_members_must_agree(world: World) -> None:
+    world.group(assignment=AssignmentMode.MODULO)
+    world.register(A, "a-1", source_count=2, node_id=0)
+    before = world.generation()
+    for settings in (
+        {},
+        {"source_count": 3, "node_id": 1},
+        {"source_count": 2, "node_id": 0},
+        {"source_count": 2, "node_id": 2},
+    ):
+        with pytest.raises(AssignmentConflict):
+            world.register(B, "b-1", **settings)
+    assert world.generation() == before
+    assert [node.name for node in world.store.pulse(world.key).nodes] == [A]
+    assert world.register(B, "b-1", source_count=2, node_id=1) == Registered(1)
+    # Whoever has left is not asked any more.
+    world.store.leave(world.key, A, "a-1")
+    world.store.leave(world.key, B, "b-1")
+    assert world.register(A, "a-2", source_count=5, node_id=4) == Registered(2)
 
 
 def test_waiting_and_finished_shards_are_nobodys_to_release(world: World) -> None:

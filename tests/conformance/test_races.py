@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TypeVar
 
-from lease_store.errors import LeaseLost
+from lease_store.errors import AssignmentConflict, LeaseLost
 from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import BatchState, Node, ShardListing
+from lease_store.records import AssignmentMode, BatchState, Node, ShardListing
 from lease_store.states import ShardState
 from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Opened, Registered, Stale
 from tests.conformance.world import A, B, World, X, Y, a_commit
@@ -75,6 +75,21 @@ def test_one_incarnation_gets_the_name(world: World) -> None:
     assert all(
         answer == NameTaken(f"i{winner}", 1) for i, answer in enumerate(answers) if i != winner
     )
+
+
+def test_one_of_two_nodes_gets_a_remainder(world: World) -> None:
+    """Both find the remainder free when they look; under the group's lock only one still does."""
+    world.group(assignment=AssignmentMode.MODULO)
+
+    def join(node: NodeName) -> str:
+        try:
+            world.register(node, f"{node}-1", source_count=2, node_id=0)
+        except AssignmentConflict:
+            return "refused"
+        return "joined"
+
+    answers = at_once(*(lambda i=i: join(NodeName(f"n{i}")) for i in range(4)))
+    assert sorted(answers) == ["joined", "refused", "refused", "refused"]
 
 
 def test_a_beat_and_an_eviction_never_both_succeed(world: World) -> None:
