@@ -206,7 +206,7 @@ def test_a_shard_that_fails_is_named_and_the_others_are_committed_and_reported(
     result = scene.consume("0", "1", "2")
     assert not result.success
     sentence = scene.sentence(result)
-    assert sentence.startswith("1 of 3 shards of orders failed. shard 1:")
+    assert sentence.startswith("1 of 3 shards of orders failed. Shard 1: ")
     assert "an unexpected unit" in sentence
     assert scene.reported() == dict.fromkeys("02", RECORDS)
     assert scene.committed("1") == []
