@@ -8,7 +8,7 @@ from assets.deployment import Deployment
 from assets.node_consumption import consume_shards
 from assets.partitions import PROCESS_TAG, STREAM_TAG, consume_job_name, consume_op_name
 from assets.run_process import process_note
-from assets.shard_run import ProgressReports, ShardRun, failure_sentence
+from assets.shard_run import ProgressReports, ShardRun
 from assets.shard_stream import ShardStream
 from assets.spark_resource import SparkResource
 from lease_store.errors import LeaseholdError
@@ -87,7 +87,5 @@ def _consume(
         )
     delivered = done.deliver(context)
     context.log.info(f"{delivered} of {len(reports)} shards had something to commit.")
-    failures = done.failures()
-    if failures:
-        sentence = failure_sentence(stream, failures, len(reports))
-        raise dg.Failure(sentence, allow_retries=False)
+    if failure := done.failure():
+        raise dg.Failure(failure, allow_retries=False)

@@ -23,6 +23,7 @@ from assets.run_process import ended_runs
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 
 LOOK_AGAIN_S = 1.0
+LOOKS_MAX = 20
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ class Placer:
     def _blocking_run(self, shard: ShardId, placement: Placement) -> str:
         """Place one shard, or return the live run that has it open."""
         store, served = self.deployment.store(), self.deployment.nodes
-        while True:
+        for _ in range(LOOKS_MAX):
             snapshot = store.snapshot(self.key)
             standing = standing_of(snapshot, shard, served=served, wanted=self.wanted)
             match standing:
@@ -122,3 +123,8 @@ class Placer:
                         return open_run
                     fresh = str(uuid.uuid4())
                     close_ended_tenure(store, self.key, shard, node, ended=open_run, closing=fresh)
+        raise dg.Failure(
+            f"Shard {shard} of {self.key} changed hands {LOOKS_MAX} times while this run looked: "
+            "materialize it again.",
+            allow_retries=False,
+        )

@@ -19,7 +19,8 @@ from lease_store.store import LeaseStore
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
-SHOWN_FAILURES_MAX = 5
+SHOWN_CAUSES_MAX = 5
+SHOWN_SHARDS_MAX = 10
 
 RunContext = dg.AssetExecutionContext | dg.OpExecutionContext
 
@@ -95,13 +96,23 @@ class ShardRun:
             lag=report.lag_after if report else 0,
         )
 
-    def failures(self) -> list[str]:
-        """One sentence for each shard that failed."""
-        return [
-            f"shard {report.shard}: {report.error or report.stopped.value}"
-            for report in self._reports.values()
-            if report.stopped is StopReason.FAILED
+    def failure(self) -> str:
+        """Why shards of the run failed, as one sentence for each cause; empty when none did."""
+        by_cause: dict[str, list[ShardId]] = {}
+        for report in self._reports.values():
+            if report.stopped is StopReason.FAILED:
+                by_cause.setdefault(report.error, []).append(report.shard)
+        if not by_cause:
+            return ""
+        failed = sum(len(shards) for shards in by_cause.values())
+        causes = [
+            f"{_listed(shards)}: {error}"
+            for error, shards in list(by_cause.items())[:SHOWN_CAUSES_MAX]
         ]
+        return (
+            f"{failed} of {len(self._reports)} shards of {self._stream.name} failed. "
+            f"{' '.join(causes)}"
+        )
 
     def refusal(self, shards: Sequence[ShardId]) -> str:
         """Why a run that was asked for these shards by name has not consumed them; or nothing."""
@@ -151,10 +162,11 @@ _EXPLAINED = {
 }
 
 
-def failure_sentence(stream: ShardStream, failures: Sequence[str], shards: int) -> str:
-    """What a run with failing shards ends with; the others were consumed all the same."""
-    shown = " ".join(failures[:SHOWN_FAILURES_MAX])
-    return f"{len(failures)} of {shards} shards of {stream.name} failed. {shown}"
+def _listed(shards: Sequence[ShardId]) -> str:
+    if len(shards) == 1:
+        return f"Shard {shards[0]}"
+    rest = ", …" if len(shards) > SHOWN_SHARDS_MAX else ""
+    return f"Shards {', '.join(shards[:SHOWN_SHARDS_MAX])}{rest}"
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
 from assets.committed_output import iter_records
+from assets.connect_server import TOKEN_FILE
 from assets.partitions import PROCESS_TAG
 from lease_store import open_store
 from lease_store.identifiers import GroupKey, NodeName
@@ -121,7 +122,10 @@ def test_a_run_killed_in_the_middle_of_a_batch_leaves_each_record_once(
         assert killed not in {batch.run for batch in store.batches(KEY)}
         assert_shared(store)
         assert_seen_by_users(deployment, instance)
-    assert_nowhere(home, mariadb.password)
+        token = (settings.spark_folder / TOKEN_FILE).read_text().strip()
+    for secret in (mariadb.password, token):
+        assert_nowhere(home, secret)
+        assert_not_in_database(mariadb, "dagster", secret)
 
 
 def in_group(store: LeaseStore) -> None:
@@ -169,6 +173,15 @@ def assert_nowhere(home: Path, secret: str) -> None:
     for path in home.rglob("*"):
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path
+
+
+def assert_not_in_database(mariadb: MariaDB, database: str, secret: str) -> None:
+    """No row of Dagster's storage holds it: config, tags, events, snapshots."""
+    tables = [row[0] for row in mariadb.execute("SHOW TABLES", database=database)]
+    assert "event_logs" in tables
+    for table in tables:
+        for row in mariadb.execute(f"SELECT * FROM `{table}`", database=database):
+            assert secret not in str(row), table
 
 
 def test_what_a_run_committed_before_it_was_killed_is_reported_by_the_outbox(

@@ -111,3 +111,10 @@ def test_a_finished_shard_is_placed_nowhere(instance):
     placement = scene.place()
     assert placement.by_node() == {}
     assert placement.finished == {ZERO}
+
+
+def test_a_shard_that_keeps_changing_hands_ends_in_a_sentence(instance, monkeypatch):
+    scene = Scene(instance)
+    monkeypatch.setattr(scene.store, "claim", lambda *_, **__: {})
+    with pytest.raises(dg.Failure, match="changed hands"):
+        scene.place()

@@ -197,6 +197,35 @@ def test_a_living_run_keeps_its_tenure(instance):
     assert scene.store.review([opened.tenure])[ShardId("0")].current
 
 
+def test_a_run_that_lost_its_last_lease_and_goes_on_is_terminated(instance, monkeypatch):
+    clock, terminated = Clock(), list[str]()
+
+    class Launcher:
+        def terminate(self, run_id: str) -> bool:
+            terminated.append(run_id)
+            return True
+
+    monkeypatch.setattr(type(instance), "run_launcher", property(lambda _: Launcher()))
+    scene = Scene(instance, nodes="a", clock=clock)
+    scene.sync()
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    run = scene.add_run(request, DagsterRunStatus.STARTED)
+    scene.open("0", A, run)
+    scene.tick()
+    cursor = scene.row("0").check_point or "0"
+    scene.store.force_checkpoint(
+        scene.stream.key, ShardId("0"), cursor, observer="test", reason="an operator's"
+    )
+    for _ in range(4):
+        clock.now_s += 5
+        scene.tick()
+        assert terminated == []
+    clock.now_s += 5
+    assert f"run {run} holds no shard any more: terminated" in said(scene.tick())
+    assert terminated == [run]
+
+
 def test_a_read_only_shard_without_unread_records_is_finished_and_frees_its_children(instance):
     scene = Scene(instance, shards=1, nodes="a")
     scene.sync()
