@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.consumption_report import ConsumptionReport, StopReason
+from assets.partitions import asset_key
+from assets.shard_run import REPORT_EVERY_S, ProgressReports, ShardRun
+from assets.shard_stream import ShardStream
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import BatchCommit, BatchStatistics, Intent, Node, ShardListing
+from lease_store.store import Changed, Opened
+from tests.unit.sensors.streams import scripted_stream
+
+A, ZERO, ONE = NodeName("a"), ShardId("0"), ShardId("1")
+RUN = "run-1"
+
+
+class Scene:
+    """A run with two open shards, and an op's context that its reports go to."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.stream: ShardStream
+        self.stream, _ = scripted_stream(2)
+        self.store = MemoryStore()
+        key = self.stream.key
+        self.store.create_group(self.stream.new_group(20.0))
+        self.store.sync_shards(key, [ShardListing(ZERO), ShardListing(ONE)], observer="test")
+        self.store.register(key, Node(A, 0, "i"), observer="test")
+        self.store.claim(key, {ZERO: (A, 0), ONE: (A, 0)}, observer="test", reason="test")
+        self.opened: dict[ShardId, Opened] = {}
+        for shard in (ZERO, ONE):
+            opened = self.store.open_tenure(key, shard, A, RUN)
+            assert isinstance(opened, Opened)
+            self.opened[shard] = opened
+        self.run = ShardRun(self.stream, self.store, RUN)
+
+    def commit(self, shard: ShardId) -> BatchCommit:
+        """One more batch of 10 records."""
+        tenure = self.opened[shard].tenure
+        done = self.store.batches(self.stream.key, shard)
+        sequence = self.opened[shard].next_sequence + len(done)
+        start, end = str(10 * len(done)), str(10 * len(done) + 10)
+        self.store.record_intents([Intent(tenure, sequence, start, end)])
+        statistics = BatchStatistics(10, 100, 10)
+        commit = BatchCommit(tenure, sequence, start, end, f"{shard}-{sequence}", (), statistics)
+        assert isinstance(self.store.commit([commit])[shard], Changed)
+        return commit
+
+    def reported(self) -> list[tuple[str, int, str]]:
+        events = [e for e in self.context.events if isinstance(e, dg.AssetMaterialization)]
+        return [
+            (str(e.partition), int(e.metadata["records"].value), str(e.metadata["stopped"].value))
+            for e in events
+        ]
+
+
+class RecordingContext:
+    """What `ShardRun` uses of an op's context."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def log_event(self, event: object) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene(RecordingContext())
+
+
+def report(shard: ShardId, stopped: StopReason, error: str = "") -> ConsumptionReport:
+    return ConsumptionReport(shard, stopped, error=error, lag_after=0)
+
+
+def test_each_batch_is_in_one_report_however_often_the_run_reports(scene: Scene) -> None:
+    scene.commit(ZERO)
+    scene.commit(ZERO)
+    assert scene.run.deliver(scene.context) == 1
+    assert scene.run.deliver(scene.context) == 0
+    scene.commit(ZERO)
+    scene.commit(ONE)
+    scene.run.add(
+        [report(ZERO, StopReason.CAUGHT_UP), report(ONE, StopReason.CAUGHT_UP)], seconds=2.0
+    )
+    assert scene.run.deliver(scene.context) == 2
+    assert scene.reported() == [
+        ("0", 20, "not yet"),
+        ("0", 10, "caught_up"),
+        ("1", 10, "caught_up"),
+    ]
+    assert scene.store.pending_events(scene.stream.key) == []
+
+
+def test_checks_come_with_the_last_report_of_a_shard(scene: Scene) -> None:
+    scene.commit(ZERO)
+    scene.run.deliver(scene.context)
+    kinds = [type(event).__name__ for event in scene.context.events]
+    assert kinds == ["AssetMaterialization"]
+    scene.commit(ZERO)
+    scene.run.add([report(ZERO, StopReason.CAUGHT_UP)], seconds=1.0)
+    scene.run.deliver(scene.context)
+    names = {e.check_name for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)}
+    assert names == {"no_gap", "lag", "quarantine_rate"}
+    assert all(
+        e.asset_key == asset_key(scene.stream)
+        for e in scene.context.events
+        if isinstance(e, dg.AssetCheckEvaluation | dg.AssetMaterialization)
+    )
+
+
+def test_a_long_run_reports_now_and_then_counted_from_its_first_commit(scene: Scene) -> None:
+    now = [100.0]
+    progress = ProgressReports(scene.run, scene.context, lambda: now[0])
+    progress([])
+    now[0] += 10 * REPORT_EVERY_S
+    progress([scene.commit(ZERO)])
+    assert scene.reported() == []
+    now[0] += REPORT_EVERY_S - 1
+    progress([scene.commit(ZERO)])
+    assert scene.reported() == []
+    now[0] += 1
+    progress([scene.commit(ZERO)])
+    assert scene.reported() == [("0", 30, "not yet")]
+    progress([scene.commit(ZERO)])
+    assert len(scene.reported()) == 1
+
+
+def test_a_cause_that_several_shards_share_is_said_once(scene: Scene) -> None:
+    scene.run.add(
+        [
+            report(ZERO, StopReason.FAILED, "Spark does not start: see the log."),
+            report(ONE, StopReason.FAILED, "Spark does not start: see the log."),
+            report(ShardId("2"), StopReason.FAILED, "The log is damaged."),
+            report(ShardId("3"), StopReason.LEASE_LOST, "It was taken over."),
+        ],
+        seconds=1.0,
+    )
+    assert scene.run.failure() == (
+        "3 of 4 shards of orders.eu failed. Shards 0, 1: Spark does not start: see the log. "
+        "Shard 2: The log is damaged."
+    )
+
+
+@pytest.mark.parametrize(
+    "reason", [StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED]
+)
+def test_a_shard_that_was_asked_for_and_consumed_is_no_refusal(
+    scene: Scene, reason: StopReason
+) -> None:
+    scene.run.add([report(ZERO, reason)], seconds=1.0)
+    assert scene.run.refusal([ZERO]) == ""
+    assert scene.run.failure() == ""
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [reason for reason in StopReason if reason not in (
+        StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED
+    )],
+)  # fmt: skip
+def test_any_other_end_of_a_shard_that_was_asked_for_is_one_sentence(
+    scene: Scene, reason: StopReason
+) -> None:
+    scene.run.add([report(ZERO, reason, "It did not work." * (reason == "failed"))], seconds=1.0)
+    sentence = scene.run.refusal([ZERO])
+    assert sentence.startswith("Shard 0 of orders.eu/default was not consumed to its end: ")
+    assert "\n" not in sentence
