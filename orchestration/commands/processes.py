@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from orchestration.commands.options import Home
 from orchestration.commands.target import Target
 from orchestration.presentation import say
 from orchestration.settings import load_settings
+
+if TYPE_CHECKING:
+    from orchestration.child_processes import ChildProcess
 
 PORT_DEFAULT = 3000
 PORTS_TRIED = 50
@@ -67,15 +70,20 @@ def demo(
 
 @contextmanager
 def ended_by_signals() -> Generator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it."""
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
+
+    The first signal ends it; those that follow wait until its children have ended.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        sys.stderr.write("Stopping; this takes a few seconds.\n")
         raise KeyboardInterrupt
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
@@ -108,6 +116,7 @@ def ui(
             webserver(settings, environment, chosen) as pages,
         ):
             say(f"Starting Dagster on {settings.home} …")
+            _say_what_is_missing(target)
             try:
                 _wait_for_port(chosen, pages)
                 say(f"Open http://127.0.0.1:{chosen} in a browser; Ctrl-C ends it.")
@@ -115,7 +124,6 @@ def ui(
                 while background.exit_code() is None and pages.exit_code() is None:
                     time.sleep(POLL_S)
             except KeyboardInterrupt:
-                say("Stopping.")
                 return
             ended = background if background.exit_code() is not None else pages
             raise LeaseholdError(
@@ -143,15 +151,22 @@ def free_port(wanted: int | None) -> int:
     )
 
 
-def _wait_for_port(port: int, pages: object) -> None:
-    from orchestration.child_processes import ChildProcess
-
+def _wait_for_port(port: int, pages: ChildProcess) -> None:
+    """Return when the webserver takes connections, has ended, or needs too long."""
     deadline = time.monotonic() + WEBSERVER_START_S
-    while isinstance(pages, ChildProcess) and pages.exit_code() is None:
+    while pages.exit_code() is None and time.monotonic() < deadline:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1.0):
                 return
         except OSError:
-            if time.monotonic() > deadline:
-                return
             time.sleep(POLL_S)
+
+
+def _say_what_is_missing(target: Target) -> None:
+    """Name the streams that have no log yet: their sensors would wait without a visible reason."""
+    for stream in target.settings.streams:
+        if not target.local_log(stream.name).exists:
+            say(
+                f"Stream {stream.name} has no log yet: leasehold load FILE --stream {stream.name} "
+                f"--home {target.settings.home}"
+            )
