@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Self
 
@@ -126,6 +126,8 @@ class FaultRates:
 
     lost_before: float = 0.0
     lost_after: float = 0.0
+    stalled_reply: float = 0.0
+    crash_before_reply: float = 0.0
     slow_call: float = 0.0
     instant_call: float = 0.0
     store_down: float = 0.0
@@ -151,7 +153,8 @@ class FaultRates:
     wrong_verdict: float = 0.0
     slow_batch: float = 0.0
     forgotten_cursor: float = 0.0
-    clock_rate_error: float = field(default=0.0)
+    clock_rate_error: float = 0.0
+    uneven_ticks: float = 0.0
 
     @classmethod
     def swarm(cls, chance: random.Random) -> Self:
@@ -160,7 +163,8 @@ class FaultRates:
         for rate in fields(cls):
             used, power = chance.random() < 0.5, chance.random()
             if used:
-                rates[rate.name] = _LARGEST.get(rate.name, 0.01) * 10 ** (-1.5 * power)
+                decades = 0.3 if rate.name in _MILD else 1.5
+                rates[rate.name] = _LARGEST.get(rate.name, 0.01) * 10 ** (-decades * power)
         return cls(**rates)
 
 
@@ -169,6 +173,7 @@ _LARGEST = {
     "lost_after": 0.1,
     "slow_call": 0.2,
     "instant_call": 1.0,
+    "stalled_reply": 0.03,
     "store_down": 0.004,
     "time_travel": 0.003,
     "skipped_tick": 0.3,
@@ -176,9 +181,14 @@ _LARGEST = {
     "wrong_verdict": 0.5,
     "slow_batch": 0.5,
     "forgotten_cursor": 1.0,
-    "clock_rate_error": 0.05,
+    # 0.75 T on a clock that is slow by a tenth still ends before T on one that is as fast.
+    "clock_rate_error": 0.1,
+    "uneven_ticks": 1.0,
     "force_checkpoint": 0.003,
     "pause_group": 0.003,
     "change_order": 0.003,
 }
 """The largest rate of each kind where it is not 1 in 100."""
+
+_MILD = frozenset({"clock_rate_error", "uneven_ticks", "instant_call"})
+"""Conditions rather than faults: where one of them is drawn, it is drawn near its largest."""

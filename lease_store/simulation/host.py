@@ -105,6 +105,9 @@ class Host:
         self.listed_version = -1
         self._clock_offset = chance.uniform(0, 1e6)
         self._clock_rate = 1.0 + world.rates.clock_rate_error * chance.uniform(-1, 1)
+        self._tick_s = TICK_S
+        if chance.random() < world.rates.uneven_ticks:
+            self._tick_s = chance.uniform(1.0, 6.0)
         self._incarnations = 0
         self._registered_as = ""
 
@@ -191,7 +194,7 @@ class Host:
         while not self.leaving:
             if not rates.skipped_tick or chance.random() >= rates.skipped_tick or world.healed:
                 self.tick(self.rebalancer)
-            world.schedule.sleep(TICK_S * world.unit_s)
+            world.schedule.sleep(self._tick_s * world.unit_s)
         self._leave(server)
 
     def tick(self, rebalancer: Rebalancer) -> None:

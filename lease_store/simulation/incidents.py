@@ -105,6 +105,16 @@ class Incidents:
             world.lost(host)
             world.schedule.call(seconds, lambda: world.returned(host))
 
+    def stall(self, process: Process) -> None:
+        """A process, or the whole host under it, stands still before it sees a reply."""
+        world = self._world
+        seconds = world.schedule.chance.uniform(0.1, 3.0) * world.config.timeout_s
+        hosts = [host for host in world.hosts if process in host.processes()]
+        if hosts and world.schedule.chance.random() < 0.5:
+            self.pause(hosts[0], seconds)
+        else:
+            process.paused_until = max(process.paused_until, world.schedule.now + seconds)
+
     def _some_host(self) -> Host | None:
         working = [host for host in self._world.hosts if host.alive]
         return self._world.schedule.chance.choice(working) if working else None
@@ -130,18 +140,25 @@ class Incidents:
 
     def _crash_server(self) -> None:
         """The process that rebalances dies alone; the runs go on without it."""
-        world, host = self._world, self._some_host()
-        if host is None or host.server is None or host.leaving:
+        host = self._some_host()
+        if host is not None and host.server is not None:
+            self.kill(host.server)
+
+    def kill(self, process: Process) -> None:
+        """A process dies; a code server is started again some time later."""
+        world = self._world
+        process.dead = True
+        host = next((host for host in world.hosts if host.server is process), None)
+        if host is None:
             return
-        host.server.dead = True
         self._forget(host)
-        delay_s = world.schedule.chance.uniform(0.1, 10.0) * world.unit_s
 
         def start() -> None:
-            if host.up and host.server is not None and host.server.dead and not host.leaving:
+            if host.up and host.server is process:
+                host.leaving = False
                 host.start_server()
 
-        world.schedule.call(delay_s, start)
+        world.schedule.call(world.schedule.chance.uniform(0.1, 10.0) * world.unit_s, start)
 
     def _crash_run(self) -> None:
         runs = [run for run in self._world.runs.values() if not run.dead]

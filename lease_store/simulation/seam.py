@@ -59,7 +59,11 @@ class StoreSeam:
             if verb in READS:
                 raise StoreUnavailable("The simulated reply was lost.")
             raise OutcomeUnknown("The simulated reply was lost.")
-        if rates.slow_call:
+        if rates.crash_before_reply and chance.random() < rates.crash_before_reply:
+            world.incidents.kill(self._process)
+        if rates.stalled_reply and chance.random() < rates.stalled_reply:
+            world.incidents.stall(self._process)
+        if rates.slow_call or rates.crash_before_reply or rates.stalled_reply:
             self._travel()
         return outcome
 

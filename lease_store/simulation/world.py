@@ -147,7 +147,8 @@ class World:
         if nobody:
             self.new_host().start()
         for host in self.hosts:
-            if host.up and host.server is not None and host.server.dead and not host.leaving:
+            if host.up and host.server is not None and host.server.dead:
+                host.leaving = False
                 host.start_server()
 
     def _bound_s(self) -> float:
