@@ -1,27 +1,15 @@
 """The sensor that rebalances a stream's group for the served nodes and launches their runs."""
 
-import uuid
-from dataclasses import dataclass
-
 import dagster as dg
 
 from assets.deployment import Deployment
 from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
-from lease_store.errors import LeaseholdError, UnknownGroup
+from lease_store.errors import LeaseholdError
 from lease_store.liveness import Clock, steady_clock
-from lease_store.rebalancing import Rebalancer
 from sensors import EVERY_LOOP_S
-from sensors.launch_round import LaunchRounds
+from sensors.rebalance_memory import RebalanceMemory
 from sensors.run_requests import run_request
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What the code server keeps between ticks: whom it saw when, on its own clock."""
-
-    rebalancer: Rebalancer
-    rounds: LaunchRounds
 
 
 def build_rebalance_sensor(
@@ -36,22 +24,11 @@ def build_rebalance_sensor(
     server must know: under which incarnation its nodes are alive, and since when others are not.
     """
     name = f"{definition_name(stream)}_rebalance"
-    kept: list[_Kept] = []
+    kept: list[RebalanceMemory] = []
 
-    def memory() -> _Kept:
+    def memory() -> RebalanceMemory:
         if not kept:
-            store = deployment.store()
-            rebalancer = Rebalancer(
-                store,
-                stream.key,
-                serves=deployment.nodes,
-                timing=deployment.timing,
-                observer=name,
-                incarnation_of=lambda _: uuid.uuid4().hex,
-                clock=clock,
-            )
-            rounds = LaunchRounds(stream, store, clock, lambda: str(uuid.uuid4()))
-            kept.append(_Kept(rebalancer, rounds))
+            kept.append(RebalanceMemory(stream, deployment, observer=name, clock=clock))
         return kept[0]
 
     @dg.sensor(
@@ -65,22 +42,17 @@ def build_rebalance_sensor(
     def rebalance(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         remembered = context.cursor or ""
         try:
-            report = memory().rebalancer.tick(remembered)
+            report = memory().tick(remembered)
             remembered = report.remembered
             found = memory().rounds.run(context.instance, report)
-        except UnknownGroup:
-            said = (
-                f"Consumer group {stream.key} does not exist yet: {name} waits for the shard list."
-            )
-            return dg.SensorResult(skip_reason=said, cursor=remembered)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
         said = "; ".join((report.explanation, *found.notes))
         context.log.info(said)
-        incarnations = memory().rebalancer.incarnations
         requests = [
-            run_request(stream, launch, incarnations[launch.node]) for launch in found.launches
+            run_request(stream, launch, memory().incarnation(launch.node))
+            for launch in found.launches
         ]
         return dg.SensorResult(
             run_requests=requests, skip_reason=None if requests else said, cursor=remembered

@@ -101,9 +101,18 @@ def said(result: dg.SensorResult) -> str:
     return result.skip_reason.skip_message or ""
 
 
-def test_before_the_first_shard_list_the_tick_says_what_it_waits_for(instance):
-    scene = Scene(instance)
-    assert "does not exist yet" in said(scene.tick())
+def test_a_first_tick_before_any_shard_list_asks_the_source_itself(instance):
+    scene = Scene(instance, nodes="a")
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"0"})
+    assert {row.consumer_owner for row in scene.store.snapshot(scene.stream.key).shards} == {A}
+
+
+def test_a_source_without_a_log_yet_is_one_sentence(instance):
+    scene = Scene(instance, nodes="a")
+    scene.source.down = "There is no local log at 'x': create it."
+    assert said(scene.tick()) == scene.source.down
 
 
 def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_news(instance):

@@ -1,0 +1,63 @@
+"""What the code server's process keeps between the ticks of a rebalance sensor."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+
+from assets.deployment import Deployment
+from assets.shard_stream import ShardStream
+from lease_store.errors import UnknownGroup
+from lease_store.identifiers import NodeName
+from lease_store.liveness import Clock
+from lease_store.rebalancing import Rebalancer
+from lease_store.tick_report import TickReport
+from sensors.launch_round import LaunchRounds
+from sensors.shard_list import sync_listing
+
+
+class RebalanceMemory:
+    """Whom the process saw alive when, on its own clock, and what it launched.
+
+    Made at the first tick, because loading a code location must not open the lease store.
+    """
+
+    def __init__(
+        self, stream: ShardStream, deployment: Deployment, *, observer: str, clock: Clock
+    ) -> None:
+        self._stream = stream
+        self._deployment = deployment
+        store = deployment.store()
+        self._rebalancer = Rebalancer(
+            store,
+            stream.key,
+            serves=deployment.nodes,
+            timing=deployment.timing,
+            observer=observer,
+            incarnation_of=lambda _: uuid.uuid4().hex,
+            clock=clock,
+        )
+        self.rounds = LaunchRounds(stream, store, clock, lambda: str(uuid.uuid4()))
+
+    def incarnation(self, node: NodeName) -> str:
+        """Under which incarnation a served node is alive; known after the first tick."""
+        return self._rebalancer.incarnations[node]
+
+    def tick(self, remembered: str) -> TickReport:
+        """One tick; for a group that has no shards yet, after asking the source for them.
+
+        The shard list sensor does the same at about the same moment, but its result would be seen
+        only at the next tick.
+        """
+        with suppress(UnknownGroup):
+            report = self._rebalancer.tick(remembered)
+            if report.snapshot.shards:
+                return report
+            remembered = report.remembered
+        sync_listing(
+            self._deployment.store(),
+            self._stream,
+            self._stream.source.list_shards(),
+            timeout_s=self._deployment.timing.timeout_s,
+        )
+        return self._rebalancer.tick(remembered)
