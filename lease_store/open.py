@@ -36,12 +36,12 @@ def open_store(
         InvalidSetting: the URL is not of a supported database.
         StoreError: with `upgrade`, the database refuses or does not answer.
     """
-    from lease_store.engine import open_engine, parse_url
+    from lease_store.engine import open_engine, parse_url, sqlite_path
     from lease_store.sql_store import SqlStore
     from lease_store.transactions import Transactions
 
     parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
-    place = parsed.set(password=None, query={}).render_as_string()
+    place = str(sqlite_path(parsed) or parsed.set(password=None, query={}).render_as_string())
     store = SqlStore(
         Transactions(open_engine(parsed), place),
         clock=clock,

@@ -123,6 +123,19 @@ def test_of_two_claims_the_first_wins(world: World) -> None:
     assert world.shard(X).consumer_owner == A
 
 
+def test_a_shard_that_was_held_in_between_is_not_claimed_by_an_old_look(world: World) -> None:
+    """1. B sees x free, lease 0. 2. A claims x and leaves: free again, lease 2. 3. B claims what
+    it saw: its plan is of another time."""
+    world.group()
+    world.join(A, B)
+    world.add(X)
+    world.claim(A, X)
+    world.store.leave(world.key, A, "a-1")
+    assert world.store.claim(world.key, {X: (B, 0)}, observer="b", reason="r") == {X: Stale()}
+    assert world.shard(X).state is ShardState.NOT_ALLOC
+    assert world.store.claim(world.key, {X: (B, 2)}, observer="b", reason="r") == {X: Changed((X,))}
+
+
 def test_claims_need_a_member_a_known_shard_and_a_free_one(world: World) -> None:
     world.group()
     world.join(A)

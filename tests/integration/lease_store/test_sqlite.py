@@ -11,10 +11,10 @@ from sqlalchemy import text
 from lease_store import open_store
 from lease_store.errors import InvalidSetting, StoreError, StoreReadOnly, StoreUnavailable
 from lease_store.identifiers import GroupKey
-from lease_store.records import Group
+from lease_store.records import Group, Tenure
 from lease_store.store import Changed
 from tests.conformance.test_races import at_once
-from tests.conformance.world import A, World, X
+from tests.conformance.world import A, World, X, Y
 
 KEY = GroupKey.parse("group", "stream")
 
@@ -62,6 +62,32 @@ def test_two_stores_on_one_file_share_everything(path: Path) -> None:
 
     at_once(*(lambda world=world: beat(world) for world in worlds))
     assert worlds[1].node(A).lease_id == 51
+    for store in stores:
+        store.close()
+
+
+def test_writers_wait_for_each_other_instead_of_failing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that began as a read would find the file changed, and have to start again."""
+    stores = [open_store(f"sqlite:///{path}") for _ in range(2)]
+    worlds = [World(store, KEY) for store in stores]
+    pauses: list[float] = []
+    for store in stores:
+        monkeypatch.setattr(store._transactions, "_sleep", pauses.append)
+    worlds[0].group()
+    worlds[0].join(A)
+    worlds[0].add(X, Y)
+    tenures = worlds[0].hold(A, X, Y)
+
+    def consume(world: World, tenure: Tenure) -> int:
+        for number in range(20):
+            world.consume(tenure, str(number), str(number + 1), number)
+        return 0
+
+    at_once(*(lambda w=w, t=t: consume(w, t) for w, t in zip(worlds, tenures, strict=True)))
+    assert pauses == []
+    assert len(stores[0].batches(KEY)) == 40
     for store in stores:
         store.close()
 
