@@ -18,11 +18,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Holding:
-    """One open shard. `over` says why its tenure ended; empty while it has not."""
+    """One open shard.
+
+    `ledger_from` is where the ledger ends that runs keep of this shard, None where they keep
+    none. `over` says why the tenure ended; empty while it has not.
+    """
 
     tenure: Tenure
     persisted: str | None
     saved_at: float
+    ledger_from: str | None = None
     unsaved: str | None = None
     reported: bool = False
     over: str = ""
@@ -104,7 +109,10 @@ class HeldShards:
             if isinstance(outcome, Opened):
                 self._untold.pop(shard, None)
                 self._holdings[shard] = _Holding(
-                    outcome.tenure, outcome.check_point, saved_at=self._clock()
+                    outcome.tenure,
+                    outcome.check_point,
+                    saved_at=self._clock(),
+                    ledger_from=_ledger_end(outcome),
                 )
             return outcome
 
@@ -161,13 +169,28 @@ class HeldShards:
         if held.unsaved is None or held.unsaved == held.persisted:
             held.unsaved = None
             return
-        try:
-            self._store.save_checkpoint(held.tenure, held.unsaved)
-        except LeaseLost as error:
-            self._end(shard, held, str(error))
-            self._untold.pop(shard, None)
-            raise
-        held.persisted, held.unsaved, held.saved_at = held.unsaved, None, self._clock()
+        cursor = held.unsaved
+        self._fenced_write(shard, held, lambda: self._write_checkpoint(held, cursor))
+        held.persisted, held.unsaved, held.saved_at = cursor, None, self._clock()
+
+    def _write_checkpoint(self, held: _Holding, cursor: str) -> None:
+        """Persist a checkpoint; what a ledger will never hold becomes a gap of it.
+
+        1. A run commits `[0, 5)`, intends `[5, 8)`, and dies.
+        2. This client takes the shard, reads on from 5, and saves 7.
+        3. The next run finds checkpoint 7 beside an intent that begins at 5: were that kept, no
+           batch of the shard could ever follow. The gap `[5, 7)` gives the intent up, and says
+           that those records are not in committed output.
+        """
+        if held.ledger_from is None:
+            self._store.save_checkpoint(held.tenure, cursor)
+            return
+        self._store.record_gap(
+            held.tenure,
+            start=held.ledger_from if held.persisted is None else held.persisted,
+            end=cursor,
+            reason=f"read by {self._node}, a client that keeps no ledger",
+        )
 
     def record_gap(self, shard: ShardId, *, start: str, end: str, reason: str) -> None:
         """Record that `[start, end)` will not be read, and continue at `end`.
@@ -337,3 +360,10 @@ class HeldShards:
                 "open it first, once a heartbeat has confirmed it."
             )
         return held
+
+
+def _ledger_end(opened: Opened) -> str | None:
+    """Where the ledger of a shard ends; None where the shard has no batches."""
+    if opened.intent is not None:
+        return opened.intent.start
+    return opened.check_point if opened.next_sequence else None

@@ -17,11 +17,12 @@ from lease_store.errors import (
     ShardNotOpen,
     StoreUnavailable,
 )
-from lease_store.identifiers import ShardId
+from lease_store.identifiers import NodeName, ShardId
 from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode
+from lease_store.records import AssignmentMode, BatchCommit, BatchStatistics, Intent
 from lease_store.states import ShardState
-from lease_store.store import NotHeld, Opened
+from lease_store.store import Changed, NotHeld, Opened
+from lease_store.verification import verify
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
@@ -343,6 +344,40 @@ def test_a_displaced_member_learns_it_and_loses_its_shards(clock: VirtualClock):
     with pytest.raises(LeaseLost):
         first.save_checkpoint(S0, "4", persist=True)
     assert not first.trusted
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["with a batch", "with an intent only"])
+def test_a_client_takes_a_shard_over_from_a_run_and_gives_it_back(
+    clock: VirtualClock, committed: bool
+):
+    """What a plain client reads is missing from the ledger: a recorded gap, not a dead end."""
+    store = memory_store(["0"])
+    run = joined(store, clock, "run")
+    run.heartbeat(())
+    tenure = opened(run).tenure
+    start, sequence = "0", 0
+    if committed:
+        store.record_intents([Intent(tenure, 0, "0", "5")])
+        store.commit([BatchCommit(tenure, 0, "0", "5", "attempt", (), BatchStatistics(records=5))])
+        start, sequence = "5", 1
+    store.record_intents([Intent(tenure, sequence, start, "8")])
+    store.leave(KEY, NodeName("run"), "run-process")
+
+    plain = joined(store, clock, "plain")
+    plain.heartbeat(())
+    opened(plain)
+    plain.save_checkpoint(S0, "7", persist=True)
+    plain.save_checkpoint(S0, "9")
+    plain.shutdown()
+    assert [(gap.start, gap.end) for gap in store.gaps(KEY)] == [(start, "7"), ("7", "9")]
+
+    later = joined(store, clock, "run")
+    later.heartbeat(())
+    resumed = opened(later)
+    assert (resumed.check_point, resumed.intent) == ("9", None)
+    following = Intent(resumed.tenure, resumed.next_sequence, "9", "10")
+    assert isinstance(store.record_intents([following])[S0], Changed)
+    assert verify(store, KEY) == []
 
 
 MODULO_REFUSALS = [
