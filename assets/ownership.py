@@ -44,11 +44,18 @@ Standing = MayConsume | MayClaim | Finished | Refused
 
 
 def standing_of(
-    snapshot: Snapshot, shard: str, *, served: Sequence[NodeName], wanted: str | None
+    snapshot: Snapshot,
+    shard: str,
+    *,
+    served: Sequence[NodeName],
+    address: str,
+    wanted: str | None,
 ) -> Standing:
     """What a run of a deployment that serves `served` may do with a shard now.
 
-    `wanted` is the node that the launcher named, or None to take whichever fits.
+    `address` is where the served nodes answer; a node of the same name that answers elsewhere is
+    another deployment's. `wanted` is the node that the launcher named, or None to take whichever
+    fits.
     """
     row = next((row for row in snapshot.shards if row.shard == shard), None)
     if row is None:
@@ -61,9 +68,11 @@ def standing_of(
     obstacle = _obstacle(snapshot, row, served, wanted)
     if obstacle is not None:
         return Refused(obstacle)
+    members = {node.name for node in snapshot.nodes if node.member and node.address == address}
+    ours = [node for node in served if node in members]
     if row.state is ShardState.NOT_ALLOC:
-        return _claimant(snapshot, row, served, wanted)
-    return _holder(snapshot, row, served, wanted)
+        return _claimant(snapshot, row, ours, wanted)
+    return _holder(snapshot, row, ours, wanted)
 
 
 def _obstacle(
@@ -84,11 +93,10 @@ def _obstacle(
 
 
 def _claimant(
-    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
+    snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
 ) -> Standing:
-    """The served member that holds the fewest shards, by name among equals."""
-    members = {node.name for node in snapshot.nodes if node.member}
-    fit = [node for node in served if node in members and wanted in (None, node)]
+    """The member of ours that holds the fewest shards, by name among equals."""
+    fit = [node for node in ours if wanted in (None, node)]
     if not fit:
         return Refused(
             f"Nobody holds shard {row.shard} of {snapshot.group.key}, and no node that this "
@@ -99,11 +107,11 @@ def _claimant(
 
 
 def _holder(
-    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
+    snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
 ) -> Standing:
     holder = row.consumer_owner
     node = next((node for node in snapshot.nodes if node.name == holder), None)
-    if node is None or holder not in served:
+    if node is None or holder not in ours:
         return Refused(
             f"Shard {row.shard} of {snapshot.group.key} is held by node {holder}, which another "
             "deployment serves: materialize it there."

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from assets.deployment import Deployment
+from assets.instance_address import instance_address
 from assets.ownership import (
     Finished,
     MayClaim,
@@ -102,9 +103,12 @@ class Placer:
     def _blocking_run(self, shard: ShardId, placement: Placement) -> str:
         """Place one shard, or return the live run that has it open."""
         store, served = self.deployment.store(), self.deployment.nodes
+        address = instance_address(self.instance)
         for _ in range(LOOKS_MAX):
             snapshot = store.snapshot(self.key)
-            standing = standing_of(snapshot, shard, served=served, wanted=self.wanted)
+            standing = standing_of(
+                snapshot, shard, served=served, address=address, wanted=self.wanted
+            )
             match standing:
                 case Refused(sentence):
                     raise dg.Failure(sentence, allow_retries=False)

@@ -3,6 +3,7 @@
 import dagster as dg
 
 from assets.deployment import Deployment
+from assets.instance_address import instance_address
 from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
@@ -55,7 +56,12 @@ def build_schedule(
             return dg.SkipReason(str(error))
         active = active_runs(context.instance, stream)
         taken = {shard for run in active for shard in run.shards}
-        incarnations = {node.name: node.incarnation for node in snapshot.nodes if node.member}
+        address = instance_address(context.instance)
+        incarnations = {
+            node.name: node.incarnation
+            for node in snapshot.nodes
+            if node.member and node.address == address
+        }
         nodes = tuple(node for node in deployment.nodes if node in incarnations)
         launches = due_launches(snapshot, nodes, taken, stream.shards_per_run)
         if not launches:

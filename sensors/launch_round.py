@@ -46,12 +46,15 @@ class LaunchRounds:
     Attributes:
         stream: whose shards.
         store: the lease store.
+        address: under which the served nodes registered; a node of ours that answers from another
+            address is somebody else's, and so are its runs.
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
     """
 
     stream: ShardStream
     store: LeaseStore
+    address: str
     clock: Callable[[], float]
     new_id: Callable[[], str]
     _history: LaunchHistory = field(default_factory=LaunchHistory)
@@ -95,10 +98,15 @@ class LaunchRounds:
         notes: list[str],
     ) -> None:
         """Close what runs left open that were killed before they could."""
-        open_runs = {row.consumer_run for row in report.progress.values() if row.consumer_run}
+        rows = {
+            shard: row
+            for shard in self._owners(report)
+            if (row := report.progress.get(shard)) is not None and row.consumer_run
+        }
+        open_runs = {row.consumer_run for row in rows.values()}
         ended = ended_runs(instance, open_runs - {run.run_id for run in active})
-        for shard, node in _owners(report).items():
-            row = report.progress.get(shard)
+        for shard, node in self._owners(report).items():
+            row = rows.get(shard)
             if row is None or row.consumer_run not in ended:
                 continue
             closed = close_ended_tenure(
@@ -164,11 +172,18 @@ class LaunchRounds:
         subscribable = _subscribable(report.snapshot)
         return {
             shard: node
-            for shard, node in _owners(report).items()
+            for shard, node in self._owners(report).items()
             if shard in report.progress
             and not report.progress[shard].consumer_run
             and shard not in taken
             and shard in subscribable
+        }
+
+    def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
+        """The node of each shard that a node of ours may consume."""
+        ours = {node.name for node in report.snapshot.nodes if node.address == self.address}
+        return {
+            shard: node for node, shards in report.owned.items() if node in ours for shard in shards
         }
 
     def _finish(self, shard: ShardId, node: NodeName, end: str) -> bool:
@@ -181,10 +196,6 @@ class LaunchRounds:
         with suppress(LeaseLost):
             self.store.close_tenure(opened.tenure, reason="it could not be finished")
         return False
-
-
-def _owners(report: TickReport) -> Mapping[ShardId, NodeName]:
-    return {shard: node for node, shards in report.owned.items() for shard in shards}
 
 
 def _subscribable(snapshot: Snapshot) -> set[ShardId]:

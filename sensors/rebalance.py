@@ -3,6 +3,7 @@
 import dagster as dg
 
 from assets.deployment import Deployment
+from assets.instance_address import ensure_instance_address
 from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
@@ -26,9 +27,12 @@ def build_rebalance_sensor(
     name = f"{definition_name(stream)}_rebalance"
     kept: list[RebalanceMemory] = []
 
-    def memory() -> RebalanceMemory:
+    def memory(instance: dg.DagsterInstance) -> RebalanceMemory:
         if not kept:
-            kept.append(RebalanceMemory(stream, deployment, observer=name, clock=clock))
+            address = ensure_instance_address(instance)
+            kept.append(
+                RebalanceMemory(stream, deployment, address=address, observer=name, clock=clock)
+            )
         return kept[0]
 
     @dg.sensor(
@@ -42,17 +46,17 @@ def build_rebalance_sensor(
     def rebalance(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         remembered = context.cursor or ""
         try:
-            report = memory().tick(remembered)
+            known = memory(context.instance)
+            report = known.tick(remembered)
             remembered = report.remembered
-            found = memory().rounds.run(context.instance, report)
+            found = known.rounds.run(context.instance, report)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
         said = "; ".join((report.explanation, *found.notes))
         context.log.info(said)
         requests = [
-            run_request(stream, launch, memory().incarnation(launch.node))
-            for launch in found.launches
+            run_request(stream, launch, known.incarnation(launch.node)) for launch in found.launches
         ]
         return dg.SensorResult(
             run_requests=requests, skip_reason=None if requests else said, cursor=remembered

@@ -11,6 +11,7 @@ from lease_store.errors import UnknownGroup
 from lease_store.identifiers import NodeName
 from lease_store.liveness import Clock
 from lease_store.rebalancing import Rebalancer
+from lease_store.records import Node
 from lease_store.tick_report import TickReport
 from sensors.launch_round import LaunchRounds
 from sensors.shard_list import sync_listing
@@ -23,7 +24,13 @@ class RebalanceMemory:
     """
 
     def __init__(
-        self, stream: ShardStream, deployment: Deployment, *, observer: str, clock: Clock
+        self,
+        stream: ShardStream,
+        deployment: Deployment,
+        *,
+        address: str,
+        observer: str,
+        clock: Clock,
     ) -> None:
         self._stream = stream
         self._deployment = deployment
@@ -36,8 +43,9 @@ class RebalanceMemory:
             observer=observer,
             incarnation_of=lambda _: uuid.uuid4().hex,
             clock=clock,
+            settings={name: Node(name, 0, "", address=address) for name in deployment.nodes},
         )
-        self.rounds = LaunchRounds(stream, store, clock, lambda: str(uuid.uuid4()))
+        self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
     def incarnation(self, node: NodeName) -> str:
         """Under which incarnation a served node is alive; known after the first tick."""

@@ -13,12 +13,13 @@ import pytest
 from assets.committed_output import iter_records
 from assets.consume_job import build_consume_job
 from assets.deployment import Deployment
+from assets.instance_address import ensure_instance_address
 from assets.partitions import asset_key, consume_job_name, consume_op_name
 from assets.shard_asset import build_shard_asset
 from assets.shard_stream import ShardStream, Transform
 from assets.spark_resource import SparkResource
 from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Timing
+from lease_store.records import Node, Timing
 from lease_store.states import ShardState
 from lease_store.store import LeaseStore
 from lease_store.verification import verify
@@ -46,6 +47,8 @@ class Scene:
         self.instance = instance
         self.stream: ShardStream = stream_of(home, transform)
         self.store: LeaseStore = store_of(home)
+        node = Node(NODE, 0, "a-1", address=ensure_instance_address(instance))
+        self.store.register(self.stream.key, node, observer="test")
         deployment = Deployment(
             lambda: self.store, (NodeName(NODE),), Timing(), lambda key: home / "output"
         )

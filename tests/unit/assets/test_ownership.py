@@ -29,7 +29,7 @@ def store_with_members(*nodes: NodeName) -> MemoryStore:
     listing = [ShardListing(ZERO), ShardListing(ONE), ShardListing(CHILD, parents=(ZERO,))]
     store.sync_shards(KEY, listing, observer="test")
     for node in nodes:
-        store.register(KEY, Node(node, 0, f"incarnation-{node}"), observer="test")
+        store.register(KEY, Node(node, 0, f"incarnation-{node}", address="here"), observer="test")
     return store
 
 
@@ -39,7 +39,7 @@ def claim(store: MemoryStore, shard: ShardId, node: NodeName) -> None:
 
 
 def standing(store: MemoryStore, shard: str, *, wanted: str | None = None) -> Standing:
-    return standing_of(store.snapshot(KEY), shard, served=(A, B), wanted=wanted)
+    return standing_of(store.snapshot(KEY), shard, served=(A, B), address="here", wanted=wanted)
 
 
 def sentence(found: Standing) -> str:
@@ -127,3 +127,12 @@ def test_closing_an_ended_tenure_lets_a_waiting_transfer_go_on():
     store.begin_transfer(KEY, ZERO, row.lease_id, B, observer="test", reason="test")
     assert close_ended_tenure(store, KEY, ZERO, A, ended="dead", closing="closing-1")
     assert standing(store, "0") == MayConsume(B, "incarnation-b", "")
+
+
+def test_a_node_of_the_same_name_that_answers_elsewhere_is_not_ours():
+    store = store_with_members()
+    elsewhere = Node(A, 0, "incarnation-of-others", address="elsewhere")
+    store.register(KEY, elsewhere, observer="test")
+    assert "no node that this deployment serves" in sentence(standing(store, "1"))
+    claim(store, ZERO, A)
+    assert "another deployment serves" in sentence(standing(store, "0"))

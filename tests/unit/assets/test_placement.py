@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import dagster as dg
 import pytest
 
+from assets.instance_address import ensure_instance_address
 from assets.placement import Placer
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Node, Tenure
@@ -28,7 +29,8 @@ class Scene:
         self.stream, source = scripted_stream(1)
         deployment, self.store = memory_deployment("a")
         sync_listing(self.store, self.stream, source.shards, timeout_s=20.0)
-        self.store.register(self.stream.key, Node(A, 0, "alive"), observer="test")
+        node = Node(A, 0, "alive", address=ensure_instance_address(instance))
+        self.store.register(self.stream.key, node, observer="test")
         self.placer = Placer(instance, self.stream.key, deployment, run="mine", wanted=None)
         self.now_s = 0.0
         self.log: list[str] = []

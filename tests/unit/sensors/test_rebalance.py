@@ -371,3 +371,22 @@ def test_two_deployments_share_the_shards_and_one_takes_over_when_the_other_dies
     assert {one.row(shard).consumer_owner for shard in "0123"} == {A}
     assert lost in set.union(*(served(request)[1] for request in launched))
     assert not one.store.review([opened.tenure])[ShardId(lost)].current
+
+
+def test_a_second_deployment_with_the_same_node_name_leaves_the_first_ones_runs_alone(instance):
+    clock = Clock()
+    one = Scene(instance, nodes="a", clock=clock)
+    one.source.ends = {"0": 5}
+    (request,) = one.tick().run_requests
+    run = one.add_run(request, DagsterRunStatus.STARTED)
+    opened = one.open("0", A, run)
+    with dg.DagsterInstance.ephemeral() as elsewhere:
+        other = Scene(elsewhere, nodes="a", store=one.store, clock=clock)
+        other.source.ends = dict.fromkeys("0123", 5)
+        for _ in range(12):
+            clock.now_s += 5
+            one.tick()
+            result = other.tick()
+            assert "Another live process answers to node 'a'" in said(result)
+            assert not result.run_requests
+    assert one.store.review([opened.tenure])[ShardId("0")].current
