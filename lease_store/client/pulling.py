@@ -141,6 +141,7 @@ class PullClient:
             self._connections.clear()
             self._confirmed = ()
             self._member.shutdown()
+            self._tell()
 
     # -- shards ---------------------------------------------------------------------------------
 
@@ -158,6 +159,7 @@ class PullClient:
         set first, as a recorded force. In a pinned group the shard is asked for by this call.
 
         Raises:
+            LeaseLost: it was connected and lost, and nobody has been told yet; call again.
             ShardOccupied: the shard is another node's, or another run of this node has it open.
             UnknownShard: the group has no such shard.
             CursorInvalid: `bootstrap` is no cursor of the shard.
@@ -166,6 +168,7 @@ class PullClient:
         self._raise_problem()
         wanted = None if bootstrap == CONTINUE else bootstrap
         with self._lock:
+            self._tell(shard)
             if shard in self._connections:
                 raise ShardOccupied(
                     f"Shard {shown(shard)} is connected already: disconnect it first."
@@ -226,6 +229,7 @@ class PullClient:
         if shard is not None:
             return self._poll(shard, records_max)
         with self._lock:
+            self._tell()
             shards = list(self._connections)
             turn = self._turns % max(len(shards), 1)
             self._turns += 1
@@ -282,10 +286,16 @@ class PullClient:
         if problem is not None:
             raise problem
 
-    def _connection(self, shard: ShardId) -> Connection:
-        untold = self._untold.pop(shard, None)
+    def _tell(self, shard: ShardId | None = None) -> None:
+        """Raise what nobody has been told yet: of a shard, or of any."""
+        if shard is None:
+            shard = next(iter(self._untold), None)
+        untold = self._untold.pop(shard, None) if shard is not None else None
         if untold is not None:
             raise untold
+
+    def _connection(self, shard: ShardId) -> Connection:
+        self._tell(shard)
         connection = self._connections.get(shard)
         if connection is None:
             raise ShardNotOpen(
@@ -368,8 +378,15 @@ class PullClient:
 
     def _give_way(self, shard: ShardId, connection: Connection) -> None:
         """The shard is not confirmed any more: hand it over, now or once its batch is settled."""
-        if not self._member.holds(shard):
-            return  # It was lost: the caller's next call for the shard is told so.
+        try:
+            self._member.require(shard, connection.tenure)
+        except (LeaseLost, ShardNotOpen) as error:
+            # Named no more, it can be given to this node again even if the caller, who goes by
+            # `partitions`, never asks for it; whoever asks first is told.
+            del self._connections[shard]
+            if isinstance(error, LeaseLost):
+                self._untold[shard] = error
+            return
         if connection.outstanding is None and not connection.fetching:
             try:
                 self._hand_over(shard)
@@ -402,7 +419,6 @@ class PullClient:
 
     def _open(self, shard: ShardId, bootstrap: str | None) -> Opened:
         opened = self._opened(shard)
-        self._untold.pop(shard, None)
         if bootstrap is None or opened.check_point in (None, bootstrap):
             return opened
         self._member.release(shard)
