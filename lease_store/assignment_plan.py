@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lease_store.errors import LeaseholdError
 from lease_store.identifiers import NodeName, ShardId
@@ -136,6 +137,7 @@ class Plan:
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 
+@lru_cache(maxsize=200_000)
 def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
     """Sorts names as people count: `2` before `10`; total, so that every node sorts alike."""
     parts = tuple(

@@ -78,7 +78,7 @@ class Rebalancer:
         self._beaten_at: dict[NodeName, float] = {}
         self._ticked_at: float | None = None
         self._snapshot: Snapshot | None = None
-        self._planned: tuple[int, frozenset[NodeName], Plan] | None = None
+        self._planned: tuple[Snapshot, frozenset[NodeName], Plan, list[str]] | None = None
         # Of the present tick only:
         self._decisions: list[str] = []
         self._refusals: list[Refusal] = []
@@ -205,17 +205,18 @@ class Rebalancer:
     def _register(self, pulse: Pulse, wanted: Node, row: Node | None) -> bool:
         """Answer to the node's name, where nobody alive does; whether that succeeded."""
         name = wanted.name
+        displaced = self._displaced(pulse.group, row, wanted)
+        sent_at = self._clock()
         try:
+            # The store refuses a contradiction, too; seen here, it costs no write every tick.
             check_member(pulse.group, pulse.nodes, wanted)
+            self._count("register")
+            outcome = self._store.register(
+                self._key, wanted, observer=self._observer, displaced_lease_id=displaced
+            )
         except AssignmentConflict as error:
             self._refuse(name, error)
             return False
-        displaced = self._displaced(pulse.group, row, wanted)
-        sent_at = self._clock()
-        self._count("register")
-        outcome = self._store.register(
-            self._key, wanted, observer=self._observer, displaced_lease_id=displaced
-        )
         if isinstance(outcome, Registered):
             self._beaten_at[name] = sent_at
             how = (
@@ -276,8 +277,8 @@ class Rebalancer:
         generation = None if moved else pulse.group.generation
         while True:
             snapshot = self._read(generation)
-            decided = self._decide(snapshot)
-            if rounds == ROUNDS_MAX or not self._carry_out(snapshot, decided):
+            decided, lost = self._decide(snapshot)
+            if rounds == ROUNDS_MAX or not self._carry_out(snapshot, decided, lost):
                 return rounds, decided
             rounds += 1
             generation = None
@@ -307,17 +308,19 @@ class Rebalancer:
             if node.member and self._incarnations.get(node.name) == node.incarnation
         }
 
-    def _decide(self, snapshot: Snapshot) -> Plan:
+    def _decide(self, snapshot: Snapshot) -> tuple[Plan, list[str]]:
+        """The plan and the orphans, computed once for as long as nothing changes."""
         live = self._live(snapshot)
-        generation = snapshot.group.generation
-        if self._planned is None or self._planned[:2] != (generation, live):
-            self._planned = (generation, live, plan(snapshot, live=live))
-        return self._planned[2]
+        known = self._planned
+        if known is None or known[0] is not snapshot or known[1] != live:
+            known = (snapshot, live, plan(snapshot, live=live), orphans(snapshot))
+            self._planned = known
+        return known[2], known[3]
 
-    def _carry_out(self, snapshot: Snapshot, decided: Plan) -> bool:
+    def _carry_out(self, snapshot: Snapshot, decided: Plan, lost: list[str]) -> bool:
         """Try what the plan asks of the served nodes; whether the store was asked for anything."""
         try:
-            if lost := orphans(snapshot):
+            if lost:
                 self._count("free_orphans")
                 self._store.free_orphans(self._key, observer=self._observer)
                 self._decisions.append(f"freed {len(lost)} orphans: {lost[0]}")

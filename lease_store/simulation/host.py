@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lease_store.errors import StoreError
+from lease_store.errors import AssignmentConflict, StoreError
 from lease_store.heartbeat import Heartbeat
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock
@@ -91,6 +91,7 @@ class Host:
         self.settings = settings
         self.up = False
         self.arrived = False
+        self.refused = False
         self.lost = False
         self.gone_for_good = False
         self.leaving = False
@@ -154,7 +155,8 @@ class Host:
         if registers:
             self._registered_as = self.new_incarnation(self.name)
             node = replace(self.settings, incarnation=self._registered_as)
-            world.administer("register", world.key, node, observer="simulation")
+            with suppress(AssignmentConflict):  # Its code server is told so as well.
+                world.administer("register", world.key, node, observer="simulation")
         self.start_server()
 
     def start_server(self) -> None:

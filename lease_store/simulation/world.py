@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+from lease_store.errors import AssignmentConflict
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.planning import plan
 from lease_store.records import AssignmentMode, Group, Node, Snapshot
@@ -192,7 +193,7 @@ class World:
             if any(process.paused_until > self.schedule.now for process in host.processes()):
                 left.append(f"{host.name} stands still")
         for name, host in hosts.items():
-            if not host.joined(members.get(name)):
+            if not host.refused and not host.joined(members.get(name)):
                 left.append(f"{name} has not joined as it is now")
         if any(host.up and host.leaving for host in self.hosts):
             left.append("a node is leaving")
@@ -259,6 +260,9 @@ class World:
     def ticked(self, host: Host, report: TickReport) -> None:
         """A tick ended; its planning rounds count from the last change on."""
         self._rounds[host.name] += report.rounds
+        host.refused = any(
+            isinstance(refusal.error, AssignmentConflict) for refusal in report.refusals
+        )
         if report.generation == self._settled_at or report.plan.actions:
             return
         if any(lease.state is ShardState.TRANSFER for lease in report.snapshot.shards):

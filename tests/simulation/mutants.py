@@ -1,0 +1,364 @@
+"""Sixteen mutants: each breaks one rule of the protocol in the way that a real system once did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lease_store.errors import OutcomeUnknown, StoreError
+from lease_store.heartbeat import Heartbeat
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.rebalancing import Rebalancer
+from lease_store.records import BatchCommit, BatchState, Tenure
+from lease_store.simulation import Parts, Run
+from lease_store.simulation.schedule import Crashed
+from lease_store.simulation.seam import StoreSeam
+from lease_store.store import Beaten, BeatRefused, Changed, Stale
+from lease_store.transitions import closed
+from orchestration.simulated_consumption import consume
+
+
+class RenewsWithoutToken(MemoryStore):
+    """A beat counts for a name, whoever answers to it now."""
+
+    def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
+        known = self._groups[key].nodes.get(node)
+        return super().beat(key, node, known.incarnation if known and known.member else incarnation)
+
+
+class TrustsForTheWholeTimeout(Heartbeat):
+    """The holder's timer is as long as the time after which the others bury it."""
+
+    def beat(self) -> float:
+        sent_at = self._clock()
+        before = self._trusted_until
+        pause_s = super().beat()
+        if self._trusted_until != before:
+            self._trusted_until = sent_at + self._timing.timeout_s
+        return pause_s
+
+
+class ReleasesWithoutToken(MemoryStore):
+    """Whoever closes a shard closes it, whosever tenure it is."""
+
+    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+        rows = self._groups[tenure.key]
+        row = rows.shard(tenure.shard)
+        if row.consumer_run:
+            rows.bump()
+            self._write(rows, [closed(row, rows.members, reason)], str(tenure.holder))
+
+
+class WaitsForeverForAReply(StoreSeam):
+    """No call has a time-out: a reply that is lost is waited for until the end of time."""
+
+    def _time_out(self) -> None:
+        self._world.schedule.sleep(1e9)
+
+
+class _Unfenced(MemoryStore):
+    """Commits under whatever tenure the shard has now."""
+
+    def _now_held(self, commit: BatchCommit) -> BatchCommit:
+        rows = self._groups[commit.tenure.key]
+        row = rows.shards[commit.tenure.shard]
+        if not row.state.held or row.consumer_owner is None:
+            return commit
+        known = rows.batches.get((row.shard, commit.sequence))
+        if known is not None and known.state is BatchState.COMMITTED:
+            return commit
+        tenure = replace(
+            commit.tenure, holder=row.consumer_owner, epoch=row.consumer_epoch, run=row.consumer_run
+        )
+        self._intend(commit, tenure)
+        return replace(commit, tenure=tenure)
+
+    def _intend(self, commit: BatchCommit, tenure: Tenure) -> None:
+        rows = self._groups[tenure.key]
+        known = rows.batches.get((tenure.shard, commit.sequence))
+        if known is not None:
+            rows.batches[tenure.shard, commit.sequence] = replace(
+                known, epoch=tenure.epoch, run=tenure.run, start=commit.start, end=commit.end
+            )
+
+
+class CommitsWithoutToken(_Unfenced):
+    """The checkpoint is written by whoever is at the right place, holder or not."""
+
+    def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        return super().commit([self._now_held(commit) for commit in commits])
+
+
+class WallClockRebalancer(Rebalancer):
+    """Silence is measured on a clock that somebody may set."""
+
+    def tick(self, remembered: str = ""):
+        world = self._store._world
+        monotonic = self._clock
+        if not hasattr(self, "_stepped"):
+            self._stepped = True
+            self._clock = lambda: monotonic() + world.wall_clock_offset_s
+        return super().tick(remembered)
+
+
+class AssumesEveryCommit:
+    """The consumer's view of the store: the number of changed rows is not looked at."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self._store, verb)
+
+    def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed]:
+        self._store.commit(commits)
+        return {commit.tenure.shard: Changed() for commit in commits}
+
+
+class TrustsFromTheReply(Heartbeat):
+    """The window is counted from when the reply came back."""
+
+    def beat(self) -> float:
+        before = self._trusted_until
+        pause_s = super().beat()
+        if self._trusted_until != before:
+            self._trusted_until = self._clock() + self._timing.trust_s
+        return pause_s
+
+
+class DoublesEvents(MemoryStore):
+    """A commit that is repeated after a lost reply announces its batch again."""
+
+    def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        before = set(self._groups[commits[0].tenure.key].outbox)
+        outcomes = super().commit(commits)
+        rows = self._groups[commits[0].tenure.key]
+        if set(rows.outbox) == before:
+            for event in list(rows.outbox.values()):
+                for commit in commits:
+                    batch = f"{commit.tenure.shard}.{commit.sequence}"
+                    if event.batch_id == batch and event.run == commit.tenure.run:
+                        again = replace(event, sequence=self._next_sequence())
+                        rows.outbox[again.sequence] = again
+        return outcomes
+
+
+class AdvancesByAmount(_Unfenced):
+    """A commit adds to the checkpoint instead of naming where it starts."""
+
+    def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        return super().commit([self._shifted(commit) for commit in commits])
+
+    def _shifted(self, commit: BatchCommit) -> BatchCommit:
+        rows = self._groups[commit.tenure.key]
+        row = rows.current(commit.tenure)
+        if row is None or row.check_point is None or commit.finished:
+            return commit
+        amount = int(commit.end) - int(commit.start)
+        start = int(row.check_point)
+        shifted = replace(
+            commit,
+            start=str(start),
+            end=str(start + amount),
+            sequence=rows.next_sequence(row.shard),
+        )
+        if commit.start != shifted.start:
+            batch = rows.batches[row.shard, commit.sequence]
+            rows.batches[row.shard, shifted.sequence] = replace(
+                batch, sequence=shifted.sequence, state=BatchState.INTENT
+            )
+            self._intend(shifted, commit.tenure)
+        return shifted
+
+
+class TakesSilenceForYes(Heartbeat):
+    """A beat without an answer is taken for one that counted."""
+
+    def beat(self) -> float:
+        sent_at = self._clock()
+        pause_s = super().beat()
+        if not self.lost.is_set():
+            self._trusted_until = sent_at + self._timing.trust_s
+        return pause_s
+
+
+class LastWriterWins(_Unfenced):
+    """A commit sets the checkpoint to its own end, whatever is there."""
+
+    def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        for commit in commits:
+            rows = self._groups[commit.tenure.key]
+            row = rows.shards[commit.tenure.shard]
+            if row.state.held and row.check_point != commit.start:
+                rows.shards[row.shard] = replace(row, check_point=commit.start)
+        return super().commit([self._now_held(commit) for commit in commits])
+
+
+class RefreshesItsToken:
+    """The consumer's view of the store: before each write it fetches the newest token."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self._store, verb)
+
+    def review(self, tenures: list[Tenure]) -> object:
+        views = self._store.review(tenures)
+        return {shard: replace(view, current=True) for shard, view in views.items()}
+
+    def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        tenure = commits[0].tenure
+        rows = {lease.shard: lease for lease in self._store.snapshot(tenure.key).shards}
+        fresh: list[BatchCommit] = []
+        for commit in commits:
+            row = rows[commit.tenure.shard]
+            if row.consumer_owner is None or not row.consumer_run:
+                fresh.append(commit)
+                continue
+            token = replace(
+                commit.tenure,
+                holder=row.consumer_owner,
+                epoch=row.consumer_epoch,
+                run=row.consumer_run,
+            )
+            fresh.append(replace(commit, tenure=token))
+        return self._store.commit(fresh)
+
+
+class NeverTakesOver(Rebalancer):
+    """A hand-over that its holder does not finish is waited for without end."""
+
+    def _complete_due(self, snapshot: object) -> bool:
+        return False
+
+
+class ForgetsPendingHandOvers(MemoryStore):
+    """A holder that comes back under another run does not see that its shard was on its way."""
+
+    def open_tenure(self, key, shard, node, run, *, replaces=None):
+        rows = self._groups[key]
+        row = rows.shards.get(shard)
+        moving = row is not None and row.consumer_owner == node and row.state.value == "transfer"
+        if moving and row.consumer_run:
+            return super().open_tenure(key, shard, node, run)
+        return super().open_tenure(key, shard, node, run, replaces=replaces)
+
+    def free_orphans(self, key, *, observer):
+        return Changed()
+
+
+class ComparesWithoutCase(MemoryStore):
+    """The database's collation takes `node-0` and `NODE-0` for one name."""
+
+    def open_tenure(self, key, shard, node, run, *, replaces=None):
+        row = self._groups[key].shards.get(shard)
+        owner = row.consumer_owner if row else None
+        if owner is not None and owner.casefold() == node.casefold():
+            node = owner
+        return super().open_tenure(key, shard, node, run, replaces=replaces)
+
+
+class ChecksBeforeItWaits(StoreSeam):
+    """The lease is looked at when a commit is sent, and not again after it waited for a lock."""
+
+    def _call(self, verb, args, options):
+        if verb != "commit":
+            return super()._call(verb, args, options)
+        store, commits = self._world.store, args[0]
+        rows = store._groups[self._world.key]
+        checked = {
+            commit.tenure.shard
+            for commit in commits
+            if rows.current(commit.tenure)
+            and rows.shards[commit.tenure.shard].check_point in (None, commit.start)
+        }
+        self._world.schedule.sleep(3.0 * self._world.unit_s)
+        for commit in commits:
+            row = rows.shards[commit.tenure.shard]
+            if commit.tenure.shard in checked and row.state.held:
+                tenure = commit.tenure
+                rows.shards[row.shard] = replace(
+                    row,
+                    consumer_owner=tenure.holder,
+                    consumer_epoch=tenure.epoch,
+                    consumer_run=tenure.run,
+                )
+        return super()._call(verb, args, options)
+
+
+def _through(view: Callable[[object], object]) -> Callable[[Run], None]:
+    """The consumer with another view of the store."""
+
+    def consume_through(run: Run) -> None:
+        consume(replace(run, store=view(run.store)))
+
+    return consume_through
+
+
+def _never_stops(run: Run) -> None:
+    """A run that goes on after it was told that its lease is lost, with the newest token."""
+
+    class Deaf:
+        trusted = True
+
+    consume(replace(run, store=RefreshesItsToken(run.store), heartbeat=Deaf()))
+
+
+def _repeats_blindly(run: Run) -> None:
+    """A run that sends an unanswered commit again, as if nothing could have happened."""
+
+    class Repeating:
+        def __init__(self, store: object) -> None:
+            self._store = store
+
+        def __getattr__(self, verb: str) -> object:
+            return getattr(self._store, verb)
+
+        def commit(self, commits: list[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+            for _ in range(3):
+                try:
+                    return self._store.commit(commits)
+                except OutcomeUnknown:
+                    continue
+            return self._store.commit(commits)
+
+    consume(replace(run, store=Repeating(run.store)))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken part, and the system in which it was found."""
+
+    name: str
+    parts: Parts
+    history: str
+
+
+MUTANTS = [
+    Mutant("renew without token", Parts(consume, store=RenewsWithoutToken), "River #199"),
+    Mutant(
+        "timer equals timeout", Parts(consume, heartbeat=TrustsForTheWholeTimeout), "River #217"
+    ),
+    Mutant("release without token", Parts(consume, store=ReleasesWithoutToken), "River #1213"),
+    Mutant("no time-out on calls", Parts(consume, seam=WaitsForeverForAReply), "River #1251"),
+    Mutant("checkpoint without token", Parts(consume, store=CommitsWithoutToken), "Azure"),
+    Mutant("wall clock", Parts(consume, rebalancer=WallClockRebalancer), "apscheduler"),
+    Mutant("row count ignored", Parts(_through(AssumesEveryCommit)), "apscheduler"),
+    Mutant("deadline from the reply", Parts(consume, heartbeat=TrustsFromTheReply), "P6"),
+    Mutant("events doubled", Parts(_repeats_blindly, store=DoublesEvents), "apscheduler"),
+    Mutant("blind retry", Parts(_repeats_blindly, store=AdvancesByAmount), "FoundationDB"),
+    Mutant("silence means yes", Parts(consume, heartbeat=TakesSilenceForYes), "dagster-ray"),
+    Mutant("last writer wins", Parts(consume, store=LastWriterWins), "Iceberg #17551"),
+    Mutant("old holder kept", Parts(_never_stops), "Iceberg #17637"),
+    Mutant(
+        "hand-over stuck",
+        Parts(consume, rebalancer=NeverTakesOver, store=ForgetsPendingHandOvers),
+        "KCL #1718",
+    ),
+    Mutant("names without case", Parts(consume, store=ComparesWithoutCase), "collations"),
+    Mutant("not checked after waiting", Parts(consume, seam=ChecksBeforeItWaits), "etcd 3.4.3"),
+]
+
+__all__ = ["MUTANTS", "Crashed", "Mutant", "StoreError"]

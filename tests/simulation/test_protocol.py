@@ -1,0 +1,174 @@
+"""The protocol under seeded faults: no seed breaks a promise, and every mutant is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from statistics import median
+
+import pytest
+
+from lease_store.records import AssignmentMode
+from lease_store.simulation import (
+    Faults,
+    Parts,
+    SeedOutcome,
+    SimulationConfig,
+    run_seed,
+    run_simulation,
+)
+from lease_store.simulation.strands import GreenletStrand, ThreadStrand
+from orchestration.simulated_consumption import consume
+from tests.simulation.mutants import MUTANTS, Mutant
+
+SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "500"))
+STEPS = int(os.environ.get("LEASEHOLD_SIMULATION_STEPS", "2000"))
+FIRST_SEED = int(os.environ.get("LEASEHOLD_SIMULATION_FIRST_SEED", "0"))
+MUTANT_SEEDS_MAX = 200
+CHUNK = 25
+
+
+def config(seed: int, steps: int = STEPS) -> SimulationConfig:
+    """One to seven nodes, none to fifty shards; now and then another mode than balanced."""
+    mode = {3: AssignmentMode.MODULO, 7: AssignmentMode.PINNED}.get(seed % 10)
+    return SimulationConfig(
+        nodes=1 + seed % 7,
+        shards=seed * 13 % 51,
+        mode=mode or AssignmentMode.BALANCED,
+        ordered=seed % 4 == 0,
+        faults=Faults.SWARM,
+        seed=seed,
+        steps=steps,
+    )
+
+
+def run_chunk(first: int) -> tuple[int, list[str]]:
+    """The calls and the violations of some seeds; in a process of its own."""
+    calls, violations = 0, []
+    for seed in range(first, min(first + CHUNK, FIRST_SEED + SEEDS)):
+        outcome = run_seed(config(seed), seed, Parts(consume))
+        calls += outcome.calls
+        violations += [f"seed {seed}: {violation}" for violation in outcome.violations]
+    return calls, violations
+
+
+@pytest.mark.timeout(0 if SEEDS > 500 else 280)
+def test_no_seed_breaks_a_promise() -> None:
+    """A safety phase with faults, then healing and convergence, for each seed.
+
+    A seed that fails is named with what it broke; `config(seed)` and `run_seed` replay it.
+    """
+    began = time.perf_counter()
+    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
+        results = list(pool.map(run_chunk, range(FIRST_SEED, FIRST_SEED + SEEDS, CHUNK)))
+    calls = sum(result[0] for result in results)
+    seconds = time.perf_counter() - began
+    sys.stdout.write(
+        f"{SEEDS} seeds, {calls} calls in {seconds:.1f} s: {calls / seconds:.0f} calls a second\n"
+    )
+    assert [violation for result in results for violation in result[1]] == []
+    assert calls >= SEEDS * min(STEPS, 2000) * 0.9
+
+
+def kill(mutant: Mutant) -> SeedOutcome | None:
+    """The first seed that finds a mutant, or None."""
+    for seed in range(MUTANT_SEEDS_MAX):
+        config_ = SimulationConfig(nodes=5, faults=Faults.SWARM, seed=seed)
+        outcome = run_seed(config_, seed, mutant.parts)
+        if outcome.violations:
+            return outcome
+    return None
+
+
+_KILLED_AT: dict[str, int] = {}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_every_mutant_is_found(mutant: Mutant) -> None:
+    """Each breaks one rule; the project's own parts survive the very seed that finds it."""
+    outcome = kill(mutant)
+    assert outcome is not None, f"no seed up to {MUTANT_SEEDS_MAX} finds it ({mutant.history})"
+    # An error that the mutant's own code raises would prove nothing about the invariants.
+    assert not outcome.violations[0].startswith("error:"), outcome.violations[0]
+    config_ = SimulationConfig(nodes=5, faults=Faults.SWARM, seed=outcome.seed)
+    assert run_seed(config_, outcome.seed, Parts(consume)).violations == ()
+    _KILLED_AT[mutant.name] = outcome.seed + 1
+
+
+def test_mutants_are_found_within_fifty_seeds_as_a_rule() -> None:
+    if len(_KILLED_AT) < len(MUTANTS):
+        pytest.skip("asks what the tests of all mutants found in this process")
+    assert median(_KILLED_AT.values()) <= 50
+
+
+def canary(run: object) -> None:
+    """A consumer that, in one simulation of a hundred, reports a batch that it never committed."""
+    consume(run)
+    if run.name == "run-1" and run.heartbeat._incarnation and run.log.canary:
+        from lease_store.records import BatchCommit, BatchStatistics, Tenure
+
+        tenure = Tenure(run.key, run.shards[0], run.node, 10**6, run.name)
+        run.acknowledge([BatchCommit(tenure, 10**6, "0", "1", "", (), BatchStatistics())])
+
+
+def test_a_canary_in_one_seed_of_a_hundred_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alarm rings where it should, and only there."""
+    from lease_store.simulation import world
+
+    class CanaryWorld(world.World):
+        def __init__(self, config: SimulationConfig, seed: int, parts: Parts) -> None:
+            super().__init__(config, seed, parts)
+            self.log.__class__.canary = seed % 100 == 42
+
+    monkeypatch.setattr("lease_store.simulation.report.World", CanaryWorld)
+    rings = [
+        seed
+        for seed in range(0, 100, 7)
+        if run_seed(SimulationConfig(seed=seed, steps=200), seed, Parts(canary)).violations
+    ]
+    assert rings == [42]
+
+
+def test_a_seed_replays_identically_in_another_process() -> None:
+    """Not even the interpreter's own randomness takes part."""
+    script = (
+        "import json, sys\n"
+        "from tests.simulation.test_protocol import config\n"
+        "from lease_store.simulation import Parts, run_simulation\n"
+        "from orchestration.simulated_consumption import consume\n"
+        "for seed in (1, 3, 7, 12):\n"
+        "    print(json.dumps(run_simulation(config(seed), Parts(consume))))\n"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == 4
+
+
+def test_threads_and_greenlets_make_the_same_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for strand in (GreenletStrand, ThreadStrand):
+        monkeypatch.setattr("lease_store.simulation.schedule.new_strand", strand)
+        outcomes.append(run_seed(config(5, steps=300), 5, Parts(consume)))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_violation_names_its_seed_and_is_reported() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "blind retry")
+    report = run_simulation(SimulationConfig(faults=Faults.SWARM, seeds=3, nodes=5), mutant.parts)
+    assert any(violation.startswith("seed ") for violation in report["violations"])
+    assert json.loads(json.dumps(report)) == report
