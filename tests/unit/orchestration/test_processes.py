@@ -1,0 +1,45 @@
+"""Ports and signals of the commands that run Dagster's processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+
+from lease_store.errors import InvalidSetting
+from orchestration.commands.processes import ended_by_signals, free_port
+
+
+def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        with pytest.raises(InvalidSetting, match=f"Port {taken} of the loopback is in use"):
+            free_port(taken)
+        assert free_port(None) != taken
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_ends_the_block_and_the_next_ones_wait(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cleaned: list[str] = []
+
+    def work() -> None:
+        with ended_by_signals():
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                for impatient in (signal.SIGINT, signal.SIGTERM):
+                    os.kill(os.getpid(), impatient)
+                cleaned.append("all children have ended")
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert cleaned
+    assert signal.getsignal(number) is before
+    assert capsys.readouterr().err == "Stopping; this takes a few seconds.\n"
