@@ -31,7 +31,12 @@ SHARDS, RECORDS = 4, 500
 CONSUMED_S, IDLE_S = 180.0, 90.0
 FINISHED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
-pytestmark = [pytest.mark.dagster_processes, pytest.mark.mariadb, pytest.mark.spark]
+pytestmark = [
+    pytest.mark.dagster_processes,
+    pytest.mark.mariadb,
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+]
 
 
 def expected(shard: str) -> list[bytes]:

@@ -35,7 +35,12 @@ CHROMIUM_ARGUMENTS = (
     "--disable-sync",
 )
 
-pytestmark = [pytest.mark.browser, pytest.mark.dagster_processes, pytest.mark.spark]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+]
 
 
 def checkpoints(store: LeaseStore) -> dict[str, str | None]:
