@@ -79,6 +79,7 @@ class Incidents:
             chosen = working[1:][-count:]
             with world.together():
                 for host in chosen:
+                    host.gone_for_good = kind is not EventKind.PAUSE
                     if kind is EventKind.LEAVE:
                         host.leaving, host.leaves_with = True, chosen
                     elif kind is EventKind.CRASH:

@@ -136,7 +136,9 @@ class World:
         group = self.store.pulse(KEY).group
         if group.paused:
             self.administer("update_group", replace(group, paused=False), observer="simulation")
-        down = [host for host in self.hosts if host.arrived and not host.up]
+        down = [
+            host for host in self.hosts if host.arrived and not host.up and not host.gone_for_good
+        ]
         nobody = not any(host.up and not host.leaving for host in self.hosts)
         nobody = nobody and all(host.arrived for host in self.hosts)
         for host in down:

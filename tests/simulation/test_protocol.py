@@ -57,7 +57,7 @@ def run_chunk(first: int) -> tuple[int, list[str]]:
     return calls, violations
 
 
-@pytest.mark.timeout(0 if SEEDS > 500 else 280)
+@pytest.mark.timeout(0 if SEEDS > 500 else 900)
 def test_no_seed_breaks_a_promise() -> None:
     """A safety phase with faults, then healing and convergence, for each seed.
 

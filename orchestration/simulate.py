@@ -1,0 +1,115 @@
+"""`leasehold simulate`: a group under virtual time, for one's own numbers of nodes and shards."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode
+from lease_store.simulation.configuration import Arrival, Event, Faults, SimulationConfig
+from orchestration.commands.options import Json
+from orchestration.presentation import say, show_json, show_table
+
+
+def simulate(  # noqa: PLR0917
+    nodes: Annotated[int, typer.Option(help="Nodes at first.")] = 3,
+    shards: Annotated[int, typer.Option(help="Shards at first.")] = 8,
+    mode: Annotated[
+        AssignmentMode, typer.Option(help="How the group assigns shards.")
+    ] = AssignmentMode.BALANCED,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Children of a split or merge wait for their parents.")
+    ] = False,
+    arrive: Annotated[Arrival, typer.Option(help="How the first nodes come.")] = Arrival.TOGETHER,
+    event: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND[:COUNT]@STEP",
+            help="join, leave, crash, pause, split or merge at a store call; may be repeated.",
+        ),
+    ] = None,
+    faults: Annotated[
+        Faults, typer.Option(help="Random faults besides the events, drawn for each seed.")
+    ] = Faults.NONE,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The lease timeout.")
+    ] = TIMEOUT_DEFAULT_S,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 1,
+    steps: Annotated[
+        int, typer.Option(help="Store calls per seed before everything heals and has to settle.")
+    ] = 2_000,
+    as_json: Json = False,
+) -> None:
+    """Simulate a consumer group under virtual time, and check every promise at every step.
+
+    It runs the code that a deployment runs, on simulated hosts, records and faults. The same
+    options always give the same report.
+    """
+    config = SimulationConfig(
+        nodes=nodes,
+        shards=shards,
+        mode=mode,
+        ordered=ordered,
+        arrive=arrive,
+        events=tuple(Event.parse(text) for text in event or ()),
+        faults=faults,
+        timeout_s=timeout,
+        seed=seed,
+        seeds=seeds,
+        steps=steps,
+    )
+    from lease_store.simulation import Parts, SeedOutcome, run_simulation
+    from orchestration.simulated_consumption import consume
+
+    def progress(outcome: SeedOutcome) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\rseed {outcome.seed}, {outcome.seed - seed + 1} of {seeds} ")
+
+    report = run_simulation(config, Parts(consume), progress=progress)
+    if sys.stderr.isatty():
+        sys.stderr.write("\r" + " " * 60 + "\r")
+    if as_json:
+        show_json(report)
+    else:
+        _show(report)
+    if report["violations"]:
+        raise typer.Exit(1)
+
+
+def _show(report: dict[str, Any]) -> None:
+    takeover = report["takeover_s"]
+    counts = report["counts"]
+    show_table(
+        f"{report['seeds']} seeds from {report['seed']}: {report['steps']:,} store calls in "
+        f"{report['virtual_s']:,.0f} simulated seconds",
+        ("what", "value"),
+        [
+            ("planning rounds after the last change", report["rounds"]),
+            ("changes of owner", report["moves"]),
+            ("the fewest possible", report["moves_minimum"]),
+            ("shards per node, largest first", _some(counts)),
+            ("difference of largest and smallest", report["spread"]),
+            ("take-over after a failure, median s", takeover["p50"]),
+            ("take-over after a failure, 99 % s", takeover["p99"]),
+            ("take-over after a failure, longest s", takeover["max"]),
+        ],
+    )
+    show_table(
+        "Statements",
+        ("kind", "count"),
+        Counter[str](report["statements"]).most_common(),
+        numeric=("count",),
+    )
+    for violation in report["violations"]:
+        say(f"VIOLATION: {violation}")
+    found = len(report["violations"])
+    say(f"{found or 'no'} violations.")
+
+
+def _some(counts: list[int]) -> str:
+    shown = ", ".join(str(count) for count in counts[:20])
+    return f"{shown}, …" if len(counts) > 20 else shown

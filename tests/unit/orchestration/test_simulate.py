@@ -1,0 +1,150 @@
+"""`leasehold simulate`: options in, report out."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lease_store.errors import InvalidSetting
+from lease_store.simulation.configuration import Event, EventKind, SimulationConfig
+from orchestration.simulate import simulate
+
+app = typer.Typer()
+app.command()(simulate)
+
+
+def report(*options: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["--json", *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_nodes_that_come_together_need_one_round_and_no_move_too_many() -> None:
+    found = report("--nodes", "3", "--shards", "8")
+    assert found["rounds"] == 1
+    assert found["moves"] == found["moves_minimum"] == 8
+    assert found["counts"] == [3, 3, 2]
+    assert found["spread"] == 1
+    assert found["violations"] == []
+    assert set(found) == {
+        "seed", "seeds", "steps", "virtual_s", "rounds", "moves", "moves_minimum", "spread",
+        "counts", "takeover_s", "statements", "violations",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "shards"), [(1, 5), (2, 7), (5, 20), (7, 3)])
+def test_nodes_that_come_one_by_one_move_the_share_of_each_newcomer(
+    nodes: int, shards: int
+) -> None:
+    found = report("--nodes", str(nodes), "--shards", str(shards), "--arrive", "one-by-one")
+    joined = sum(shards // number for number in range(2, nodes + 1))
+    assert found["moves"] == found["moves_minimum"] == shards + joined
+    assert found["spread"] <= 1
+
+
+@pytest.mark.parametrize("event", ["join:2@400", "leave@400", "leave:2@400", "crash@400"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_change_of_members_costs_the_proven_minimum(event: str, seed: int) -> None:
+    found = report(
+        "--nodes", "4", "--shards", "13", "--event", event, "--seed", str(seed), "--steps", "1000"
+    )
+    assert found["moves"] == found["moves_minimum"] > 13
+    assert found["rounds"] == 1
+    assert found["spread"] <= 1
+
+
+def test_a_crash_is_taken_over_within_the_timeout_and_a_tick() -> None:
+    found = report("--event", "crash@500", "--timeout", "20", "--seeds", "5")
+    assert 14 < found["takeover_s"]["p50"] <= found["takeover_s"]["max"] <= 20 + 5 + 5
+
+
+def test_a_pause_beyond_the_timeout_costs_a_take_over_and_a_return() -> None:
+    found = report("--event", "pause@500", "--seed", "1")
+    assert found["takeover_s"]["max"] is not None
+    assert found["counts"] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("ordered", [[], ["--ordered"]])
+def test_splits_and_merges_are_followed(ordered: list[str]) -> None:
+    found = report(
+        "--nodes",
+        "3",
+        "--shards",
+        "8",
+        "--event",
+        "split:2@300",
+        "--event",
+        "merge:2@600",
+        *ordered,
+    )
+    assert sum(found["counts"]) == 8 + 2 - 2
+    assert found["spread"] <= 1
+
+
+def test_an_idle_tick_costs_three_statements() -> None:
+    found = report("--nodes", "1", "--shards", "0", "--steps", "3000")
+    statements = found["statements"]
+    ticks = statements["pulse"]
+    assert statements["beat"] <= ticks
+    assert statements["progress"] == ticks
+    assert found["steps"] <= 3 * ticks + 10
+
+
+def test_modulo_and_pinned_nodes_take_what_their_numbers_say() -> None:
+    for mode in ("modulo", "pinned"):
+        assert report("--mode", mode, "--nodes", "3", "--shards", "9")["counts"] == [3, 3, 3]
+        lost = report("--mode", mode, "--nodes", "3", "--shards", "9", "--event", "crash@300")
+        assert lost["counts"] == [3, 3]
+
+
+def test_the_same_options_give_the_same_report() -> None:
+    options = ["--faults", "swarm", "--seed", "11", "--seeds", "2", "--steps", "500"]
+    assert report(*options) == report(*options)
+
+
+def test_the_timeout_scales_everything() -> None:
+    short = report("--event", "crash@500", "--timeout", "2")["takeover_s"]["max"]
+    long = report("--event", "crash@500", "--timeout", "200")["takeover_s"]["max"]
+    assert math.isclose(long, 100 * short, rel_tol=0.05)
+
+
+def test_for_people_there_is_a_table() -> None:
+    result = CliRunner().invoke(app, ["--steps", "300"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "planning rounds after the last change" in result.output
+    assert "no violations." in result.output
+
+
+def test_a_violation_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "lease_store.simulation.world.World.unsettled", lambda world: ["as planned"]
+    )
+    result = CliRunner().invoke(app, ["--steps", "50", "--json"], catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "as planned" in json.loads(result.output)["violations"][0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "crash", "crash@", "crash:0@5", "melt@5", "crash@-1", "crash:x@5", "crash@5 "]
+)
+def test_an_event_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="is not an event: use KIND"):
+        Event.parse(text)
+
+
+def test_events_are_read() -> None:
+    assert Event.parse("crash:2@500") == Event(EventKind.CRASH, 2, 500)
+    assert Event.parse("join@0") == Event(EventKind.JOIN, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"nodes": 0}, {"shards": -1}, {"timeout_s": 0}, {"seeds": 0}, {"steps": 0}]
+)
+def test_numbers_out_of_range_are_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(InvalidSetting, match="The simulation's"):
+        SimulationConfig(**fields)
