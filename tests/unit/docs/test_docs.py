@@ -239,3 +239,9 @@ def test_races_name_files_that_exist() -> None:
     assert len(named) >= 10
     for path in named:
         assert (ROOT / path).is_file(), path
+
+
+def test_all_benchmarks_are_listed() -> None:
+    text = (DOCS / "reference/benchmarks.md").read_text("utf-8")
+    named = set(re.findall(r"python -m benchmarks\.(\w+)", text))
+    assert named == {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
