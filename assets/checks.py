@@ -88,11 +88,14 @@ def check_shard(
 
 def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck:
     contiguous = committed is None or committed.contiguous
-    spans = ", ".join(f"[{gap.start}, {gap.end}): {gap.reason}" for gap in gaps[:5])
+    spans = ", ".join(f"[{gap.start}, {gap.end}) ({gap.reason})" for gap in gaps[:5])
     if not contiguous:
         said = "A committed batch does not start where the one before it ends."
     elif gaps:
-        said = f"{len(gaps)} ranges were never consumed: {spans}."
+        said = (
+            f"{len(gaps)} ranges were never consumed, and nobody has accepted that: {spans}. "
+            "Accept it with `leasehold gap ack`; the check passes with the next run."
+        )
     else:
         said = "Every batch starts where the one before it ends."
     return ShardCheck(NO_GAP, contiguous and not gaps, said, {"gaps": len(gaps)}, blocking=True)

@@ -17,22 +17,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Protocol
 
 from assets import failpoints
 from assets.attempt_reports import latest
 from assets.consumption_report import ConsumptionReport, ConsumptionState, StopReason
+from assets.gap_handling import GapHandling
 from assets.shard_stream import ShardStream
+from assets.starting_position import initial_position
 from assets.sweep import SweepOutcome, SweepResult
 from lease_store.errors import (
-    InvalidSetting,
+    CursorExpired,
     LeaseholdError,
     LeaseLost,
     QuarantineLimitExceeded,
     StoreError,
     SweepInterrupted,
-    shown,
 )
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Batch, BatchCommit, Intent, Tenure
@@ -63,11 +63,16 @@ class Sweeper(Protocol):
 
 @dataclass
 class _Consumption:
-    """One shard of this run, open under a tenure."""
+    """One shard of this run, open under a tenure.
+
+    `intent` is what an earlier tenure intended; `numbered` says that the ledger has a row for the
+    batch `sequence`, of whichever tenure.
+    """
 
     tenure: Tenure
     sequence: int
     intent: Batch | None
+    numbered: bool
     report: ConsumptionReport
     cursor: str = ""
     bounds: ShardBounds | None = None
@@ -128,6 +133,7 @@ class Consumer:
         self._stop_requested = stop_requested
         self._on_commit = on_commit
         self._replaces = replaces or {}
+        self._gaps = GapHandling(store, stream.source)
         self._open: dict[ShardId, _Consumption] = {}
         self._reports: dict[ShardId, ConsumptionReport] = {}
         self._sweeps = 0
@@ -196,7 +202,8 @@ class Consumer:
             case Opened(tenure, check_point, sequence, intent):
                 start = intent.start if intent else check_point
                 report = ConsumptionReport(shard, StopReason.INTERRUPTED, start=start, end=start)
-                self._open[shard] = _Consumption(tenure, sequence, intent, report)
+                numbered = intent is not None
+                self._open[shard] = _Consumption(tenure, sequence, intent, numbered, report)
             case OpenByOther(run):
                 reason = StopReason.OPEN_BY_OTHER
                 sentence = f"Shard {shard} is being consumed by run {run}: wait until it ends."
@@ -213,9 +220,12 @@ class Consumer:
         """Choose where a shard without a checkpoint begins."""
         # What a parent's records led to continues in its children from their first record on.
         at = Position.BEGIN if child else initial_position(position)
-        shard = open_.tenure.shard
+        shard, bounds = open_.tenure.shard, open_.bounds
         cursor = self._stream.source.cursor_at(shard, at)
-        if at is not Position.BEGIN:
+        if child and bounds and bounds.origin not in (None, cursor):
+            why = "retention removed the beginning of a child before its parents were finished"
+            cursor = self._gaps.settle(open_.tenure, str(bounds.origin), why)
+        elif at is not Position.BEGIN:
             # The end moves on: without this, a run that dies before its first commit would let
             # the next one begin somewhere else.
             self._store.save_checkpoint(open_.tenure, cursor)
@@ -277,8 +287,25 @@ class Consumer:
         return planned
 
     def _plan(self, open_: _Consumption) -> _Planned | None:
+        while True:
+            try:
+                return self._plan_from_cursor(open_)
+            except CursorExpired as error:
+                self._pass_gap(open_, error)
+
+    def _pass_gap(self, open_: _Consumption, error: CursorExpired) -> None:
+        """Go on behind records that are gone, if the group's policy allows it."""
+        open_.cursor = self._gaps.settle(open_.tenure, open_.cursor, str(error))
+        # The ledger keeps what was intended there as abandoned, under its number.
+        open_.sequence += open_.numbered
+        open_.intent, open_.numbered = None, False
+        open_.report = replace(open_.report, end=open_.cursor)
+
+    def _plan_from_cursor(self, open_: _Consumption) -> _Planned | None:
         shard = open_.tenure.shard
         if open_.intent is not None:
+            # Retention may have been faster than the run that takes over.
+            self._stream.source.plan(shard, open_.intent.start, self._stream.limits)
             # The same range under the same number, so that a sink that saw the batch knows it.
             range_ = ReadRange(shard, open_.intent.start, open_.intent.end)
             bounds = open_.bounds
@@ -315,6 +342,8 @@ class Consumer:
         current = [batch for batch in planned if batch.range_.shard in self._open]
         if not current:
             return
+        for batch in current:
+            batch.consumption.numbered = True
         failpoints.reach("after_intent")
         began = self._clock()
         results = self._sweeper([batch.range_ for batch in current])
@@ -336,6 +365,9 @@ class Consumer:
     def _commit_of(self, batch: _Planned, result: SweepResult) -> BatchCommit | None:
         """What to commit for a shard; None after stopping one that failed."""
         open_, range_ = batch.consumption, batch.range_
+        if isinstance(result, CursorExpired):
+            self._pass_gap_or_stop(open_, result)
+            return None
         if not isinstance(result, SweepOutcome):
             self._stop(open_, StopReason.FAILED, str(result))
             return None
@@ -360,6 +392,15 @@ class Consumer:
             watermark=latest(open_.report.last_event_time, result.statistics.last_event_time),
         )
 
+    def _pass_gap_or_stop(self, open_: _Consumption, error: CursorExpired) -> None:
+        """Retention was faster than the reading of a batch that was planned in time."""
+        try:
+            self._pass_gap(open_, error)
+        except LeaseLost as lost:
+            self._lose(open_, str(lost))
+        except LeaseholdError as held:
+            self._stop(open_, StopReason.FAILED, str(held))
+
     def _commit(self, commits: Sequence[BatchCommit]) -> None:
         if not commits:
             return
@@ -372,7 +413,7 @@ class Consumer:
                 self._lose(open_)
                 continue
             open_.report = open_.report.with_batch(commit.end, commit.statistics)
-            open_.cursor, open_.intent = commit.end, None
+            open_.cursor, open_.intent, open_.numbered = commit.end, None, False
             open_.sequence += 1
             if commit.finished:
                 self._end(open_, StopReason.FINISHED)
@@ -454,23 +495,3 @@ class Consumer:
                 lag = source.lag(shard, report.end, bounds[shard])
                 self._reports[shard] = replace(report, lag_after=lag)
         return dict(self._reports)
-
-
-def initial_position(text: str) -> Position | datetime:
-    """The place that a group's `initial_position` names.
-
-    Raises:
-        InvalidSetting: it is not `begin`, `end` or an ISO 8601 time with an offset from UTC.
-    """
-    if text in (Position.BEGIN, Position.END):
-        return Position(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        raise InvalidSetting(
-            f"The initial position is {shown(text)}: use 'begin', 'end' or a time such as "
-            "2026-01-31T08:00:00+00:00."
-        )
-    return time

@@ -138,6 +138,10 @@ class ShardRun:
             )
             for check in self.checks(shard) if shard in self._reports else ():
                 log_check(context, check.evaluation(self._stream, shard))
+        for shard in self._reports.keys() & self._gaps.keys() - set(delivered):
+            # A shard that holds at a gap commits nothing, and must be seen to fail all the same.
+            for check in self.checks(shard):
+                log_check(context, check.evaluation(self._stream, shard))
         self.mark_delivered()
         return len(delivered)
 

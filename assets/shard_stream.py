@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lease_store.errors import InvalidSetting
 from lease_store.identifiers import GroupKey
-from lease_store.records import HANDOFF_LIMIT_DEFAULT_S, AssignmentMode, Group
+from lease_store.records import HANDOFF_LIMIT_DEFAULT_S, AssignmentMode, GapPolicy, Group
 from shard_sources.source import Limits, ShardSource
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class ShardStream:
         group: the consumer group.
         ordered: whether the children of a split or merge wait for their parents.
         assignment: how shards are shared among the nodes.
+        gap_policy: what becomes of records that were removed before they were read.
         initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
         limits: how much one batch of one shard may hold.
         shards_per_run: the most shards that one sensor or schedule run serves.
@@ -49,6 +50,7 @@ class ShardStream:
     group: str = "default"
     ordered: bool = True
     assignment: AssignmentMode = AssignmentMode.BALANCED
+    gap_policy: GapPolicy = GapPolicy.HOLD
     initial_position: str = "begin"
     limits: Limits = field(default_factory=Limits)
     shards_per_run: int = 64
@@ -85,5 +87,6 @@ class ShardStream:
             timeout_s=timeout_s,
             handoff_limit_s=self.handoff_limit_s,
             assignment=self.assignment,
+            gap_policy=self.gap_policy,
             initial_position=self.initial_position,
         )

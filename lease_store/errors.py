@@ -209,3 +209,7 @@ class BatchUnconfirmed(UserMistake):
 
 class ConfirmedTooLate(LeaseholdError):
     """The batch was rolled back when its protect time ended: its records are delivered again."""
+
+
+class GapHeld(LeaseholdError):
+    """Records were removed before they were read, and the group holds until that is accepted."""

@@ -26,6 +26,18 @@ class AssignmentMode(StrEnum):
     PINNED = "pinned"
 
 
+class GapPolicy(StrEnum):
+    """What becomes of records that retention removed before the group read them.
+
+    `hold`: nothing moves until somebody acknowledges the loss; `begin`: go on with the first
+    record that is still there; `end`: go on behind the last one. Every such range is recorded.
+    """
+
+    HOLD = "hold"
+    BEGIN = "begin"
+    END = "end"
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The durations of the protocol, in seconds; it cannot be built unsafe.
@@ -70,6 +82,7 @@ class Group:
         node_cap: the most shards one node may hold, or None.
         weighted: balance the sum of the shards' weights instead of their number.
         paused: nothing is claimed or opened; holders stop at their next batch boundary.
+        gap_policy: what becomes of records that were removed before they were read.
         generation: rises on any change of membership, shard list or ownership.
     """
 
@@ -82,6 +95,7 @@ class Group:
     node_cap: int | None = None
     weighted: bool = False
     paused: bool = False
+    gap_policy: GapPolicy = GapPolicy.HOLD
     generation: int = 0
 
 
@@ -306,9 +320,10 @@ class BatchCommit:
 class JournalEntry:
     """A row of the journal: one change of membership, ownership, tenure or checkpoint.
 
-    `kind` is one of `edge, open, close, force, join, leave, evict, resume, group`; for `edge` the
-    number of the edge of `lease_store.states` is in `edge`; `resume` is a member that registered
-    again with other settings; `group` is a change of the group's own settings.
+    `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack`; for
+    `edge` the number of the edge of `lease_store.states` is in `edge`; `resume` is a member that
+    registered again with other settings; `group` is a change of the group's own settings; `gap`
+    is a range that was found missing or was skipped, and `ack` one that somebody accepted.
     """
 
     sequence: int
@@ -341,7 +356,12 @@ class OutboxEvent:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records that were never consumed: `[start, end)` of a shard, and why."""
+    """Records that were never consumed: `[start, end)` of a shard, and why.
+
+    Attributes:
+        acknowledged: somebody has accepted the loss.
+        skipped: the checkpoint has moved past it; otherwise the shard holds at `start`.
+    """
 
     shard: ShardId
     start: str
@@ -349,3 +369,4 @@ class Gap:
     reason: str
     at: datetime
     acknowledged: bool = False
+    skipped: bool = True

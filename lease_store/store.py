@@ -388,11 +388,25 @@ class LeaseStore(Protocol):
         """Journal entries in order of their sequence."""
         ...
 
-    def record_gap(self, tenure: Tenure, *, start: str, end: str, reason: str) -> None:
-        """Record records that will never be consumed, and move the checkpoint past them.
+    def record_gap(
+        self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """Record records that cannot be consumed, and with `skip` move the checkpoint past them.
+
+        Without `skip` nothing moves: the shard holds at `start` until the gap is acknowledged.
+        A range that already holds there grows to the new end.
 
         Raises:
             LeaseLost: the tenure is over.
+            CheckpointRefused: the gap does not begin at the checkpoint.
+        """
+        ...
+
+    def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
+        """Accept the loss of exactly this range; `Stale` where it is not waiting for that.
+
+        Raises:
+            UnknownShard: the group has no such shard.
         """
         ...
 

@@ -90,6 +90,7 @@ consumer_group = Table(
     Column("node_cap", Integer),
     Column("weighted", Boolean, nullable=False),
     Column("paused", Boolean, nullable=False),
+    Column("gap_policy", String(8), nullable=False, server_default="hold"),
     Column("generation", BigInteger, nullable=False),
     *_times(),
     *grammar_checks("consumer_group", "consume_group", "logstream_sig"),
@@ -223,6 +224,7 @@ gap = Table(
     Column("reason", Text, nullable=False),
     Column("recorded_at", EventTime, nullable=False),
     Column("acknowledged", Boolean, nullable=False),
+    Column("skipped", Boolean, nullable=False, server_default="1"),
     **TABLE_OPTIONS,
 )
 

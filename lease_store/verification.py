@@ -203,15 +203,18 @@ def _continuations(history: _History, former: Batch, following: Batch | None) ->
         forced = entry.kind == "force" and former.epoch < entry.epoch < before
         if forced and entry.check_point is not None:
             cursor = entry.check_point
-    return _reachable(cursor, {gap.start: gap.end for gap in history.gaps})
+    return _reachable(cursor, [gap for gap in history.gaps if gap.skipped])
 
 
-def _reachable(cursor: str, skips: dict[str, str]) -> set[str]:
-    """The cursors at which a batch after `cursor` may start, recorded gaps followed."""
-    found = {cursor}
-    while (following := skips.get(cursor)) is not None and following not in found:
-        found.add(following)
-        cursor = following
+def _reachable(cursor: str, skipped: Sequence[Gap]) -> set[str]:
+    """The cursors at which a batch after `cursor` may start, skipped gaps followed."""
+    found: set[str] = set()
+    pending = [cursor]
+    while pending:
+        at = pending.pop()
+        if at not in found:
+            found.add(at)
+            pending += [gap.end for gap in skipped if gap.start == at]
     return found
 
 

@@ -20,6 +20,7 @@ from lease_store.errors import LeaseholdError
 from orchestration.commands import (
     checkpoints,
     database,
+    gaps,
     groups,
     inspection,
     processes,
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.add_typer(groups.app, name="group")
 app.add_typer(checkpoints.app, name="checkpoint")
+app.add_typer(gaps.app, name="gap")
 app.add_typer(shards.app, name="shard")
 app.add_typer(database.app, name="db")
 for command in (

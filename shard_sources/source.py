@@ -38,11 +38,13 @@ class ShardBounds:
         begin: the cursor of the first record that retention has kept.
         end: the cursor after the last record that may be read.
         finished: the shard is read-only: `end` will not move any more.
+        origin: the cursor of the first record that the shard ever had, where the source knows it.
     """
 
     begin: str
     end: str
     finished: bool
+    origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ unit tests run on. Every verb runs under one lock, so it is atomic and safe to c
 """
 
 from lease_store.memory_store.batches import MemoryBatches
+from lease_store.memory_store.gaps import MemoryGaps
 from lease_store.memory_store.groups import MemoryGroups
 from lease_store.memory_store.nodes import MemoryNodes
 from lease_store.memory_store.shards import MemoryShards
@@ -13,7 +14,9 @@ from lease_store.memory_store.tenures import MemoryTenures
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryGroups, MemoryNodes, MemoryShards, MemoryTenures, MemoryBatches):
+class MemoryStore(
+    MemoryGroups, MemoryNodes, MemoryShards, MemoryTenures, MemoryBatches, MemoryGaps
+):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 
     Args:

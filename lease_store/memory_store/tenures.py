@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.records import Gap, ShardLease, Tenure
-from lease_store.refusals import gap_refused, lease_lost
+from lease_store.records import ShardLease, Tenure
+from lease_store.refusals import lease_lost
 from lease_store.states import ShardState
 from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
 from lease_store.transitions import closed, opened
 
 
 class MemoryTenures(MemoryRows):
-    """The verbs on tenures and gaps."""
+    """The verbs on tenures."""
 
     def open_tenure(
         self,
@@ -69,7 +69,7 @@ class MemoryTenures(MemoryRows):
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
         """See `LeaseStore.announce`."""
         with self._rows("announce", tenure.key) as rows:
-            row = _held(rows, tenure)
+            row = held(rows, tenure)
             rows.shards[tenure.shard] = replace(row, handoff_eta_s=handoff_eta_s)
             if row.state is ShardState.TRANSFER:
                 rows.bump()
@@ -77,7 +77,7 @@ class MemoryTenures(MemoryRows):
     def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
         """See `LeaseStore.close_tenure`."""
         with self._rows("close_tenure", tenure.key) as rows:
-            row = _held(rows, tenure)
+            row = held(rows, tenure)
             self._write(rows, [closed(row, rows.members, reason)], str(tenure.holder))
             if row.state is ShardState.TRANSFER:
                 rows.bump()
@@ -85,31 +85,16 @@ class MemoryTenures(MemoryRows):
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
         """See `LeaseStore.save_checkpoint`."""
         with self._rows("save_checkpoint", tenure.key) as rows:
-            row = _held(rows, tenure)
+            row = held(rows, tenure)
             rows.shards[tenure.shard] = replace(row, check_point=cursor)
 
-    def record_gap(self, tenure: Tenure, *, start: str, end: str, reason: str) -> None:
-        """See `LeaseStore.record_gap`."""
-        with self._rows("record_gap", tenure.key) as rows:
-            row = _held(rows, tenure)
-            recorded = any(
-                (gap.shard, gap.start, gap.end) == (tenure.shard, start, end) for gap in rows.gaps
-            )
-            if recorded and row.check_point == end:
-                return
-            if row.check_point not in (None, start):
-                raise gap_refused(tenure, start, row.check_point)
-            rows.gaps.append(Gap(tenure.shard, start, end, reason, self._clock()))
-            rows.abandon_intents(tenure.shard)
-            rows.shards[tenure.shard] = replace(row, check_point=end)
 
-    def gaps(self, key: GroupKey) -> list[Gap]:
-        """See `LeaseStore.gaps`."""
-        with self._rows("gaps", key) as rows:
-            return sorted(rows.gaps, key=lambda gap: (gap.shard, gap.start))
+def held(rows: GroupRows, tenure: Tenure) -> ShardLease:
+    """The shard's row where the tenure still holds.
 
-
-def _held(rows: GroupRows, tenure: Tenure) -> ShardLease:
+    Raises:
+        LeaseLost: it is over.
+    """
     row = rows.current(tenure)
     if row is None:
         raise lease_lost(tenure)

@@ -6,6 +6,7 @@ id, so that all transactions agree on one order; beats lock nothing but their ow
 """
 
 from lease_store.sql_store.batches import SqlBatches
+from lease_store.sql_store.gaps import SqlGaps
 from lease_store.sql_store.groups import SqlGroups
 from lease_store.sql_store.nodes import SqlNodes
 from lease_store.sql_store.shards import SqlShards
@@ -13,5 +14,5 @@ from lease_store.sql_store.shards import SqlShards
 __all__ = ["SqlStore"]
 
 
-class SqlStore(SqlGroups, SqlNodes, SqlShards, SqlBatches):
+class SqlStore(SqlGroups, SqlNodes, SqlShards, SqlBatches, SqlGaps):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""

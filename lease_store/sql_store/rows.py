@@ -15,6 +15,7 @@ from lease_store.records import (
     BatchStatistics,
     DataFile,
     Gap,
+    GapPolicy,
     Group,
     JournalEntry,
     Node,
@@ -47,6 +48,7 @@ def group_values(group: Group) -> dict[str, Any]:
         "node_cap": group.node_cap,
         "weighted": group.weighted,
         "paused": group.paused,
+        "gap_policy": group.gap_policy.value,
     }
 
 
@@ -62,6 +64,7 @@ def group_from(row: Row, prefix: str = "") -> Group:
         node_cap=row[prefix + "node_cap"],
         weighted=bool(row[prefix + "weighted"]),
         paused=bool(row[prefix + "paused"]),
+        gap_policy=GapPolicy(row[prefix + "gap_policy"]),
         generation=row[prefix + "generation"],
     )
 
@@ -259,6 +262,18 @@ def event_from(row: Row) -> OutboxEvent:
     )
 
 
+def gap_values(gap: Gap) -> dict[str, Any]:
+    """A gap's columns, its shard aside."""
+    return {
+        "start_cursor": gap.start,
+        "end_cursor": gap.end,
+        "reason": gap.reason[:REASON_LENGTH_MAX],
+        "recorded_at": gap.at,
+        "acknowledged": gap.acknowledged,
+        "skipped": gap.skipped,
+    }
+
+
 def gap_from(row: Row) -> Gap:
     """A gap from its row."""
     return Gap(
@@ -268,4 +283,5 @@ def gap_from(row: Row) -> Gap:
         reason=row["reason"],
         at=row["recorded_at"],
         acknowledged=bool(row["acknowledged"]),
+        skipped=bool(row["skipped"]),
     )

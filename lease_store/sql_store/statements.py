@@ -382,15 +382,27 @@ def insert_gap(values: dict[str, Any]) -> Insert:
 
 
 def select_gaps(key: GroupKey) -> Select[Any]:
-    """Gaps by shard and start."""
-    return select(gap).where(of_group(gap, key)).order_by(gap.c.shard_id, gap.c.start_cursor)
+    """Gaps by shard, start and end."""
+    order = (gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor)
+    return select(gap).where(of_group(gap, key)).order_by(*order)
 
 
-def select_gap(tenure: Tenure, start: str, end: str) -> Select[Any]:
-    """One gap."""
-    return select(gap).where(
-        of_group(gap, tenure.key),
-        gap.c.shard_id == tenure.shard,
-        gap.c.start_cursor == start,
-        gap.c.end_cursor == end,
+def select_gaps_at(key: GroupKey, shard: ShardId, start: str) -> Select[Any]:
+    """The gaps of a shard that begin at one cursor, by their end."""
+    return select_gaps(key).where(gap.c.shard_id == shard, gap.c.start_cursor == start)
+
+
+def update_gap(
+    key: GroupKey, shard: ShardId, start: str, end: str, values: dict[str, Any]
+) -> Update:
+    """Change one gap; its shard's row is locked."""
+    return (
+        update(gap)
+        .where(
+            of_group(gap, key),
+            gap.c.shard_id == shard,
+            gap.c.start_cursor == start,
+            gap.c.end_cursor == end,
+        )
+        .values(values)
     )

@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeVar
 
 from lease_store.batch_rules import next_in_line
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, Gap, ShardLease, Tenure
-from lease_store.refusals import gap_refused, lease_lost, unknown_group, unknown_shard
+from lease_store.records import Batch, ShardLease, Tenure
+from lease_store.refusals import lease_lost, unknown_group, unknown_shard
 from lease_store.sql_store import statements
-from lease_store.sql_store.rows import batch_from, gap_from, key_values, shard_from
+from lease_store.sql_store.rows import batch_from, shard_from
 from lease_store.sql_store.verbs import SqlVerbs
 from lease_store.states import ShardState
 from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
@@ -36,7 +36,7 @@ def _view(row: ShardLease | None, tenure: Tenure, *, paused: bool) -> TenureView
 
 
 class SqlTenures(SqlVerbs):
-    """The verbs on tenures and gaps."""
+    """The verbs on tenures."""
 
     def open_tenure(
         self,
@@ -135,45 +135,6 @@ class SqlTenures(SqlVerbs):
             self._write_current(tx, tenure, {"check_point": cursor})
 
         self._write("save_checkpoint", work)
-
-    def record_gap(self, tenure: Tenure, *, start: str, end: str, reason: str) -> None:
-        """See `LeaseStore.record_gap`. Recording the same again is harmless."""
-        key = tenure.key
-
-        def work(tx: Transaction) -> None:
-            row = self._held(tx, tenure)
-            known = tx.connection.execute(statements.select_gap(tenure, start, end)).first()
-            if known is not None and row.check_point == end:
-                return tx.abandon(None)
-            if row.check_point not in (None, start):
-                raise gap_refused(tenure, start, row.check_point)
-            if known is None:
-                values = key_values(key) | {
-                    "shard_id": tenure.shard,
-                    "start_cursor": start,
-                    "end_cursor": end,
-                    "reason": reason,
-                    "recorded_at": self._clock(),
-                    "acknowledged": False,
-                }
-                tx.connection.execute(statements.insert_gap(values))
-            tx.connection.execute(statements.abandon_intents(key, tenure.shard))
-            self._write_current(tx, tenure, {"check_point": end})
-            return None
-
-        self._write("record_gap", work)
-
-    def gaps(self, key: GroupKey) -> list[Gap]:
-        """See `LeaseStore.gaps`."""
-
-        def work(tx: Transaction) -> list[Gap]:
-            self._group(tx, key)
-            return [
-                gap_from(row)
-                for row in tx.connection.execute(statements.select_gaps(key)).mappings()
-            ]
-
-        return self._read("gaps", work)
 
     # -- pieces of transactions -----------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import typer
 
 from lease_store.errors import InvalidSetting, shown
 from lease_store.identifiers import GroupKey
-from lease_store.records import AssignmentMode, Group, Timing
+from lease_store.records import AssignmentMode, GapPolicy, Group, Timing
 from orchestration.commands.options import Home, Json, Stream
 from orchestration.commands.target import Target
 from orchestration.presentation import say, show_json, show_table
@@ -38,6 +38,13 @@ InitialPosition = Annotated[
         help="begin, end or an ISO 8601 time: where a shard starts that has no checkpoint.",
     ),
 ]
+Gaps = Annotated[
+    GapPolicy | None,
+    typer.Option(
+        "--gap-policy",
+        help="When records were removed unread: hold, or go on at the begin or end of the rest.",
+    ),
+]
 NodeCap = Annotated[
     int | None, typer.Option("--node-cap", help="The most shards per node; 0 lifts the cap.")
 ]
@@ -51,6 +58,7 @@ def _changed(
     assignment: AssignmentMode | None,
     initial_position: str | None,
     node_cap: int | None,
+    gap_policy: GapPolicy | None,
 ) -> Group:
     """The group with every setting that was given, checked."""
     changes: dict[str, Any] = {}
@@ -66,6 +74,8 @@ def _changed(
         if node_cap < 0:
             raise InvalidSetting(f"--node-cap is {node_cap}: use a positive number, or 0 for none.")
         changes["node_cap"] = node_cap or None
+    if gap_policy is not None:
+        changes["gap_policy"] = gap_policy
     return dataclasses.replace(group, **changes)
 
 
@@ -94,6 +104,7 @@ def create(
     assignment: Assignment = None,
     initial_position: InitialPosition = None,
     node_cap: NodeCap = None,
+    gap_policy: Gaps = None,
     home: Home = None,
 ) -> None:
     """Create a consumer group of a stream."""
@@ -111,6 +122,7 @@ def create(
         assignment=assignment,
         initial_position=initial_position,
         node_cap=node_cap,
+        gap_policy=gap_policy,
     )
     target.new_store.create_group(group)
     say(f"Created consumer group {group.key}.")
@@ -173,6 +185,7 @@ def update(
     assignment: Assignment = None,
     initial_position: InitialPosition = None,
     node_cap: NodeCap = None,
+    gap_policy: Gaps = None,
     home: Home = None,
 ) -> None:
     """Change a consumer group; a new order takes effect at once."""
@@ -185,6 +198,7 @@ def update(
         assignment=assignment,
         initial_position=initial_position,
         node_cap=node_cap,
+        gap_policy=gap_policy,
     )
     if wanted == group:
         say(f"Consumer group {group.key} is so already.")

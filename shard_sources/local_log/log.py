@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SOURCE_NAME = "local_log"
 SHARDS_MAX = 100_000
+ORIGIN = "0"
 _RESHARD_WAIT_S = 30.0
 
 
@@ -271,7 +272,7 @@ class LocalLog(LocalLogReader):
         for shard in shards:
             finished = catalog.find(shard).read_only
             extent = self._folder(shard).extent()
-            found[shard] = ShardBounds(str(extent.begin), str(extent.end), finished)
+            found[shard] = ShardBounds(str(extent.begin), str(extent.end), finished, ORIGIN)
         return found
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:

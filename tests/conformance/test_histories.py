@@ -17,11 +17,11 @@ import pytest
 from lease_store.errors import LeaseholdError
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store import MemoryStore
-from lease_store.records import Group, Intent, Node, ShardListing, Tenure
+from lease_store.records import Gap, Group, Intent, Node, ShardListing, Tenure
 from lease_store.store import LeaseStore, Opened
 from tests.conformance.world import a_commit
 
-HISTORIES = 8
+HISTORIES = 14
 STEPS = 200
 NODES = [NodeName(name) for name in "abc"]
 SHARDS = [ShardId(name) for name in ("s0", "s1", "s2", "S2", "m")]
@@ -58,7 +58,7 @@ class Player:
             self.sync, *[self.register] * 5, *[self.begin] * 3, self.beat, self.leave, self.evict,
             self.cancel, self.complete, self.force, self.close, self.announce,
             self.save, self.finish, self.gap, self.orphans, self.order, self.review, self.progress,
-            self.deliver,
+            self.deliver, self.acknowledge,
         ]  # fmt: skip
         return often * 3 + seldom
 
@@ -182,7 +182,8 @@ class Player:
         else:
             self.cursor += 1
             number = newest.sequence + 1 if newest else 0
-            intent = Intent(tenure, number, self._check_point(tenure.shard), f"c{self.cursor}")
+            start = self._check_point(tenure.shard) if self.random.random() < 0.9 else "elsewhere"
+            intent = Intent(tenure, number, start, f"c{self.cursor}")
         outcome = self.store.record_intents([intent])
         self.intended[tenure] = intent
         return outcome
@@ -214,7 +215,14 @@ class Player:
         tenure = self._tenure()
         self.cursor += 1
         start = self._check_point(tenure.shard)
-        return self.store.record_gap(tenure, start=start, end=f"g{self.cursor}", reason="trim")
+        skip = self.random.random() < 0.8
+        end = f"g{self.cursor}"
+        return self.store.record_gap(tenure, start=start, end=end, reason="trim", skip=skip)
+
+    def acknowledge(self) -> Any:
+        known = self.store.gaps(self.key)
+        gap = self.random.choice(known or [Gap(self._shard(), "0", "1", "r", EPOCH)])
+        return self.store.acknowledge_gap(self.key, gap, observer="ops")
 
     def order(self) -> Any:
         group = self.store.pulse(self.key).group
@@ -279,6 +287,7 @@ def test_histories_reach_every_edge_and_outcome() -> None:
     assert edges == {None, 1, 2, 3, 4, 5, 6, 7, 8, 9}
     assert kinds == {
         "edge", "open", "close", "force", "join", "leave", "evict", "resume", "group",
+        "gap", "ack",
     }  # fmt: skip
     assert outcomes >= {
         "Changed", "Stale", "Registered", "NameTaken", "Beaten", "BeatRefused", "Opened",

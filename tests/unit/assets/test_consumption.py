@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from assets.consumption import initial_position
 from assets.consumption_report import ConsumptionState, StopReason
+from assets.starting_position import initial_position
 from assets.sweep import SweepOutcome
 from lease_store.errors import (
     InvalidSetting,

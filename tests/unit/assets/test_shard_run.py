@@ -171,3 +171,21 @@ def test_any_other_end_of_a_shard_that_was_asked_for_is_one_sentence(
     sentence = scene.run.refusal([ZERO])
     assert sentence.startswith("Shard 0 of orders.eu/default was not consumed to its end: ")
     assert "\n" not in sentence
+
+
+def test_a_shard_that_holds_at_a_gap_fails_its_check_without_any_commit(scene: Scene) -> None:
+    tenure = scene.opened[ZERO].tenure
+    scene.store.record_gap(tenure, start="0", end="5", reason="trimmed", skip=False)
+    scene.commit(ONE)
+    scene.run.add(
+        [report(ZERO, StopReason.FAILED, "held."), report(ONE, StopReason.CAUGHT_UP)], seconds=1
+    )
+    assert scene.run.deliver(scene.context) == 1
+    found = [e for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)]
+    no_gap = {str(e.partition): e.passed for e in found if e.check_name == "no_gap"}
+    assert no_gap == {ZERO: False, ONE: True}
+    (gap,) = scene.store.gaps(scene.stream.key)
+    scene.store.acknowledge_gap(scene.stream.key, gap, observer="test")
+    scene.context.events.clear()
+    scene.run.deliver(scene.context)
+    assert scene.context.events == []

@@ -1,0 +1,55 @@
+"""Gaps in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lease_store.gap_rules import acknowledgement, found, gap_note
+from lease_store.identifiers import GroupKey
+from lease_store.memory_store.rows import MemoryRows
+from lease_store.memory_store.tenures import held
+from lease_store.records import Gap, Tenure
+from lease_store.refusals import gap_refused
+from lease_store.store import Changed, Stale
+
+
+class MemoryGaps(MemoryRows):
+    """The verbs on gaps."""
+
+    def record_gap(
+        self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """See `LeaseStore.record_gap`."""
+        with self._rows("record_gap", tenure.key) as rows:
+            row = held(rows, tenure)
+            gap = Gap(tenure.shard, start, end, reason, self._clock())
+            known = [each for each in rows.gaps if (each.shard, each.start) == (gap.shard, start)]
+            write = found(gap, known, check_point=row.check_point, accepted=skip)
+            if write is None:
+                return
+            if row.check_point not in (None, start):
+                raise gap_refused(tenure, start, row.check_point)
+            if write.replaces is not None:
+                rows.gaps.remove(write.replaces)
+            rows.gaps.append(write.gap)
+            self._note(rows, gap_note(write.gap, tenure), str(tenure.holder))
+            if write.moves:
+                rows.abandon_intents(tenure.shard)
+                rows.shards[tenure.shard] = replace(row, check_point=end)
+
+    def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
+        """See `LeaseStore.acknowledge_gap`."""
+        with self._rows("acknowledge_gap", key) as rows:
+            rows.shard(gap.shard)
+            for number, known in enumerate(rows.gaps):
+                same = (known.shard, known.start, known.end) == (gap.shard, gap.start, gap.end)
+                if same and not known.acknowledged:
+                    rows.gaps[number] = replace(known, acknowledged=True)
+                    self._note(rows, acknowledgement(gap), observer)
+                    return Changed((gap.shard,))
+            return Stale()
+
+    def gaps(self, key: GroupKey) -> list[Gap]:
+        """See `LeaseStore.gaps`."""
+        with self._rows("gaps", key) as rows:
+            return sorted(rows.gaps, key=lambda gap: (gap.shard, gap.start, gap.end))

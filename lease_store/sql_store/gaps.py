@@ -1,0 +1,80 @@
+"""Gaps in SQL."""
+
+from __future__ import annotations
+
+from lease_store.gap_rules import acknowledgement, found, gap_note
+from lease_store.identifiers import GroupKey
+from lease_store.records import Gap, Tenure
+from lease_store.refusals import gap_refused
+from lease_store.sql_store import statements
+from lease_store.sql_store.rows import gap_from, gap_values, key_values
+from lease_store.sql_store.tenures import SqlTenures
+from lease_store.store import Changed, Stale
+from lease_store.transactions import Transaction
+
+
+class SqlGaps(SqlTenures):
+    """The verbs on gaps; each locks the shard's row first."""
+
+    def record_gap(
+        self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """See `LeaseStore.record_gap`. Recording the same again is harmless."""
+        key = tenure.key
+        gap = Gap(tenure.shard, start, end, reason, self._clock())
+
+        def work(tx: Transaction) -> None:
+            row = self._held(tx, tenure)
+            rows = tx.connection.execute(statements.select_gaps_at(key, gap.shard, start))
+            known = [gap_from(found_row) for found_row in rows.mappings()]
+            write = found(gap, known, check_point=row.check_point, accepted=skip)
+            if write is None:
+                return tx.abandon(None)
+            if row.check_point not in (None, start):
+                raise gap_refused(tenure, start, row.check_point)
+            values = gap_values(write.gap)
+            if write.replaces is None:
+                values |= key_values(key) | {"shard_id": gap.shard}
+                tx.connection.execute(statements.insert_gap(values))
+            else:
+                before = write.replaces
+                tx.connection.execute(
+                    statements.update_gap(key, gap.shard, before.start, before.end, values)
+                )
+            self._journal(tx, key, [gap_note(write.gap, tenure)], str(tenure.holder))
+            if write.moves:
+                tx.connection.execute(statements.abandon_intents(key, tenure.shard))
+                self._write_current(tx, tenure, {"check_point": end})
+            return None
+
+        self._write("record_gap", work)
+
+    def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
+        """See `LeaseStore.acknowledge_gap`."""
+
+        def work(tx: Transaction) -> Changed | Stale:
+            self._group(tx, key)
+            self._lock_shard(tx, key, gap.shard)
+            rows = tx.connection.execute(statements.select_gaps_at(key, gap.shard, gap.start))
+            known = [gap_from(row) for row in rows.mappings()]
+            if not any(each.end == gap.end and not each.acknowledged for each in known):
+                return tx.abandon(Stale())
+            accepted = statements.update_gap(
+                key, gap.shard, gap.start, gap.end, {"acknowledged": True}
+            )
+            tx.connection.execute(accepted)
+            self._journal(tx, key, [acknowledgement(gap)], observer)
+            return Changed((gap.shard,))
+
+        mark = self._journalled_of_shard(key, gap.shard)
+        return self._write("acknowledge_gap", work, mark=mark)
+
+    def gaps(self, key: GroupKey) -> list[Gap]:
+        """See `LeaseStore.gaps`."""
+
+        def work(tx: Transaction) -> list[Gap]:
+            self._group(tx, key)
+            rows = tx.connection.execute(statements.select_gaps(key)).mappings()
+            return [gap_from(row) for row in rows]
+
+        return self._read("gaps", work)

@@ -1,0 +1,81 @@
+"""`leasehold gap`: records that were removed before they were consumed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lease_store.assignment_plan import rank_key
+from lease_store.store import Changed
+from orchestration.commands.groups import OBSERVER
+from orchestration.commands.options import GroupName, Home, Json
+from orchestration.commands.target import Target
+from orchestration.presentation import say, show_json, show_table
+
+app = typer.Typer(
+    help="List ranges that were removed unread, and accept their loss.", no_args_is_help=True
+)
+
+StreamArgument = Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream.")]
+
+
+@app.command("list")
+def list_(
+    stream: StreamArgument = None,
+    group: GroupName = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """List all gaps of a group: held or skipped, accepted or not."""
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    gaps = sorted(target.store.gaps(key), key=lambda gap: rank_key(gap.shard))
+    if as_json:
+        show_json(gaps)
+        return
+    if not gaps:
+        say(f"{key} has no gaps.")
+        return
+    show_table(
+        f"Gaps of {key}",
+        ("shard", "start", "end", "checkpoint", "accepted", "found", "reason"),
+        (
+            (
+                gap.shard,
+                gap.start,
+                gap.end,
+                "moved past it" if gap.skipped else "holds",
+                gap.acknowledged,
+                gap.at,
+                gap.reason,
+            )
+            for gap in gaps
+        ),
+        numeric=("start", "end"),
+    )
+
+
+@app.command()
+def ack(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
+    shard: Annotated[str, typer.Argument(help="The shard.")],
+    group: GroupName = None,
+    home: Home = None,
+) -> None:
+    """Accept the loss of a shard's gaps as they are now; one that the shard holds at is passed."""
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    wanted = target.shard(key, shard).shard
+    accepted = [
+        gap
+        for gap in target.store.gaps(key)
+        if gap.shard == wanted
+        and not gap.acknowledged
+        and isinstance(target.store.acknowledge_gap(key, gap, observer=OBSERVER), Changed)
+    ]
+    for gap in accepted:
+        said = "" if gap.skipped else "; the next run goes on behind it"
+        say(f"Accepted the loss of {gap.start} to {gap.end} of shard {wanted} of {key}{said}.")
+    if not accepted:
+        say(f"Shard {wanted} of {key} has no gap to accept.")

@@ -1,0 +1,56 @@
+"""A home whose stream was consumed without Dagster and Spark: real log, store and output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assets.consumption import Consumer
+from assets.consumption_report import ConsumptionReport
+from assets.shard_stream import ShardStream
+from lease_store import open_store
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import Group, Node
+from orchestration.settings import Settings
+from shard_sources.local_log import LocalLog
+from shard_sources.source import Limits
+from tests.unit.assets.consumption_world import ArrowSweeper, Beat
+
+NODE = NodeName("a")
+KEY = GroupKey.parse("default", "demo")
+
+
+class ConsumedHome:
+    """A home with a log of `shards` shards, all held by one node."""
+
+    def __init__(self, home: Path, *, shards: int = 2, records_max: int = 4) -> None:
+        self.settings = Settings(home=home)
+        self.log = LocalLog.create(self.settings.log_folder(KEY.stream), shards)
+        self.output = self.settings.output_folder(KEY.stream, KEY.group)
+        self.store = open_store(self.settings.store_url)
+        self.stream = ShardStream("demo", self.log, limits=Limits(records_max=records_max))
+        self.store.create_group(Group(KEY))
+        self.store.register(KEY, Node(NODE, 0, "a-1"), observer="test")
+        self.store.sync_shards(KEY, self.log.list_shards(), observer="test")
+        claims = {lease.shard: (NODE, lease.lease_id) for lease in self.store.snapshot(KEY).shards}
+        self.store.claim(KEY, claims, observer="test", reason="test")
+        self.sweeper = ArrowSweeper(self.log, self.output)
+
+    def append(self, records: int) -> None:
+        """Append to every shard `<shard>:<offset>`."""
+        for listing in self.log.list_shards():
+            begin = int(self.log.bounds([listing.shard])[listing.shard].end)
+            shard = listing.shard.encode()
+            self.log.append(listing.shard, [b"%s:%d" % (shard, begin + n) for n in range(records)])
+
+    def consume(self, run: str) -> dict[ShardId, ConsumptionReport]:
+        """One run over all shards."""
+        consumer = Consumer(
+            stream=self.stream,
+            store=self.store,
+            node=NODE,
+            run=run,
+            sweeper=self.sweeper,
+            heartbeat=Beat(),
+            clock=lambda: 0.0,
+        )
+        return consumer.consume([listing.shard for listing in self.log.list_shards()])

@@ -1,0 +1,85 @@
+"""`leasehold gap` and the group's policy, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from lease_store.identifiers import ShardId
+from orchestration.command_line import main
+from orchestration.settings import PREFIX
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
+    """Both shards consumed to 10; of shard 0, the records 10 to 15 were removed unread."""
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    home = ConsumedHome(tmp_path / "home")
+    home.append(10)
+    home.consume("run-1")
+    home.append(5)
+    home.log.retain("0", "15")
+    yield home
+    home.store.close()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(list(arguments)) == code
+    captured = capsys.readouterr()
+    return captured.err if code else captured.out
+
+
+def test_from_a_gap_to_its_acceptance(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no gaps" in said(capsys, "gap", "list", "demo")
+    error = home.consume("run-2")[ShardId("0")].error
+    assert "leasehold gap ack demo 0" in error
+    (gap,) = json.loads(said(capsys, "gap", "list", "demo", "--json"))
+    assert (gap["shard"], gap["start"], gap["end"]) == ("0", "10", "15")
+    assert (gap["acknowledged"], gap["skipped"]) == (False, False)
+    assert "holds" in said(capsys, "gap", "list")
+    assert "has no gap" in said(capsys, "gap", "ack", "demo", "1")
+    accepted = said(capsys, "gap", "ack", "demo", "0")
+    assert accepted == (
+        "Accepted the loss of 10 to 15 of shard 0 of demo/default; the next run goes on behind "
+        "it.\n"
+    )
+    assert home.consume("run-3")[ShardId("0")].error == ""
+    (gap,) = json.loads(said(capsys, "gap", "list", "demo", "--json"))
+    assert (gap["acknowledged"], gap["skipped"]) == (True, True)
+    assert "no violations" in said(capsys, "verify")
+    assert "accepted [10, 15)" in said(capsys, "journal", "--json")
+
+
+def test_the_policy_can_be_changed_at_any_time(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.consume("run-2")
+    said(capsys, "group", "update", "default", "--gap-policy", "begin")
+    assert json.loads(said(capsys, "group", "show", "default", "--json"))["gap_policy"] == "begin"
+    assert home.consume("run-3")[ShardId("0")].error == ""
+    assert home.store.snapshot(KEY).shards[0].check_point == "15"
+    assert "moved past it" in said(capsys, "gap", "list")
+
+
+def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    del home
+    for mistake in (
+        ("gap", "ack", "demo", "9"),
+        ("gap", "ack", "nothing", "0"),
+        ("gap", "list", "nothing"),
+        ("gap", "ack", "demo", "../0"),
+        ("group", "update", "default", "--gap-policy", "jump"),
+    ):
+        error = said(capsys, *mistake, code=2)
+        assert error.count("\n") == 1, error
