@@ -12,6 +12,7 @@ from lease_store.identifiers import ShardId
 from lease_store.records import Snapshot
 from lease_store.simulation.configuration import EventKind, FaultRates
 from lease_store.simulation.host import Host
+from lease_store.simulation.parts import TimeTravel
 from lease_store.simulation.schedule import Process
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Incidents:
         chance = world.schedule.chance
         if self._random:
             if world.calls % BACKUP_EVERY == 0 and world.rates.time_travel:
-                self._backup = world.store.backup()
+                self._backup = world.store.backup() if isinstance(world.store, TimeTravel) else None
             drawn = chance.random()
             for up_to, happen in self._random:
                 if drawn < up_to:
@@ -236,7 +237,7 @@ class Incidents:
 
     def _time_travel(self) -> None:
         """A failover to a store that had not got the last commits."""
-        if self._backup is not None:
+        if self._backup is not None and isinstance(self._world.store, TimeTravel):
             self._world.watch.check_history()
             self._world.store.restore(self._backup)
             self._world.watch.restored()

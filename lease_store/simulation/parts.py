@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, runtime_checkable
 
 from lease_store.heartbeat import Heartbeat
 from lease_store.memory_store import MemoryStore
 from lease_store.rebalancing import Rebalancer
 from lease_store.simulation.host import Run
 from lease_store.simulation.seam import StoreSeam
+from lease_store.store import LeaseStore
+
+
+@runtime_checkable
+class TimeTravel(Protocol):
+    """A store that can lose its last commits, like a failover to a replica that was behind."""
+
+    def backup(self) -> object:
+        """All rows as they are now."""
+        ...
+
+    def restore(self, backup: object) -> None:
+        """Go back to a backup."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +34,14 @@ class Parts:
 
     Attributes:
         consume: the consumer's loop, given a run to work for.
-        store: makes the store.
+        store: makes an empty store, given the time of day for its journal.
         rebalancer: what a code server ticks.
         heartbeat: what a run beats with.
         seam: a process's connection to the store.
     """
 
     consume: Callable[[Run], None]
-    store: type[MemoryStore] = MemoryStore
+    store: Callable[[Callable[[], datetime]], LeaseStore] = MemoryStore
     rebalancer: type[Rebalancer] = Rebalancer
     heartbeat: type[Heartbeat] = Heartbeat
     seam: type[StoreSeam] = StoreSeam

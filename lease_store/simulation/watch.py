@@ -61,7 +61,7 @@ class Watch:
         changed = False
         for lease in snapshot.shards:
             before = self._shards.get(lease.shard)
-            if before is lease:
+            if before is lease or before == lease:
                 continue
             self._shards[lease.shard] = lease
             changed = self._compare(verb, process, args, before, lease, snapshot) or changed
@@ -113,7 +113,7 @@ class Watch:
         changed = False
         for node in snapshot.nodes:
             before = self._nodes.get(node.name)
-            if before is node:
+            if before is node or before == node:
                 continue
             self._nodes[node.name] = node
             if before is not None and node.lease_id < before.lease_id:

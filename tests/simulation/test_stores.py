@@ -1,0 +1,105 @@
+"""The same seeded histories on the model and on databases: every outcome has to be equal.
+
+A simulation is decided by its seed and by what the store answers. If a database ever answers
+otherwise than the model, the two histories part, and their ends differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lease_store import open_store
+from lease_store.memory_store import MemoryStore
+from lease_store.simulation import Faults, Parts, SimulationConfig
+from lease_store.simulation.world import KEY, World
+from lease_store.store import LeaseStore
+from orchestration.simulated_consumption import consume
+
+if TYPE_CHECKING:
+    from tests.mariadb import MariaDB
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Make = Callable[[Callable[[], datetime]], LeaseStore]
+
+
+class Steadfast(MemoryStore):
+    """A model that loses no commits, as the databases here do not."""
+
+    backup = None  # pyright: ignore[reportAssignmentType]
+
+
+def history(make: Make, seed: int, steps: int) -> dict[str, Any]:
+    """What a store holds after a seed's simulation, and what that took."""
+    config = SimulationConfig(
+        nodes=2 + seed % 3,
+        shards=3 + seed % 6,
+        ordered=seed % 2 == 0,
+        faults=Faults.SWARM,
+        seed=seed,
+        steps=steps,
+    )
+    world = World(config, seed, Parts(consume, store=make))
+    world.run()
+    assert world.watch.violations == []
+    store = world.store
+    dateless = [replace(entry, at=EPOCH, sequence=0) for entry in store.journal(KEY)]
+    return {
+        "calls": world.calls,
+        "snapshot": store.snapshot(KEY),
+        "journal": dateless,
+        "batches": [replace(batch, committed_at=None) for batch in store.batches(KEY, state=None)],
+        "events": [replace(event, sequence=0) for event in store.pending_events(KEY, limit=10**6)],
+        "gaps": store.gaps(KEY),
+    }
+
+
+def assert_equal_histories(make: Make, seed: int, steps: int) -> None:
+    expected, found = history(Steadfast, seed, steps), history(make, seed, steps)
+    for journal in (expected["journal"], found["journal"]):
+        assert len(journal) > 10
+    for part, value in expected.items():
+        assert found[part] == value, f"seed {seed}: the {part} differ"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sqlite_answers_like_the_model(seed: int, tmp_path: Path) -> None:
+    opened: list[LeaseStore] = []
+
+    def make(clock: Callable[[], datetime]) -> LeaseStore:
+        opened.append(open_store(f"sqlite:///{tmp_path / 'leases.db'}", clock=clock))
+        return opened[-1]
+
+    try:
+        assert_equal_histories(make, seed, steps=250)
+    finally:
+        for store in opened:
+            store.close()
+
+
+_databases = count(1)
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("seed", range(4, 7))
+def test_mariadb_answers_like_the_model(seed: int, mariadb: MariaDB) -> None:
+    opened: list[LeaseStore] = []
+    database = f"simulated_{next(_databases)}"
+    url = mariadb.create_database(database)
+
+    def make(clock: Callable[[], datetime]) -> LeaseStore:
+        opened.append(open_store(url, upgrade=True, clock=clock))
+        return opened[-1]
+
+    try:
+        assert_equal_histories(make, seed, steps=250)
+    finally:
+        for store in opened:
+            store.close()
+        mariadb.drop_database(database)
