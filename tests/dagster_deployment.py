@@ -87,17 +87,26 @@ class DagsterDeployment:
 
     def stop_sensor(self, name: str) -> None:
         query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
-            ... on Sensor { sensorState { id selectorId } } } }"""
-        selector = {
-            "repositoryName": "__repository__",
-            "repositoryLocationName": "leasehold",
-            "sensorName": name,
-        }
-        state = self.graphql(query, s=selector)["sensorOrError"]["sensorState"]
+            ... on Sensor { sensorState { id } } } }"""
+        state = self.graphql(query, s=self._selector(name))["sensorOrError"]["sensorState"]
         done = self.graphql(
             "mutation ($id: String!) { stopSensor(id: $id) { __typename } }", id=state["id"]
         )
         assert done["stopSensor"]["__typename"] == "StopSensorMutationResult", done
+
+    def start_sensor(self, name: str) -> None:
+        query = """mutation ($s: SensorSelector!) {
+            startSensor(sensorSelector: $s) { __typename } }"""
+        done = self.graphql(query, s=self._selector(name))
+        assert done["startSensor"]["__typename"] == "Sensor", done
+
+    @staticmethod
+    def _selector(name: str) -> dict[str, str]:
+        return {
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "leasehold",
+            "sensorName": name,
+        }
 
 
 @contextmanager

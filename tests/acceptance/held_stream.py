@@ -1,4 +1,4 @@
-"""Definitions of a stream whose first batch stops in the middle of its Spark job.
+"""A stream whose first batch stops in the middle of its Spark job, and what became of it.
 
 A file named `hold` in the home makes every task that reads wait after its first rows. The task
 says so by making a file of its own, `held-<shard>`; it goes on when `hold` is gone.
@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assets.committed_output import iter_records
 from assets.shard_stream import ShardStream
-from orchestration.build import build_definitions
-from orchestration.settings import Settings, load_settings
+from lease_store.identifiers import GroupKey
+from lease_store.records import BatchState
+from lease_store.store import LeaseStore
+from orchestration.settings import Settings
 from shard_sources.local_log import LocalLog
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STREAM = "orders"
+KEY = GroupKey.parse("default", STREAM)
 HELD_MAX_S = 120.0
 
 
@@ -56,5 +60,19 @@ def stream_of(settings: Settings) -> ShardStream:
     )
 
 
-_settings = load_settings()
-defs = build_definitions([stream_of(_settings)], _settings)
+def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
+    """The values of committed output, shard by shard in its order."""
+    found: dict[str, list[bytes]] = {}
+    for batch in iter_records(store, KEY, output):
+        shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
+        for shard, value in zip(shards, values, strict=True):
+            found.setdefault(shard, []).append(value)
+    return found
+
+
+def intended(store: LeaseStore, home: Path) -> str | None:
+    """The run of a batch that is in the middle of its Spark job."""
+    for batch in store.batches(KEY, state=BatchState.INTENT):
+        if (home / f"held-{batch.shard}").exists():
+            return batch.run
+    return None

@@ -10,23 +10,20 @@ import dagster as dg
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from assets.committed_output import iter_records
 from assets.connect_server import TOKEN_FILE
 from assets.partitions import PROCESS_TAG
 from lease_store import open_store
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.records import BatchState
+from lease_store.identifiers import NodeName
 from lease_store.states import ShardState
 from lease_store.store import LeaseStore
 from lease_store.verification import verify
 from orchestration.instance import production_text
 from orchestration.settings import Settings
 from shard_sources.local_log import LocalLog
-from tests.acceptance.held_stream import STREAM
+from tests.acceptance.held_stream import KEY, STREAM, committed, intended
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
 from tests.mariadb import MariaDB
 
-KEY = GroupKey.parse("default", STREAM)
 SHARDS, RECORDS = 4, 500
 CONSUMED_S, IDLE_S = 180.0, 90.0
 FINISHED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
@@ -43,26 +40,8 @@ def expected(shard: str) -> list[bytes]:
     return [f"{shard}-{number}".encode() for number in range(RECORDS)]
 
 
-def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
-    """The values of committed output, shard by shard in its order."""
-    found: dict[str, list[bytes]] = {}
-    for batch in iter_records(store, KEY, output):
-        shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
-        for shard, value in zip(shards, values, strict=True):
-            found.setdefault(shard, []).append(value)
-    return found
-
-
 def checkpoints(store: LeaseStore) -> dict[str, str | None]:
     return {row.shard: row.check_point for row in store.snapshot(KEY).shards}
-
-
-def intended(store: LeaseStore, home: Path) -> str | None:
-    """The run of a batch that is in the middle of its Spark job."""
-    for batch in store.batches(KEY, state=BatchState.INTENT):
-        if (home / f"held-{batch.shard}").exists():
-            return batch.run
-    return None
 
 
 def process_of(instance: DagsterInstance, run_id: str) -> int:
@@ -104,7 +83,7 @@ def test_a_run_killed_in_the_middle_of_a_batch_leaves_each_record_once(
     (home / "hold").touch()
     started = dagster_deployment(
         settings,
-        module="tests.acceptance.held_stream",
+        module="tests.acceptance.held_definitions",
         dagster_yaml=production_text(),
         environment=dagster_database | {"LEASEHOLD_DATABASE_URL": mariadb_url},
     )
@@ -201,7 +180,7 @@ def test_what_a_run_committed_before_it_was_killed_is_reported_by_the_outbox(
     store = open_store(mariadb_url, upgrade=True)
     started = dagster_deployment(
         settings,
-        module="tests.acceptance.held_stream",
+        module="tests.acceptance.held_definitions",
         dagster_yaml=production_text(),
         environment=dagster_database
         | {"LEASEHOLD_DATABASE_URL": mariadb_url, "LEASEHOLD_FAILPOINT": "after_commit"},
