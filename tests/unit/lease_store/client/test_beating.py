@@ -1,0 +1,79 @@
+"""The thread that beats for a client: how often, and what it does about failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from lease_store.client.beating import BackgroundBeats
+from lease_store.errors import NodeNameTaken, StoreUnavailable
+
+DEADLINE_S = 20.0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+def test_a_store_that_is_away_is_asked_again_and_the_beating_goes_on():
+    calls: list[float] = []
+
+    def beat() -> None:
+        calls.append(time.monotonic())
+        if len(calls) % 2:
+            raise StoreUnavailable("away")
+
+    beats = BackgroundBeats(beat, lambda: 0.02, "test")
+    beats.start()
+    wait_until(lambda: len(calls) >= 6)
+    assert beats.problem is None
+    beats.stop()
+    ended = len(calls)
+    threading.Event().wait(0.1)
+    assert len(calls) == ended
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_beating():
+    calls: list[int] = []
+
+    def beat() -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    beats = BackgroundBeats(beat, lambda: 0.02, "test")
+    beats.start()
+    wait_until(lambda: len(calls) >= 3)
+    beats.stop()
+
+
+def test_a_mistake_is_kept_for_the_client_until_a_beat_succeeds():
+    taken = threading.Event()
+    taken.set()
+
+    def beat() -> None:
+        if taken.is_set():
+            raise NodeNameTaken("taken")
+
+    beats = BackgroundBeats(beat, lambda: 0.02, "test")
+    beats.start()
+    wait_until(lambda: isinstance(beats.problem, NodeNameTaken))
+    taken.clear()
+    wait_until(lambda: beats.problem is None)
+    beats.stop()
+
+
+def test_it_may_be_stopped_before_it_started_and_from_its_own_beat():
+    BackgroundBeats(lambda: None, lambda: 1.0, "test").stop()
+    stopped = threading.Event()
+
+    def beat() -> None:
+        beats.stop()
+        stopped.set()
+
+    beats = BackgroundBeats(beat, lambda: 0.02, "test")
+    beats.start()
+    assert stopped.wait(DEADLINE_S)
