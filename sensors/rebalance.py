@@ -1,5 +1,7 @@
 """The sensor that rebalances a stream's group for the served nodes and launches their runs."""
 
+from threading import Lock
+
 import dagster as dg
 
 from assets.deployment import Deployment
@@ -26,6 +28,7 @@ def build_rebalance_sensor(
     """
     name = f"{definition_name(stream)}_rebalance"
     kept: list[RebalanceMemory] = []
+    busy = Lock()
 
     def memory(instance: dg.DagsterInstance) -> RebalanceMemory:
         if not kept:
@@ -45,6 +48,10 @@ def build_rebalance_sensor(
     )
     def rebalance(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         remembered = context.cursor or ""
+        # The daemon gives a tick up after 60 s and starts the next, while the first goes on here.
+        if not busy.acquire(blocking=False):
+            said = "The tick before is still at work: see what its store or source waits for."
+            return dg.SensorResult(skip_reason=said, cursor=remembered)
         try:
             known = memory(context.instance)
             report = known.tick(remembered)
@@ -53,6 +60,8 @@ def build_rebalance_sensor(
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
+        finally:
+            busy.release()
         said = "; ".join((report.explanation, *found.notes))
         context.log.info(said)
         requests = [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from threading import Event, Thread
 
 import dagster as dg
 import pytest
@@ -390,3 +391,29 @@ def test_a_second_deployment_with_the_same_node_name_leaves_the_first_ones_runs_
             assert "Another live process answers to node 'a'" in said(result)
             assert not result.run_requests
     assert one.store.review([opened.tenure])[ShardId("0")].current
+
+
+def test_a_tick_beside_one_that_hangs_does_nothing_and_says_so(instance, monkeypatch):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    reached, go_on = Event(), Event()
+    pulse = scene.store.pulse
+
+    def hang(key):
+        reached.set()
+        assert go_on.wait(30)
+        return pulse(key)
+
+    monkeypatch.setattr(scene.store, "pulse", hang)
+    hanging = Thread(target=scene.tick)
+    hanging.start()
+    try:
+        assert reached.wait(30)
+        before = scene.store.statements.total()
+        assert "still at work" in said(scene.tick())
+        assert scene.store.statements.total() == before
+    finally:
+        go_on.set()
+        hanging.join(30)
+    monkeypatch.undo()
+    assert "nothing to change" in said(scene.tick())
