@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from lease_store.assignment_modes import modulo_applies, plan_modulo, plan_pinned
 from lease_store.assignment_plan import (
@@ -22,9 +21,11 @@ from lease_store.assignment_plan import (
     Unassigned,
     rank_key,
 )
+from lease_store.holdings import Holdings, holdings_of
 from lease_store.identifiers import NodeName
 from lease_store.records import AssignmentMode, Node, ShardLease, Snapshot
 from lease_store.states import ShardState, may_start
+from lease_store.weighted_plan import plan_weighted, weighed
 
 
 def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> Plan:
@@ -111,51 +112,14 @@ def moves_lower_bound(held: Mapping[NodeName, int], shards: int, cap: int | None
     return assignable - kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Holdings:
-    """The shards that count, sorted by what planning may do with them.
-
-    Attributes:
-        kept: per taker, the shards that are its own now.
-        returning: shards in transfer to a node that takes none: they go back to their holder.
-        free: nobody's; to be claimed.
-        homeless: held by a live node that takes no runs; to be transferred away.
-    """
-
-    kept: dict[NodeName, list[ShardLease]]
-    returning: list[ShardLease]
-    free: list[ShardLease]
-    homeless: list[ShardLease]
-
-
-def _holdings(
-    shards: Sequence[ShardLease], takers: Sequence[NodeName], live: Collection[NodeName]
-) -> _Holdings:
-    holdings = _Holdings({node: [] for node in takers}, [], [], [])
-    for lease in sorted(shards, key=lambda lease: rank_key(lease.shard)):
-        owner, holder = lease.lease_owner, lease.consumer_owner
-        in_transfer = lease.state is ShardState.TRANSFER
-        if not lease.state.held or owner is None or holder not in live:
-            holdings.free.append(lease)
-        elif owner in holdings.kept:
-            holdings.kept[owner].append(lease)
-        elif in_transfer and holder is not None and holder in holdings.kept:
-            holdings.returning.append(lease)
-            holdings.kept[holder].append(lease)
-        elif owner in live:
-            holdings.homeless.append(lease)
-        else:
-            holdings.free.append(lease)
-    return holdings
-
-
 def _plan_balanced(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Plan:
     """Floor or ceil of the average for every taker, with the fewest moves.
 
     `wait` and `over` shards do not count, nor do those that the source does not let anyone
-    subscribe to: they stay with whom they are.
+    subscribe to: they stay with whom they are. Where shards weigh differently, their load is
+    levelled instead; equal weights are the same as none.
     """
     group = snapshot.group
     counted = [lease for lease in snapshot.shards if lease.state.consumable and lease.subscribable]
@@ -168,7 +132,10 @@ def _plan_balanced(
             ),
             summary=f"{len(counted)} shards can be consumed, but no live node takes runs",
         )
-    holdings = _holdings(counted, takers, live)
+    holdings = holdings_of(counted, takers, live)
+    weights = weighed(snapshot, counted)
+    if len(set(weights.values())) > 1:
+        return plan_weighted(group, holdings, weights)
     held = {node: len(leases) for node, leases in holdings.kept.items()}
     quotas = balanced_quotas(held, len(counted), group.node_cap)
     surplus = _surplus(holdings, quotas)
@@ -179,24 +146,24 @@ def _plan_balanced(
         moves.place(lease, None)
     for lease in holdings.homeless:
         moves.place(lease, lease.lease_owner)
+    returning = {lease.shard for lease in holdings.returning}
     for node, lease in surplus:
-        moves.place(lease, node, given_back=lease in holdings.returning)
+        moves.place(lease, node, given_back=lease.shard in returning)
     proof = _proof(holdings, held, quotas, moves)
-    returned = len(holdings.returning)
     return Plan(
         generation=group.generation,
         actions=tuple(moves.actions),
         unassigned=tuple(moves.unassigned),
         counts=tuple(sorted(moves.counts.items(), key=lambda item: rank_key(item[0]))),
         moves=moves.moves,
-        moves_minimum=moves_lower_bound(held, len(counted), group.node_cap) + returned,
+        moves_minimum=moves_lower_bound(held, len(counted), group.node_cap) + len(returning),
         summary=_summary(len(counted), quotas),
         proof=proof,
     )
 
 
 def _surplus(
-    holdings: _Holdings, quotas: Mapping[NodeName, int]
+    holdings: Holdings, quotas: Mapping[NodeName, int]
 ) -> list[tuple[NodeName, ShardLease]]:
     """The shards that nodes have beyond their quotas, those that cost least to move first.
 
@@ -328,7 +295,7 @@ def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
 
 
 def _proof(
-    holdings: _Holdings,
+    holdings: Holdings,
     held: Mapping[NodeName, int],
     quotas: Mapping[NodeName, int],
     moves: _Moves,

@@ -83,6 +83,7 @@ class Rebalancer:
         self._decisions: list[str] = []
         self._refusals: list[Refusal] = []
         self._statements: Counter[str] = Counter()
+        self._next_beat_at = 0.0
 
     @property
     def incarnations(self) -> Mapping[NodeName, str]:
@@ -104,6 +105,7 @@ class Rebalancer:
             UnknownGroup: there is no such group.
         """
         self._decisions, self._refusals, self._statements = [], [], Counter()
+        self._next_beat_at = self._clock() + self._timing.beat_s
         observations = self._recall(remembered)
         self._count("pulse")
         pulse = self._store.pulse(self._key)
@@ -278,10 +280,23 @@ class Rebalancer:
         while True:
             snapshot = self._read(generation)
             decided, lost = self._decide(snapshot)
-            if rounds == ROUNDS_MAX or not self._carry_out(snapshot, decided, lost):
+            # However slow the store is, each tick does something.
+            if rounds == ROUNDS_MAX or (rounds and self._late):
+                return rounds, decided
+            if not self._carry_out(snapshot, decided, lost):
                 return rounds, decided
             rounds += 1
             generation = None
+
+    @property
+    def _late(self) -> bool:
+        """Whether the served nodes' next beat is due: then the rest can wait, and it cannot.
+
+        1. A node joins a group of thousands of shards, each of which takes a write to move.
+        2. The writes take longer than T, in one tick.
+        3. Without this, the node would be evicted in the middle of taking its share.
+        """
+        return self._clock() >= self._next_beat_at
 
     def _read(self, generation: int | None) -> Snapshot:
         """The group as it is at `generation`, from memory where nothing has changed since."""
@@ -329,6 +344,9 @@ class Rebalancer:
             asked = self._claim([action for action in own if isinstance(action, Claim)], decided)
             moves = [action for action in own if not isinstance(action, Claim)]
             for place, action in enumerate(moves):
+                if place and self._late:
+                    self._decisions.append(f"{len(moves) - place} moves are left to the next tick")
+                    return True
                 asked = True
                 said = self._move(action)
                 if place < SHOWN_SHARDS_MAX:
@@ -387,7 +405,7 @@ class Rebalancer:
                 continue
             waited_s = self._observations.transfer_s(lease.shard)
             limit_s = handoff_deadline_s(snapshot.group, lease)
-            if waited_s <= limit_s:
+            if waited_s <= limit_s or (asked and self._late):
                 continue
             asked = True
             reason = (

@@ -471,3 +471,23 @@ def test_stale_outcomes_are_planned_again() -> None:
     assert "came too late" in report.explanation
     assert scene.counts() == [2, 2]
     assert report.rounds == 2
+
+
+def test_moves_that_take_too_long_are_left_to_the_next_tick() -> None:
+    """A node that gains hundreds of shards from a slow store goes on beating meanwhile."""
+    scene = Scene(shards=100)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    original = scene.store.begin_transfer
+
+    def slow(*args, **kwargs):
+        scene.now += 1.0
+        return original(*args, **kwargs)
+
+    scene.store.begin_transfer = slow
+    (_, report) = scene.tick(a, b)
+    assert "44 moves are left to the next tick" in report.explanation
+    assert scene.counts() == [6, 94]
+    scene.tick(a, b, times=9)
+    assert scene.counts() == [50, 50]
+    assert not [entry for entry in scene.store.journal(KEY) if entry.kind == "evict"]
