@@ -28,6 +28,7 @@ from orchestration.commands import (
     shards,
 )
 from orchestration.presentation import say, show_json
+from orchestration.simulate import simulate
 
 EXIT_MISTAKE = 2
 EXIT_UNEXPECTED = 3
@@ -55,6 +56,7 @@ for command in (
     inspection.verify,
     records.cat,
     records.load,
+    simulate,
 ):
     app.command()(command)
 

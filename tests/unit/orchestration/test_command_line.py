@@ -135,7 +135,7 @@ def test_help_names_every_command(run) -> None:
     assert outcome.code == 0
     for command in (
         *("demo", "ui", "db", "group", "checkpoint", "status", "plan", "journal", "verify"),
-        *("cat", "load", "shard", "version"),
+        *("cat", "load", "shard", "gap", "simulate", "version"),
     ):
         assert re.search(rf"^  {command} ", outcome.out, re.MULTILINE), command
 
@@ -192,6 +192,16 @@ def test_shards_are_split_and_merged(run, log: LocalLog) -> None:
     listed = {shard["shard"]: shard for shard in run("shard", "list", "--json").json}
     assert listed["0"]["read_only"] is True
     assert listed["6"]["parents"] == ["2", "3"]
+
+
+def test_simulate_reports_the_agreed_figures(run) -> None:
+    report = run("simulate", "--steps", 300, "--seed", 1, "--json").json
+    assert set(report) >= {
+        *("rounds", "moves", "moves_minimum", "spread", "counts", "takeover_s", "statements"),
+        "violations",
+    }
+    assert report["violations"] == []
+    assert "no violations." in run("simulate", "--steps", 300).out
 
 
 def test_status_shows_owner_checkpoint_and_lag(
@@ -335,6 +345,8 @@ def test_a_checkpoint_is_set_by_force_alone(run, store: LeaseStore, log: LocalLo
         ("demo --input missing.log", "missing.log cannot be read"),
         ("demo", "no demo made it"),
         ("journal --limit 0", "--limit"),
+        ("simulate --event explode@3", "explode"),
+        ("simulate --nodes many", "--nodes"),
     ],
 )
 def test_each_mistake_is_one_sentence_and_changes_nothing(
