@@ -259,15 +259,21 @@ class GroupMember:
         """The checkpoint of an open shard that the store is known to have."""
         return self._shards.persisted(shard)
 
-    def record_gap(self, shard: ShardId, *, start: str, end: str, reason: str) -> None:
-        """Record that `[start, end)` of an open shard will not be read.
+    def record_gap(
+        self, shard: ShardId, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """Record that `[start, end)` of an open shard cannot be read, and with `skip` pass it.
 
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
             CheckpointRefused: the gap does not begin at the checkpoint.
         """
         self._end_if_untrusted()
-        self._shards.record_gap(shard, start=start, end=end, reason=reason)
+        self._shards.record_gap(shard, start=start, end=end, reason=reason, skip=skip)
+
+    def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
+        """The end of the gap at `start` whose loss somebody has accepted; None where nobody has."""
+        return self._shards.accepted_end(shard, start)
 
     def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
         """Publish how long the hand-over of an open shard will take, in seconds.

@@ -192,8 +192,10 @@ class HeldShards:
             reason=f"read by {self._node}, a client that keeps no ledger",
         )
 
-    def record_gap(self, shard: ShardId, *, start: str, end: str, reason: str) -> None:
-        """Record that `[start, end)` will not be read, and continue at `end`.
+    def record_gap(
+        self, shard: ShardId, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """Record that `[start, end)` cannot be read, and with `skip` continue at `end`.
 
         Raises:
             LeaseLost: the tenure is over (told once).
@@ -206,9 +208,19 @@ class HeldShards:
             self._fenced_write(
                 shard,
                 held,
-                lambda: self._store.record_gap(held.tenure, start=start, end=end, reason=reason),
+                lambda: self._store.record_gap(
+                    held.tenure, start=start, end=end, reason=reason, skip=skip
+                ),
             )
-            held.persisted = end
+            if skip:
+                held.persisted = end
+
+    def accepted_end(self, shard: ShardId, start: str) -> str | None:
+        """The end of the gap at `start` whose loss somebody has accepted; None where nobody has."""
+        for gap in self._store.gaps(self._key):
+            if (gap.shard, gap.start) == (shard, start) and gap.acknowledged:
+                return gap.end
+        return None
 
     def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
         """Publish how long the shard's hand-over will take.

@@ -17,11 +17,12 @@ from lease_store.client.beating import BackgroundBeats
 from lease_store.client.connections import Connection, Offsets, PulledBatch
 from lease_store.client.feed import Fetched, ShardFeed
 from lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
-from lease_store.client.starting import clamped_cursor, starting_cursor
+from lease_store.client.starting import cursor_after_gap, starting_cursor
 from lease_store.errors import (
     BatchUnconfirmed,
     ConfirmedTooLate,
     CursorExpired,
+    GapHeld,
     LeaseholdError,
     LeaseLost,
     ShardNotOpen,
@@ -223,6 +224,7 @@ class PullClient:
             BatchUnconfirmed: the shard's last batch still waits for its confirmation.
             LeaseLost: the shard was lost (told once).
             ShardNotOpen: it is not connected, or was handed over.
+            GapHeld: records were removed before they were read, and the group holds at gaps.
             SourceUnavailable: the log does not answer.
         """
         self._raise_problem()
@@ -233,14 +235,21 @@ class PullClient:
             shards = list(self._connections)
             turn = self._turns % max(len(shards), 1)
             self._turns += 1
+        held_back: GapHeld | None = None
         for candidate in shards[turn:] + shards[:turn]:
             with self._lock:
                 connection = self._connections.get(candidate)
                 if connection is None or self._busy(connection):
                     continue
-            batch = self._poll(candidate, records_max)
+            try:
+                batch = self._poll(candidate, records_max)
+            except GapHeld as error:
+                held_back = error  # A shard that holds does not hold up the others.
+                continue
             if batch is not None:
                 return batch
+        if held_back is not None:
+            raise held_back
         return None
 
     def confirm(
@@ -353,7 +362,7 @@ class PullClient:
             return self._feed.fetch(shard, start, records_max=records_max)
         except CursorExpired:
             with self._lock, self._dropping_lost(shard):
-                start = clamped_cursor(self._member, self._feed, shard, start)
+                start = cursor_after_gap(self._member, self._feed, shard, start)
                 if shard in self._connections:
                     self._connections[shard].confirmed = start
             return self._feed.fetch(shard, start, records_max=records_max)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from lease_store.client.feed import Fetched, Record, ShardFeed
 from lease_store.client.group_member import GroupMember
-from lease_store.client.starting import clamped_cursor, starting_cursor
+from lease_store.client.starting import cursor_after_gap, starting_cursor
 from lease_store.consumer_states import ConsumerState, ShardConsumer
 from lease_store.errors import (
     CursorExpired,
@@ -183,7 +183,7 @@ class ShardWorker:
             if self._position == self._done:
                 if isinstance(error, CursorInvalid):
                     raise
-                self._done = clamped_cursor(self._member, self._feed, self._shard, self._done)
+                self._done = cursor_after_gap(self._member, self._feed, self._shard, self._done)
             else:
                 # Everything up to `done` is done: only its repetition is not to be had.
                 _LOG.warning("Shard %s cannot go back: %s", self._shard, error)

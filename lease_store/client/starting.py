@@ -1,13 +1,15 @@
-"""Where reading of a shard begins once it is open."""
+"""Where reading of a shard begins once it is open, and where it goes on after a gap."""
 
 from __future__ import annotations
 
 from lease_store.client.feed import ShardFeed
 from lease_store.client.group_member import GroupMember
+from lease_store.errors import CursorExpired, GapHeld, shown
 from lease_store.identifiers import ShardId
+from lease_store.records import GapPolicy
 from lease_store.store import Opened
 
-AT_BEGIN = "begin"
+BEGIN, END = "begin", "end"
 
 
 def starting_cursor(
@@ -17,37 +19,53 @@ def starting_cursor(
     opened: Opened,
     bootstrap: str | None = None,
 ) -> str:
-    """The stored checkpoint; else `bootstrap`; else the group's initial position.
+    """`bootstrap`; else the stored checkpoint; else the group's initial position.
 
     Children of a split or merge always start at their beginning: what a time or `end` would skip
-    was never read under their parents either. A cursor outside what the shard holds is clamped,
-    and recorded as a gap.
+    was never read under their parents either. A bootstrap cursor outside what the shard holds is
+    clamped, and the difference recorded as a gap.
 
     Raises:
-        CursorInvalid: the cursor is none of this shard.
+        CursorInvalid: `bootstrap` is no cursor of this shard.
         LeaseLost: the tenure ended meanwhile.
     """
-    cursor = opened.check_point if opened.check_point is not None else bootstrap
-    if cursor is None:
-        lease = member.lease(shard)
-        child = lease is not None and bool(lease.parents)
-        return feed.cursor_at(shard, AT_BEGIN if child else member.group.initial_position)
-    return clamped_cursor(member, feed, shard, cursor)
+    if bootstrap is not None:
+        readable = feed.clamp(shard, bootstrap)
+        if readable != bootstrap:
+            reason = f"the log has no record at {bootstrap}: reading begins at {readable}"
+            member.record_gap(shard, start=bootstrap, end=readable, reason=reason)
+        return readable
+    if opened.check_point is not None:
+        return opened.check_point
+    lease = member.lease(shard)
+    child = lease is not None and bool(lease.parents)
+    return feed.cursor_at(shard, BEGIN if child else member.group.initial_position)
 
 
-def clamped_cursor(member: GroupMember, feed: ShardFeed, shard: ShardId, cursor: str) -> str:
-    """`cursor`, or the nearest that can be read, with what lies between recorded as a gap.
+def cursor_after_gap(member: GroupMember, feed: ShardFeed, shard: ShardId, cursor: str) -> str:
+    """Where reading goes on when retention has removed the record at `cursor`.
+
+    The group's policy decides, as it does for runs; the gap is recorded in any case.
 
     Raises:
-        CursorInvalid: the cursor is none of this shard.
+        GapHeld: the group holds at gaps, and nobody has accepted this one yet.
+        CursorExpired: the log contradicts itself: it begins at what it calls removed.
         LeaseLost: the tenure ended meanwhile.
     """
-    readable = feed.clamp(shard, cursor)
-    if readable != cursor:
-        member.record_gap(
-            shard,
-            start=cursor,
-            end=readable,
-            reason=f"the log has no record at {cursor}: reading goes on at {readable}",
-        )
-    return readable
+    policy = member.group.gap_policy
+    target = feed.cursor_at(shard, END if policy is GapPolicy.END else BEGIN)
+    reason = f"the log has no record at {cursor} any more"
+    if target == cursor:
+        raise CursorExpired(f"Shard {shard} begins at {shown(cursor)}, but cannot be read there.")
+    if policy is GapPolicy.HOLD:
+        accepted = member.accepted_gap_end(shard, cursor)
+        if accepted is None:
+            member.record_gap(shard, start=cursor, end=target, reason=reason, skip=False)
+            raise GapHeld(
+                f"The records from {cursor} to {target} of shard {shard} of {member.group.key} "
+                "were removed before they were read, and the group holds at gaps: accept the loss "
+                f"with `leasehold gap ack {member.group.key.stream} {shard}`, or restore the log."
+            )
+        target = accepted
+    member.record_gap(shard, start=cursor, end=target, reason=reason)
+    return target

@@ -18,7 +18,7 @@ from lease_store import open_store
 from lease_store.client import GroupMember, ProcessorWorker, PullClient, Record
 from lease_store.errors import LeaseholdError, LeaseLost, ShardNotOpen
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Group
+from lease_store.records import GapPolicy, Group
 from lease_store.store import LeaseStore, Opened
 from lease_store.verification import verify
 from shard_sources.local_log import LocalLog
@@ -51,8 +51,10 @@ def new_log(folder: Path, shards: int) -> LocalLog:
     return log
 
 
-def create_group(store: LeaseStore, log: LocalLog, timeout_s: float) -> None:
-    store.create_group(Group(KEY, timeout_s=timeout_s))
+def create_group(
+    store: LeaseStore, log: LocalLog, timeout_s: float, policy: GapPolicy = GapPolicy.HOLD
+) -> None:
+    store.create_group(Group(KEY, timeout_s=timeout_s, gap_policy=policy))
     store.sync_shards(KEY, log.list_shards(), observer="test")
 
 
@@ -232,7 +234,7 @@ def test_retention_under_a_client_becomes_a_gap(store: LeaseStore, tmp_path: Pat
     log = LocalLog.create(tmp_path / "log", 1, segment_bytes_max=1)
     for number in range(6):
         log.append("0", [f"{number}".encode()])
-    create_group(store, log, timeout_s=30.0)
+    create_group(store, log, timeout_s=30.0, policy=GapPolicy.BEGIN)
     client = PullClient(
         store, KEY, SourceFeed(log), name=NodeName("a"), incarnation="a-1", background=False
     )

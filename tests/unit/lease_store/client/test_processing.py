@@ -271,6 +271,26 @@ def test_a_worker_that_slept_too_long_saves_nothing_of_what_it_did_meanwhile(fle
     assert processing is not None
 
 
+def test_a_worker_waits_at_a_gap_and_passes_it_once_it_is_accepted(fleet: Fleet):
+    worker = fleet.worker("a")
+    worker.step()
+    worker.step()
+    fleet.feed.begins[S0] = 7
+    worker.step()
+    fleet.drain(worker)
+    assert fleet.recorders[S0].calls[-1] == ("process", "0", "4")
+    (gap,) = fleet.store.gaps(KEY)
+    assert (gap.start, gap.end, gap.skipped) == ("4", "7", False)
+    fleet.store.acknowledge_gap(KEY, gap, observer="operator")
+    fleet.clock.pass_s(1)
+    worker.step()
+    fleet.drain(worker)
+    assert fleet.recorders[S0].calls[-1] == ("process", "7", "10")
+    worker.shutdown()
+    assert checkpoint(fleet.store) == "10"
+    assert verify(fleet.store, KEY) == []
+
+
 def test_a_finished_shard_is_shut_down_before_it_is_over(fleet: Fleet):
     fleet.feed.read_only.add(S0)
     worker = fleet.worker("a")

@@ -13,6 +13,7 @@ from lease_store.errors import (
     BatchUnconfirmed,
     ConfirmedTooLate,
     CursorInvalid,
+    GapHeld,
     LeaseLost,
     ModuloIdTaken,
     ShardNotOpen,
@@ -22,7 +23,7 @@ from lease_store.errors import (
 )
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode, Group, ShardListing
+from lease_store.records import AssignmentMode, GapPolicy, Group, ShardListing
 from lease_store.states import ShardState
 from tests.unit.lease_store.client.world import (
     BEAT_S,
@@ -303,14 +304,46 @@ def test_a_cursor_outside_the_shard_is_clamped_and_recorded_as_a_gap(
     assert polled(client).records[0].value == b"0:5"
 
 
-def test_records_removed_while_connected_become_a_gap(clock: VirtualClock, feed: ListFeed):
-    store = memory_store(["0"])
+@pytest.mark.parametrize(
+    ("policy", "value", "end"), [(GapPolicy.BEGIN, b"0:6", "6"), (GapPolicy.END, b"late", "10")]
+)
+def test_records_removed_while_connected_become_a_gap(
+    clock: VirtualClock, feed: ListFeed, policy: GapPolicy, value: bytes, end: str
+):
+    store = memory_store(["0"], gap_policy=policy)
     client = started(store, clock, feed, "a")
     client.connect(S0)
     client.confirm(polled(client))
     feed.begins[S0] = 6
+    if policy is GapPolicy.END:
+        assert client.poll(S0) is None
+    feed.append("0", b"late")
+    assert polled(client).records[0].value == value
+    assert [(gap.start, gap.end) for gap in store.gaps(KEY)] == [("4", end)]
+    assert checkpoint(store) == end
+
+
+def test_a_group_that_holds_at_gaps_goes_on_once_the_loss_is_accepted(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"])
+    client = started(store, clock, feed, "a")
+    for shard in client.partitions():
+        client.connect(shard)
+    client.confirm(polled(client))
+    feed.begins[S0] = 6
+    for _ in range(2):
+        with pytest.raises(GapHeld, match="from 4 to 6 of shard 0"):
+            client.poll(S0)
+    other = client.poll()
+    assert other is not None
+    assert other.shard == S1, "the shard that holds does not hold up the others"
+    with pytest.raises(GapHeld):
+        client.poll()
+    assert checkpoint(store) == "4"
+    (gap,) = store.gaps(KEY)
+    store.acknowledge_gap(KEY, gap, observer="operator")
     assert polled(client).records[0].value == b"0:6"
-    assert [(gap.start, gap.end) for gap in store.gaps(KEY)] == [("4", "6")]
     assert checkpoint(store) == "6"
 
 
