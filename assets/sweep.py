@@ -34,9 +34,11 @@ from shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
 
 ATTEMPTS_FOLDER = "attempts"
 WATCH_S = 0.25
+REGISTER_ATTEMPTS = 10
 SAME_FAILURE_MAX = 4
 """So many shards that fail alone with one sentence, and none that succeeds: so will the rest."""
 
@@ -206,9 +208,28 @@ def _register(spark: SparkSession) -> None:
     from assets.shard_data_source import ShardDataSource
 
     if spark not in _registered:
-        spark.dataSource.register(ShardDataSource)
-        spark.dataSource.register(ShardFilesSink)
+        _register_one(spark, ShardDataSource)
+        _register_one(spark, ShardFilesSink)
         _registered.add(spark)
+
+
+def _register_one(spark: SparkSession, source: type[DataSource]) -> None:
+    """Register a data source under its name, replacing an earlier one.
+
+    Runs share a session, and in a new one these two can meet:
+    1. Run A and run B register at the same moment.
+    2. A's registration counts; B is refused as if the name could not be replaced.
+    3. B tries again and replaces A's, which is the same.
+    """
+    from pyspark.errors import AnalysisException
+
+    for attempts_left in reversed(range(REGISTER_ATTEMPTS)):
+        try:
+            spark.dataSource.register(source)
+            return
+        except AnalysisException as error:
+            if "DATA_SOURCE_ALREADY_EXISTS" not in str(error) or not attempts_left:
+                raise
 
 
 def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:

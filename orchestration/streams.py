@@ -9,7 +9,11 @@ from shard_sources.source import Limits
 
 
 def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream:
-    """One stream of the settings; its local log need not exist yet."""
+    """One stream of the settings.
+
+    A local log that does not exist yet is no error here: the shard list sensor says so at every
+    tick until it does, and the other streams go on.
+    """
     from shard_sources.local_log import LocalLog
 
     return ShardStream(
