@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException  # noqa: TID253
 
 from assets.sweep import REGISTER_ATTEMPTS, _register_one
 

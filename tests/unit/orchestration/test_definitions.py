@@ -8,8 +8,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.definitions import stream_of
 from orchestration.settings import Settings, StreamSettings
+from orchestration.streams import declared_stream
 from sensors.shard_list import build_shard_list_sensor
 from tests.unit.sensors.streams import memory_deployment
 
@@ -31,14 +31,14 @@ def test_settings_become_a_stream_with_their_limits(tmp_path):
     declared = StreamSettings(
         name="orders", batch_records_max=10, batch_bytes_max=20, shards_per_run=3, run_budget_s=4
     )
-    stream = stream_of(declared, Settings(home=tmp_path))
+    stream = declared_stream(declared, Settings(home=tmp_path))
     assert (stream.limits.records_max, stream.limits.bytes_max) == (10, 20)
     assert (stream.shards_per_run, stream.run_budget_s) == (3, 4)
     assert stream.source.spark_options()["root"] == str(tmp_path / "logs" / "orders")
 
 
 def test_a_log_that_does_not_exist_yet_is_said_by_the_sensor_and_loads_all_the_same(tmp_path):
-    stream = stream_of(StreamSettings(name="orders"), Settings(home=tmp_path))
+    stream = declared_stream(StreamSettings(name="orders"), Settings(home=tmp_path))
     deployment, _ = memory_deployment()
     sensor = build_shard_list_sensor(stream, deployment)
     with (
