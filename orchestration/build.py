@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import dagster as dg
@@ -38,14 +39,17 @@ def build_definitions(
     jobs: list[dg.JobDefinition] = []
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
-    for stream in streams:
-        assets.append(build_shard_asset(stream, deployment))
-        job = build_consume_job(stream, deployment)
-        jobs.append(job)
-        sensors.append(build_shard_list_sensor(stream, deployment))
-        sensors.append(build_rebalance_sensor(stream, deployment, job))
-        sensors.append(build_outbox_sensor(stream, deployment))
-        schedules.append(build_schedule(stream, deployment, job))
+    with warnings.catch_warnings():
+        # Dagster's own sensor decorator sets a parameter that Dagster calls beta.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        for stream in streams:
+            assets.append(build_shard_asset(stream, deployment))
+            job = build_consume_job(stream, deployment)
+            jobs.append(job)
+            sensors.append(build_shard_list_sensor(stream, deployment))
+            sensors.append(build_rebalance_sensor(stream, deployment, job))
+            sensors.append(build_outbox_sensor(stream, deployment))
+            schedules.append(build_schedule(stream, deployment, job))
     return dg.Definitions(
         assets=assets,
         jobs=jobs,
