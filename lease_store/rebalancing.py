@@ -20,17 +20,26 @@ from lease_store.assignment_plan import (
     Refusal,
     rank_key,
 )
-from lease_store.errors import AssignmentConflict, NodeNameTaken, OutcomeUnknown, shown
+from lease_store.errors import (
+    AssignmentConflict,
+    NodeNameTaken,
+    OutcomeUnknown,
+    StoreError,
+    shown,
+)
 from lease_store.identifiers import IDENTIFIER_LENGTH_MAX, GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock, Observations, parse_memory, steady_clock
 from lease_store.planning import orphans, plan
 from lease_store.records import Group, Node, Pulse, ShardLease, Snapshot, Timing
+from lease_store.shard_weights import planning_snapshot
 from lease_store.states import ShardState
 from lease_store.store import Beaten, Changed, LeaseStore, Registered, Stale
 from lease_store.tick_report import TickReport
 
 ROUNDS_MAX = 4
 SHOWN_SHARDS_MAX = 12
+WEIGHING_S = 60.0
+"""How long a plan by load relies on the weights that it was made with."""
 
 
 class Rebalancer:
@@ -78,6 +87,7 @@ class Rebalancer:
         self._beaten_at: dict[NodeName, float] = {}
         self._ticked_at: float | None = None
         self._snapshot: Snapshot | None = None
+        self._read_at = 0.0
         self._planned: tuple[Snapshot, frozenset[NodeName], Plan, list[str]] | None = None
         # Of the present tick only:
         self._decisions: list[str] = []
@@ -136,13 +146,24 @@ class Rebalancer:
         )
 
     def leave(self) -> list[str]:
-        """Leave cleanly: all shards of the served nodes are free at once; says what was freed."""
+        """Leave cleanly: all shards of the served nodes are free at once; says what was freed.
+
+        Raises:
+            StoreError: at least one node could not leave; the others have left all the same.
+        """
         self._snapshot = None
         left: list[str] = []
+        failure: StoreError | None = None
         for name, incarnation in self._incarnations.items():
-            outcome = self._store.leave(self._key, name, incarnation)
+            try:
+                outcome = self._store.leave(self._key, name, incarnation)
+            except StoreError as error:
+                failure = error
+                continue
             if isinstance(outcome, Changed):
                 left.append(f"{name} left and freed {_listed(outcome.shards)}")
+        if failure is not None:
+            raise failure
         return left
 
     # -- memory ---------------------------------------------------------------------------------
@@ -301,9 +322,16 @@ class Rebalancer:
     def _read(self, generation: int | None) -> Snapshot:
         """The group as it is at `generation`, from memory where nothing has changed since."""
         assert self._observations is not None
-        if self._snapshot is None or self._snapshot.group.generation != generation:
+        known = self._snapshot
+        if known is not None and known.group.weighted:
+            # Weights change without a new generation.
+            known = known if self._clock() - self._read_at < WEIGHING_S else None
+        if known is None or known.group.generation != generation:
             self._count("snapshot")
-            self._snapshot = self._store.snapshot(self._key)
+            self._snapshot = planning_snapshot(self._store, self._key)
+            self._read_at = self._clock()
+            if self._snapshot.group.weighted:
+                self._count("throughput")
             self._observations.see(self._snapshot.nodes)
         self._observations.see_transfers(self._snapshot.shards)
         return self._snapshot

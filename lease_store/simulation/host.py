@@ -82,13 +82,13 @@ class Run:
 
 
 class Host:
-    """One node, its clock, and the processes on it."""
+    """One code server with the nodes that it serves, its clock, and the processes on it."""
 
-    def __init__(self, world: World, name: NodeName, settings: Node) -> None:
+    def __init__(self, world: World, *settings: Node) -> None:
         chance = world.schedule.chance
         self._world = world
-        self.name = name
-        self.settings = settings
+        self.name = settings[0].name
+        self.settings = {node.name: node for node in settings}
         self.up = False
         self.arrived = False
         self.refused = False
@@ -99,7 +99,7 @@ class Host:
         self.ready_to_leave = False
         self.paused_until = 0.0
         self.cursor = ""
-        self.incarnation = ""
+        self.incarnations: dict[NodeName, str] = {}
         self.server: Process | None = None
         self.rebalancer: Rebalancer | None = None
         self.runs: list[Run] = []
@@ -110,7 +110,7 @@ class Host:
         if chance.random() < world.rates.uneven_ticks:
             self._tick_s = chance.uniform(1.0, 6.0)
         self._incarnations = 0
-        self._registered_as = ""
+        self._registered_as: dict[NodeName, str] = {}
 
     def clock(self) -> float:
         """The host's monotonic clock: its own zero, and its own idea of a second."""
@@ -131,13 +131,23 @@ class Host:
         processes = [*servers, *(run.process for run in self.runs)]
         return [process for process in processes if not process.dead]
 
-    def joined(self, node: Node | None) -> bool:
-        """Whether a row says of this host what it would say itself."""
-        if node is None or self.rebalancer is None:
+    def joined(self, members: Mapping[NodeName, Node]) -> bool:
+        """Whether the group's rows say of this host's nodes what it would say itself."""
+        if self.rebalancer is None:
             return False
-        incarnation = self.rebalancer.incarnations.get(self.name)
-        wanted = replace(self.settings, lease_id=node.lease_id, incarnation=incarnation or "")
-        return node == wanted
+        incarnations = self.rebalancer.incarnations
+        for name, settings in self.settings.items():
+            row = members.get(name)
+            wanted = replace(settings, incarnation=incarnations.get(name, ""))
+            if row is None or replace(row, lease_id=wanted.lease_id) != wanted:
+                return False
+        return True
+
+    def take_runs(self, name: NodeName, accepts_runs: bool) -> None:
+        """From now on a node's code server takes runs, or none."""
+        self.settings[name] = replace(self.settings[name], accepts_runs=accepts_runs)
+        if self.rebalancer is not None:
+            self.rebalancer.offer(self.settings[name])
 
     # -- the code server ------------------------------------------------------------------------
 
@@ -152,9 +162,9 @@ class Host:
         self.up = self.arrived = True
         self.lost = self.leaving = self.ready_to_leave = False
         self.leaves_with = []
-        if registers:
-            self._registered_as = self.new_incarnation(self.name)
-            node = replace(self.settings, incarnation=self._registered_as)
+        for name, settings in self.settings.items() if registers else ():
+            self._registered_as[name] = self.new_incarnation(name)
+            node = replace(settings, incarnation=self._registered_as[name])
             with suppress(AssignmentConflict):  # Its code server is told so as well.
                 world.administer("register", world.key, node, observer="simulation")
         self.start_server()
@@ -171,16 +181,16 @@ class Host:
     def new_rebalancer(self, process: Process) -> Rebalancer:
         """A rebalancer as a new process would make it."""
         world = self._world
-        registered_as, self._registered_as = self._registered_as, ""
+        registered_as, self._registered_as = self._registered_as, {}
         return world.parts.rebalancer(
             world.connect(process),
             world.key,
-            serves=(self.name,),
+            serves=tuple(self.settings),
             timing=self.timing,
             observer=str(self.name),
-            incarnation_of=lambda name: registered_as or self.new_incarnation(name),
+            incarnation_of=lambda name: registered_as.get(name) or self.new_incarnation(name),
             clock=self.clock,
-            settings={self.name: self.settings},
+            settings=self.settings,
         )
 
     @property
@@ -212,7 +222,7 @@ class Host:
         except StoreError:
             return
         self.cursor = report.remembered
-        self.incarnation = rebalancer.incarnations[self.name]
+        self.incarnations = dict(rebalancer.incarnations)
         world.ticked(self, report)
         if not self.leaving:
             self._launch(report)
@@ -222,15 +232,16 @@ class Host:
             return
         self.runs = [run for run in self.runs if not run.dead]
         busy = {shard for run in self.runs for shard in run.shards}
-        replaces: dict[ShardId, str] = {}
-        wanted: list[ShardId] = []
-        for shard in report.owned.get(self.name, ()):
-            progress = report.progress.get(shard)
-            if progress is None or not self._worth_a_run(progress, busy, replaces):
-                continue
-            wanted.append(shard)
-        if wanted:
-            self.launch(tuple(wanted[:SHARDS_PER_RUN]), replaces)
+        for node, shards in report.owned.items():
+            replaces: dict[ShardId, str] = {}
+            wanted = [
+                shard
+                for shard in shards
+                if shard in report.progress
+                and self._worth_a_run(report.progress[shard], busy, replaces)
+            ]
+            if wanted:
+                self.launch(node, tuple(wanted[:SHARDS_PER_RUN]), replaces)
 
     def _worth_a_run(
         self, progress: Progress, busy: set[ShardId], replaces: dict[ShardId, str]
@@ -250,21 +261,23 @@ class Host:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def launch(self, shards: tuple[ShardId, ...], replaces: Mapping[ShardId, str]) -> None:
-        """Start a run that consumes shards, some time from now."""
-        world = self._world
+    def launch(
+        self, node: NodeName, shards: tuple[ShardId, ...], replaces: Mapping[ShardId, str]
+    ) -> None:
+        """Start a run that consumes shards for a node, some time from now."""
+        world, incarnation = self._world, self.incarnations[node]
         process = Process(f"run-{len(world.runs) + 1}")
         store = world.connect(process)
         run = Run(
             process=process,
             store=store,
             key=world.key,
-            node=self.name,
-            incarnation=self.incarnation,
+            node=node,
+            incarnation=incarnation,
             shards=shards,
             replaces=dict(replaces),
             heartbeat=world.parts.heartbeat(
-                store, world.key, self.name, self.incarnation, self.timing, self.clock
+                store, world.key, node, incarnation, self.timing, self.clock
             ),
             clock=self.clock,
             log=world.log,
@@ -281,7 +294,7 @@ class Host:
         world = self._world
         try:
             pause_s = run.heartbeat.beat()
-            world.watch.check_renewed(self.name, run.incarnation)
+            world.watch.check_renewed(run.node, run.incarnation)
             world.schedule.spawn(run.process, lambda: self._beat(run), pause_s)
             world.parts.consume(run)
         except StoreError:
@@ -293,7 +306,7 @@ class Host:
         world = self._world
         while not run.heartbeat.lost.is_set():
             pause_s = run.heartbeat.beat()
-            world.watch.check_renewed(self.name, run.incarnation)
+            world.watch.check_renewed(run.node, run.incarnation)
             if not run.heartbeat.trusted:
                 return
             world.schedule.sleep(pause_s)
@@ -332,8 +345,9 @@ class Host:
         while any(not run.dead for run in self.runs) or not world.all_ready_to_leave(self):
             if waited_s > self.timing.beat_s * 0.8:
                 waited_s = 0.0
-                with suppress(StoreError):
-                    store.beat(world.key, self.name, self.incarnation)
+                for name, incarnation in self.incarnations.items():
+                    with suppress(StoreError):
+                        store.beat(world.key, name, incarnation)
             world.schedule.sleep(pause_s)
             waited_s += pause_s
         world.departing(self)

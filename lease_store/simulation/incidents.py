@@ -196,15 +196,14 @@ class Incidents:
     def _unready(self) -> None:
         """A host's code server takes no runs for a while, or does again."""
         host = self._some_host()
-        if host is not None and host.rebalancer is not None:
-            accepts_runs = not host.settings.accepts_runs
-            host.settings = replace(host.settings, accepts_runs=accepts_runs)
-            host.rebalancer.offer(host.settings)
+        if host is not None:
+            name = self._world.schedule.chance.choice(list(host.settings))
+            host.take_runs(name, accepts_runs=not host.settings[name].accepts_runs)
 
     def _doubled_tick(self) -> None:
         """A second process ticks for the same node, with the same memory as the first had."""
         world, host = self._world, self._some_host()
-        if host is None or not host.incarnation or host.leaving:
+        if host is None or not host.incarnations or host.leaving:
             return
         process = Process(f"{host.name}.double")
         double = host.new_rebalancer(process)
@@ -223,10 +222,10 @@ class Incidents:
     def _manual_run(self) -> None:
         """Somebody materializes a shard on a node, whether the node has it or not."""
         world, host = self._world, self._some_host()
-        if host is not None and host.incarnation and not host.leaving:
+        if host is not None and host.incarnations and not host.leaving:
             shard = world.schedule.chance.choice(list(world.log.shards) or [ShardId("0")])
             if shard in {lease.shard for lease in self._snapshot().shards}:
-                host.launch((shard,), {})
+                host.launch(world.schedule.chance.choice(list(host.incarnations)), (shard,), {})
 
     # -- the store ------------------------------------------------------------------------------
 

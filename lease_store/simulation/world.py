@@ -32,6 +32,8 @@ UNIT_TIMEOUT_S = 20.0
 HANDOFF_LIMIT_S = 60.0
 RECORDED_SHARDS_MAX = 64
 STEADY_TICKS = 4
+SEVERAL_NODES_SHARE = 0.2
+"""How many of a swarm's code servers serve two nodes instead of one."""
 ARRIVAL_TICKS = 3
 
 
@@ -130,9 +132,8 @@ class World:
         self.store_down_until = 0.0
         chance = self.schedule.chance
         for host in self.hosts:
-            host.settings = replace(host.settings, accepts_runs=True)
-            if host.rebalancer is not None:
-                host.rebalancer.offer(host.settings)
+            for name in host.settings:
+                host.take_runs(name, accepts_runs=True)
         group = self.store.pulse(KEY).group
         if group.paused:
             self.administer("update_group", replace(group, paused=False), observer="simulation")
@@ -187,7 +188,7 @@ class World:
     def unsettled(self) -> list[str]:
         """What keeps the group from being settled, as sentences; an empty list if nothing does."""
         snapshot = self.store.snapshot(KEY)
-        hosts = {host.name: host for host in self.hosts if host.up}
+        hosts = {name: host for host in self.hosts if host.up for name in host.settings}
         members = {node.name: node for node in snapshot.nodes if node.member}
         left = [f"{host.name} has not come yet" for host in self.hosts if not host.arrived]
         left += [f"{name} is dead, but still a member" for name in members if name not in hosts]
@@ -195,7 +196,7 @@ class World:
             if any(process.paused_until > self.schedule.now for process in host.processes()):
                 left.append(f"{host.name} stands still")
         for name, host in hosts.items():
-            if not host.refused and not host.joined(members.get(name)):
+            if not host.refused and not host.joined(members):
                 left.append(f"{name} has not joined as it is now")
         if any(host.up and host.leaving for host in self.hosts):
             left.append("a node is leaving")
@@ -251,7 +252,9 @@ class World:
         """Settle the ideal world after a change of members, or of shards."""
         if not self._following:
             return
-        present = {host.name for host in self.hosts if host.up and not host.lost}
+        present = {
+            name for host in self.hosts if host.up and not host.lost for name in host.settings
+        }
         nodes = [node for node in snapshot.nodes if node.member and node.name in present]
         self.fewest.change(nodes, snapshot.shards)
 
@@ -292,7 +295,7 @@ class World:
         snapshot = self.store.snapshot(KEY)
         host.lost = True
         for lease in snapshot.shards:
-            if lease.consumer_owner == host.name and lease.state.held:
+            if lease.consumer_owner in host.settings and lease.state.held:
                 self._lost_at.setdefault(lease.shard, self.schedule.now)
         self.watch.membership_changed(snapshot)
 
@@ -301,7 +304,7 @@ class World:
         snapshot = self.store.snapshot(KEY)
         host.lost = False
         for lease in snapshot.shards:
-            if lease.consumer_owner == host.name:
+            if lease.consumer_owner in host.settings:
                 self._lost_at.pop(lease.shard, None)
         self.watch.membership_changed(snapshot)
 
@@ -310,9 +313,11 @@ class World:
         return [
             host.virtual(run.heartbeat.trusted_until)
             for host in self.hosts
-            if host.name == name
+            if name in host.settings
             for run in host.runs
-            if run.incarnation == incarnation and not run.dead and not run.heartbeat.lost.is_set()
+            if (run.node, run.incarnation) == (name, incarnation)
+            and not run.dead
+            and not run.heartbeat.lost.is_set()
         ]
 
     def departing(self, host: Host) -> None:
@@ -343,7 +348,11 @@ class World:
                 if place % self.config.nodes == index
             ]
             settings = replace(settings, pinned=dict.fromkeys(own))
-        host = Host(self, name, settings)
+        served = [settings]
+        balanced = self.config.mode is AssignmentMode.BALANCED
+        if swarm and balanced and self.schedule.chance.random() < SEVERAL_NODES_SHARE:
+            served.append(replace(settings, name=NodeName(f"{name}-b")))
+        host = Host(self, *served)
         self.hosts.append(host)
         return host
 
