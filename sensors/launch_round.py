@@ -164,8 +164,9 @@ class LaunchRounds:
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
         if finished:
             notes.append(f"finished {_count(finished)}, read to the end before")
-        if not ready and not waiting and not unanswered:
-            notes.append(f"nothing to read in {_count(len(idle))}, active runs: {len(active)}")
+        if idle and not ready and not waiting and not unanswered:
+            notes.append(f"nothing to read in {_count(len(idle))} that no run serves")
+        notes.append(f"active runs: {len(active)}")
         return ready
 
     def _idle(self, report: TickReport, taken: set[str]) -> dict[ShardId, NodeName]:

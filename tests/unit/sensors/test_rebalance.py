@@ -138,7 +138,7 @@ def test_an_idle_tick_says_so_and_launches_nothing(instance):
     result = scene.tick()
     assert not result.run_requests
     assert "nothing to change at generation" in said(result)
-    assert "nothing to read in 4 shards, active runs: 0" in said(result)
+    assert "nothing to read in 4 shards that no run serves; active runs: 0" in said(result)
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
