@@ -105,6 +105,7 @@ class Plan:
         refusals: nodes whose settings contradict the others'.
         summary: one line: how many shards and nodes, and the quota.
         proof: lines that show why no plan with fewer moves exists.
+        loads: records per second for each node once every move is done, where shards are weighed.
     """
 
     generation: int
@@ -116,6 +117,7 @@ class Plan:
     refusals: tuple[Refusal, ...] = ()
     summary: str = ""
     proof: tuple[str, ...] = ()
+    loads: tuple[tuple[NodeName, float], ...] = ()
 
     @property
     def spread(self) -> int:
@@ -129,6 +131,7 @@ class Plan:
         lines += [str(refusal) for refusal in self.refusals]
         lines += [str(action) for action in self.actions]
         lines += [str(shard) for shard in self.unassigned]
+        lines += [f"{node} then has a load of {load:g} records/s" for node, load in self.loads]
         lines.append(f"{self.moves} changes of owner; the fewest possible are {self.moves_minimum}")
         lines += self.proof
         return lines

@@ -328,13 +328,13 @@ class Rebalancer:
             known = known if self._clock() - self._read_at < WEIGHING_S else None
         if known is None or known.group.generation != generation:
             self._count("snapshot")
-            self._snapshot = planning_snapshot(self._store, self._key)
+            known = self._snapshot = planning_snapshot(self._store, self._key)
             self._read_at = self._clock()
-            if self._snapshot.group.weighted:
+            if known.group.weighted:
                 self._count("throughput")
-            self._observations.see(self._snapshot.nodes)
-        self._observations.see_transfers(self._snapshot.shards)
-        return self._snapshot
+            self._observations.see(known.nodes)
+        self._observations.see_transfers(known.shards)
+        return known
 
     def _live(self, snapshot: Snapshot) -> frozenset[NodeName]:
         assert self._observations is not None

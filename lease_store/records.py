@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -161,11 +162,17 @@ class ShardLease:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One consistent picture of a group: what planning sees."""
+    """One consistent picture of a group: what planning sees.
+
+    Attributes:
+        weights: records per second of the shards where they are known; none where the group
+            balances by count.
+    """
 
     group: Group
     nodes: tuple[Node, ...]
     shards: tuple[ShardLease, ...]
+    weights: Mapping[ShardId, float] = field(default_factory=dict[ShardId, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +285,24 @@ class Batch:
     def batch_id(self) -> str:
         """The batch's stable id: an idempotency key within its stream and group."""
         return batch_id(self.shard, self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What the newest committed batches of a shard amount to.
+
+    Attributes:
+        batches: how many they are.
+        records: how many records they read, or wrote where the reading was stopped early.
+        first_at: when the oldest of them was committed.
+        last_at: when the newest of them was committed.
+    """
+
+    shard: ShardId
+    batches: int
+    records: int
+    first_at: datetime
+    last_at: datetime
 
 
 def batch_id(shard: ShardId, sequence: int) -> str:

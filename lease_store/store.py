@@ -31,7 +31,10 @@ from lease_store.records import (
     ShardListing,
     Snapshot,
     Tenure,
+    Throughput,
 )
+
+THROUGHPUT_BATCHES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +366,13 @@ class LeaseStore(Protocol):
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
         """Ledger rows by shard and sequence."""
+        ...
+
+    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
+        """What was committed lately, for every shard with a ledger, by shard; one statement.
+
+        Counted are the committed batches among the newest `window` of a shard.
+        """
         ...
 
     # -- outbox, journal, gaps ------------------------------------------------------------------

@@ -24,8 +24,9 @@ from lease_store.records import (
     JournalEntry,
     OutboxEvent,
     Tenure,
+    Throughput,
 )
-from lease_store.store import Changed, Stale
+from lease_store.store import THROUGHPUT_BATCHES, Changed, Stale
 from lease_store.transitions import (
     FINISHED,
     PARENTS_OVER,
@@ -135,6 +136,27 @@ class MemoryBatches(MemoryRows):
                 for (owner, _), batch in sorted(rows.batches.items(), key=lambda item: item[0])
                 if (shard is None or owner == shard) and (state is None or batch.state is state)
             ]
+
+    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
+        """See `LeaseStore.throughput`."""
+        with self._rows("throughput", key) as rows:
+            newest = {shard: number for shard, number in sorted(rows.batches)}
+            found: dict[ShardId, Throughput] = {}
+            for (shard, number), batch in sorted(rows.batches.items(), key=lambda item: item[0]):
+                late = number > newest[shard] - window
+                if not late or batch.state is not BatchState.COMMITTED or not batch.committed_at:
+                    continue
+                at, statistics = batch.committed_at, batch.statistics
+                read = statistics.written if statistics.records is None else statistics.records
+                known = found.get(shard, Throughput(shard, 0, 0, at, at))
+                found[shard] = Throughput(
+                    shard,
+                    known.batches + 1,
+                    known.records + read,
+                    min(known.first_at, at),
+                    max(known.last_at, at),
+                )
+            return list(found.values())
 
     def pending_events(
         self, key: GroupKey, *, run: str | None = None, limit: int = 500

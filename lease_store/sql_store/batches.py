@@ -26,6 +26,7 @@ from lease_store.records import (
     OutboxEvent,
     ShardLease,
     Tenure,
+    Throughput,
 )
 from lease_store.sql_store import statements
 from lease_store.sql_store.rows import (
@@ -34,9 +35,10 @@ from lease_store.sql_store.rows import (
     entry_from,
     event_from,
     key_values,
+    throughput_from,
 )
 from lease_store.sql_store.tenures import SqlTenures
-from lease_store.store import Changed, Stale
+from lease_store.store import THROUGHPUT_BATCHES, Changed, Stale
 from lease_store.transactions import Raced, Transaction
 from lease_store.transitions import (
     FINISHED,
@@ -233,6 +235,17 @@ class SqlBatches(SqlTenures):
             return [batch_from(row) for row in rows]
 
         return self._read("batches", work)
+
+    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
+        """See `LeaseStore.throughput`."""
+
+        def work(tx: Transaction) -> list[Throughput]:
+            rows = tx.connection.execute(statements.throughput(key, window)).mappings().all()
+            if not rows:
+                self._group(tx, key)
+            return [throughput_from(row) for row in rows]
+
+        return self._read("throughput", work)
 
     def pending_events(
         self, key: GroupKey, *, run: str | None = None, limit: int = 500

@@ -22,6 +22,7 @@ from lease_store.records import (
     OutboxEvent,
     Progress,
     ShardLease,
+    Throughput,
 )
 from lease_store.sql_store.statements import GROUP_PREFIX
 from lease_store.states import ShardState
@@ -247,6 +248,18 @@ def batch_from(row: Row) -> Batch:
         ),
         finished=bool(row["finished"]),
         committed_at=row["committed_at"],
+    )
+
+
+def throughput_from(row: Row) -> Throughput:
+    """A shard's throughput from a row that adds its batches up."""
+    return Throughput(
+        shard=ShardId(row["shard_id"]),
+        batches=row["batches"],
+        # MariaDB adds integers up to a decimal.
+        records=int(row["records"]),
+        first_at=row["first_at"],
+        last_at=row["last_at"],
     )
 
 

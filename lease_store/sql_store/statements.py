@@ -324,6 +324,32 @@ def select_newest(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
     return select(batch).join(newest, same).where(of_group(batch, key))
 
 
+def throughput(key: GroupKey, window: int) -> Select[*tuple[Any, ...]]:
+    """The committed batches among the newest of each shard, added up."""
+    newest = (
+        select(batch.c.shard_id, func.max(batch.c.sequence).label("sequence"))
+        .where(of_group(batch, key))
+        .group_by(batch.c.shard_id)
+        .subquery()
+    )
+    lately = and_(
+        batch.c.shard_id == newest.c.shard_id, batch.c.sequence > newest.c.sequence - window
+    )
+    return (
+        select(
+            batch.c.shard_id,
+            func.count().label("batches"),
+            func.sum(func.coalesce(batch.c.records, batch.c.written)).label("records"),
+            func.min(batch.c.committed_at).label("first_at"),
+            func.max(batch.c.committed_at).label("last_at"),
+        )
+        .join(newest, lately)
+        .where(of_group(batch, key), batch.c.state == BatchState.COMMITTED.value)
+        .group_by(batch.c.shard_id)
+        .order_by(batch.c.shard_id)
+    )
+
+
 def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
     """Write ledger rows that are still intents. Parameters: `seen_shard`, `seen_sequence`."""
     return (

@@ -105,10 +105,11 @@ def plan(
     Every member counts as live: who is dead, only a process that watches the nodes can judge.
     """
     from lease_store.planning import plan as plan_of
+    from lease_store.shard_weights import planning_snapshot
 
     target = Target.at(home)
     key = target.group(stream, group).key
-    snapshot = target.store.snapshot(key)
+    snapshot = planning_snapshot(target.store, key)
     live = [node.name for node in snapshot.nodes if node.member]
     planned = plan_of(snapshot, live=live)
     reasons = list(planned.explain())
@@ -116,12 +117,21 @@ def plan(
         show_json({"plan": planned, "explanation": reasons})
         return
     say(f"Plan for {key}: {planned.moves} moves (fewest possible: {planned.moves_minimum}).")
-    show_table(
-        "Shards per node after it",
-        ("node", "shards"),
-        planned.counts,
-        numeric=("shards",),
-    )
+    loads = dict(planned.loads)
+    if loads:
+        show_table(
+            "Shards and load per node after it",
+            ("node", "shards", "records/s"),
+            ((node, count, loads[node]) for node, count in planned.counts),
+            numeric=("shards", "records/s"),
+        )
+    else:
+        show_table(
+            "Shards per node after it",
+            ("node", "shards"),
+            planned.counts,
+            numeric=("shards",),
+        )
     if explain:
         for line in reasons:
             say(line)
