@@ -130,7 +130,9 @@ class Watch:
         now = self._world.schedule.now
         if now < self._lost_until:
             return
-        for trusted_until in self._world.trust_of(node.name, node.incarnation):
+        # A node that leaves has let its runs end first; their windows mean nothing any more.
+        trusts = self._world.trust_of(node.name, node.incarnation, ended=how != "left")
+        for trusted_until in trusts:
             if trusted_until > now + ROUNDING_S:
                 self.violated(
                     f"I4: {node.name} was {how} while it still trusted itself "

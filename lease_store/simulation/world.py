@@ -308,17 +308,22 @@ class World:
                 self._lost_at.pop(lease.shard, None)
         self.watch.membership_changed(snapshot)
 
-    def trust_of(self, name: NodeName, incarnation: str) -> list[float]:
-        """Until when, in virtual time, each working run of a node's incarnation trusts itself."""
+    def trust_of(self, name: NodeName, incarnation: str, *, ended: bool) -> list[float]:
+        """Until when, in virtual time, each run of a node's incarnation trusts itself.
+
+        With `ended`, runs that have ended count as well: their window was given to them all the
+        same, and only chance ended them before it did.
+        """
         return [
-            host.virtual(run.heartbeat.trusted_until)
-            for host in self.hosts
-            if name in host.settings
-            for run in host.runs
+            self._host_of(name).virtual(run.heartbeat.trusted_until)
+            for run in self.runs.values()
             if (run.node, run.incarnation) == (name, incarnation)
-            and not run.dead
+            and (ended or not run.dead)
             and not run.heartbeat.lost.is_set()
         ]
+
+    def _host_of(self, name: NodeName) -> Host:
+        return next(host for host in self.hosts if name in host.settings)
 
     def departing(self, host: Host) -> None:
         """Those who leave together are about to leave the store: that is one change."""
