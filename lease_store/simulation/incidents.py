@@ -57,10 +57,15 @@ class Incidents:
             drawn = chance.random()
             for up_to, happen in self._random:
                 if drawn < up_to:
-                    world.schedule.call(0.0, happen)
+                    world.schedule.call(0.0, lambda happen=happen: self._unless_healed(happen))
                     break
         if world.calls % APPEND_EVERY == 0 and (shards := world.log.open_shards()[:64]):
             world.log.append(chance.choice(shards), chance.randint(1, 30))
+
+    def _unless_healed(self, happen: Callable[[], None]) -> None:
+        """What was about to happen when everything healed happens no more."""
+        if not self._world.healed:
+            happen()
 
     # -- planned --------------------------------------------------------------------------------
 
