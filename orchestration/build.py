@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import dagster as dg
 
 from assets.consume_job import build_consume_job
+from assets.lease_asset import build_lease_asset
 from assets.partitions import definition_name
 from assets.shard_asset import build_shard_asset
 from assets.shard_stream import ShardStream
@@ -23,7 +24,7 @@ from sensors.shard_list import build_shard_list_sensor
 def build_definitions(
     streams: Sequence[ShardStream], settings: Settings | None = None
 ) -> dg.Definitions:
-    """The asset, checks, job, sensors and schedule of each stream.
+    """The asset, lease table, checks, job, sensors and schedule of each stream.
 
     Args:
         streams: what to consume.
@@ -44,6 +45,7 @@ def build_definitions(
         warnings.simplefilter("ignore", dg.BetaWarning)
         for stream in streams:
             assets.append(build_shard_asset(stream, deployment))
+            assets.append(build_lease_asset(stream, deployment))
             job = build_consume_job(stream, deployment)
             jobs.append(job)
             sensors.append(build_shard_list_sensor(stream, deployment))

@@ -15,6 +15,8 @@ from orchestration.settings import PREFIX, Settings
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRunStatus
 
+    from assets.shard_stream import ShardStream
+
 DEFINITIONS_MODULE = "orchestration.definitions"
 LOOPBACK = "127.0.0.1"
 
@@ -81,6 +83,20 @@ def _instance(settings: Settings) -> Generator[DagsterInstance]:
     os.environ["DAGSTER_HOME"] = str(settings.dagster_home)
     with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
         yield instance
+
+
+def materialize_lease_table(settings: Settings, stream: ShardStream) -> bool:
+    """Materialize the lease table of a stream on the instance; whether that succeeded."""
+    import dagster as dg
+
+    from assets.lease_asset import build_lease_asset
+    from orchestration.resources import deployment_of
+
+    with _instance(settings) as instance:
+        asset = build_lease_asset(stream, deployment_of(settings))
+        quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+        done = dg.materialize([asset], instance=instance, raise_on_error=False, run_config=quiet)
+        return done.success
 
 
 def count_runs(settings: Settings, statuses: list[DagsterRunStatus]) -> int:

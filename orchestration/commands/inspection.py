@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lease_store.assignment_plan import rank_key
-from lease_store.errors import LeaseholdError
 from orchestration.commands.groups import described
 from orchestration.commands.options import GroupName, Home, Json, Stream
 from orchestration.commands.target import Target
 from orchestration.presentation import say, show_json, show_table
+from shard_sources.lag import lags_of
 
 if TYPE_CHECKING:
-    from lease_store.records import JournalEntry, Snapshot
-    from shard_sources.source import ShardSource
+    from lease_store.records import JournalEntry
 
 
 def status(
@@ -26,7 +25,7 @@ def status(
     key = target.group(stream, group).key
     snapshot = target.store.snapshot(key)
     leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
-    lags, trouble = lags_of(target.stream(key.stream).source, snapshot)
+    lags, trouble = lags_of(target.stream(key.stream).source, leases)
     shards = [
         {
             "shard": lease.shard,
@@ -76,19 +75,6 @@ def status(
     )
     if trouble:
         say(f"The lag is not known: {trouble}")
-
-
-def lags_of(source: ShardSource, snapshot: Snapshot) -> tuple[dict[str, int | None], str]:
-    """Unread records of each shard; a source that does not answer is a sentence, not an error."""
-    try:
-        bounds = source.bounds([lease.shard for lease in snapshot.shards])
-        return {
-            shard: source.lag(shard, lease.check_point or bounds[shard].begin, bounds[shard])
-            for lease in snapshot.shards
-            if (shard := lease.shard) in bounds
-        }, ""
-    except LeaseholdError as error:
-        return {}, str(error)
 
 
 def plan(

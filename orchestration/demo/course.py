@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestration.dagster_processes import child_environment, daemon, failed_runs, succeeded_runs
+from orchestration.dagster_processes import (
+    child_environment,
+    daemon,
+    failed_runs,
+    materialize_lease_table,
+    succeeded_runs,
+)
 from orchestration.demo.access_log import access_log
 from orchestration.demo.home import begin_home, demo_settings, running_alone
 from orchestration.demo.loading import Loader
@@ -118,6 +124,9 @@ class Demo:
             self._times["stop"] = self._clock() - stopping
         with self._timed("proof"):
             proven = self._prove(store, stream, loader)
+        with self._timed("lease table"):
+            # The UI opens with the table and its pictures in place.
+            proven = materialize_lease_table(self._settings, stream) and proven
         show_runs(
             succeeded_runs(self._settings), failed_runs(self._settings), self._settings.dagster_home
         )

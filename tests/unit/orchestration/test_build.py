@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 
 from assets.checks import LAG, NO_GAP, QUARANTINE_RATE
+from assets.lease_asset import JOURNAL_VERIFIED
 from lease_store.errors import InvalidSetting
 from orchestration.build import build_definitions
 from orchestration.settings import Settings
@@ -27,6 +28,8 @@ def test_a_stream_becomes_an_asset_a_job_three_sensors_and_a_stopped_schedule(se
     assert asset.partitions_def.name == "orders.eu"
     assert asset.backfill_policy is None
     assert {check.name for check in asset.check_keys} == {NO_GAP, LAG, QUARANTINE_RATE}
+    leases = repository.assets_defs_by_key[dg.AssetKey(["leases", "orders.eu"])]
+    assert {check.name for check in leases.check_keys} == {JOURNAL_VERIFIED}
     assert repository.has_job("consume_orders_eu")
     sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
     running = dg.DefaultSensorStatus.RUNNING
@@ -54,7 +57,9 @@ def test_a_materialization_without_a_partition_is_one_sentence(settings):
     stream, _ = scripted_stream()
     job = build_definitions([stream], settings).resolve_implicit_global_asset_job_def()
     with dg.DagsterInstance.ephemeral() as instance:
-        result = job.execute_in_process(instance=instance, raise_on_error=False)
+        result = job.execute_in_process(
+            instance=instance, raise_on_error=False, asset_selection=[dg.AssetKey(["orders.eu"])]
+        )
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_failure_data.error is not None

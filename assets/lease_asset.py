@@ -1,0 +1,136 @@
+"""The lease table of a stream as an asset: nodes, shards and owners as they are, and as they were.
+
+Its check proves the group's whole history, as `leasehold verify` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from assets.deployment import Deployment
+from assets.lease_pictures import (
+    as_markdown,
+    growth,
+    growth_picture,
+    holdings_over_time,
+    ownership_picture,
+)
+from assets.partitions import definition_name
+from assets.shard_stream import ShardStream
+from lease_store.assignment_plan import rank_key
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import ShardId
+from lease_store.records import Node, ShardLease, Snapshot
+from lease_store.store import LeaseStore
+from lease_store.verification import verify
+from shard_sources.lag import lags_of
+
+JOURNAL_VERIFIED = "journal_verified"
+TABLE_ROWS_MAX = 500
+VIOLATIONS_SHOWN_MAX = 20
+
+
+def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
+    """The key of the stream's lease table; no stream can have a key of two parts."""
+    return dg.AssetKey(["leases", stream.name])
+
+
+def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
+    """The asset `leases/<stream>`; materializing it reads the lease store and changes nothing."""
+    key = lease_asset_key(stream)
+    spec = dg.AssetSpec(
+        key,
+        description=f"Who holds the shards of {stream.name}, and who held them: the nodes and "
+        "shards of its consumer group at the moment of materialization.",
+        kinds={"table"},
+        group_name="streams",
+    )
+    check = dg.AssetCheckSpec(
+        JOURNAL_VERIFIED,
+        asset=key,
+        description="Journal and ledger show no overlapping tenures, no child before its parents, "
+        "no gap and no overlap.",
+    )
+
+    @dg.multi_asset(name=f"leases__{definition_name(stream)}", specs=[spec], check_specs=[check])
+    def lease_asset() -> Iterator[dg.MaterializeResult[Any]]:
+        try:
+            store = deployment.store()
+            violations = [str(violation) for violation in verify(store, stream.key)]
+            metadata = lease_metadata(stream, store, datetime.now(UTC))
+        except LeaseholdError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        result = dg.AssetCheckResult(
+            check_name=JOURNAL_VERIFIED,
+            passed=not violations,
+            metadata={
+                "violations": len(violations),
+                "first_violations": dg.MetadataValue.json(violations[:VIOLATIONS_SHOWN_MAX]),
+            },
+        )
+        yield dg.MaterializeResult(asset_key=key, metadata=metadata, check_results=[result])
+
+    return lease_asset
+
+
+def lease_metadata(stream: ShardStream, store: LeaseStore, now: datetime) -> dict[str, Any]:
+    """What the asset shows; numbers stay numbers, so that they plot."""
+    snapshot = store.snapshot(stream.key)
+    lags, _ = lags_of(stream.source, snapshot.shards)
+    holdings = holdings_over_time(store.journal(stream.key), now)
+    points = growth(store.batches(stream.key))
+    known = [lag for lag in lags.values() if lag is not None]
+    ownership = as_markdown(ownership_picture(holdings), "Who held which shard")
+    committed = as_markdown(growth_picture(points), "Committed records")
+    shards = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
+    return {
+        "ownership": dg.MetadataValue.md(ownership),
+        "committed_records": dg.MetadataValue.md(committed),
+        "nodes": dg.MetadataValue.table([_node_row(node, snapshot) for node in snapshot.nodes])
+        if snapshot.nodes
+        else "No node has joined yet.",
+        "shards": dg.MetadataValue.table(
+            [_shard_row(lease, lags) for lease in shards[:TABLE_ROWS_MAX]]
+        )
+        if shards
+        else "No shard has been listed yet.",
+        "shard_count": len(shards),
+        "node_count": sum(node.member for node in snapshot.nodes),
+        "lag": sum(known),
+        "records": points[-1][1] if points else 0,
+        "generation": snapshot.group.generation,
+    }
+
+
+def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:
+    held = sum(lease.consumer_owner == node.name for lease in snapshot.shards)
+    return dg.TableRecord(
+        {
+            "node": str(node.name),
+            "member": node.member,
+            "takes_runs": node.accepts_runs,
+            "beats": node.lease_id,
+            "shards": held,
+        }
+    )
+
+
+def _shard_row(lease: ShardLease, lags: Mapping[ShardId, int | None]) -> dg.TableRecord:
+    moving = lease.lease_owner is not None and lease.lease_owner != lease.consumer_owner
+    lag = lags.get(lease.shard)
+    return dg.TableRecord(
+        {
+            "shard": str(lease.shard),
+            "state": lease.state.value,
+            "owner": str(lease.consumer_owner or ""),
+            "next": str(lease.lease_owner) if moving else "",
+            "checkpoint": lease.check_point or "",
+            "lag": -1 if lag is None else lag,
+            "epoch": lease.consumer_epoch,
+            "parents": ", ".join(lease.parents),
+        }
+    )

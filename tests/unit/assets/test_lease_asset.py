@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.lease_asset import JOURNAL_VERIFIED, build_lease_asset, lease_asset_key
+from assets.lease_pictures import (
+    ROWS_MAX,
+    Holding,
+    growth,
+    growth_picture,
+    holdings_over_time,
+    ownership_picture,
+)
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import JournalEntry, Node, ShardListing
+from lease_store.states import ShardState
+from tests.unit.sensors.streams import memory_deployment, scripted_stream
+
+BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
+A, B = NodeName("a"), NodeName("b")
+HELD, MOVING, FREE = ShardState.ALREADY_ALLOC, ShardState.TRANSFER, ShardState.NOT_ALLOC
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def edge(at: int, to: ShardState, owner: NodeName | None, shard: str = "0") -> JournalEntry:
+    moment = BEGIN + timedelta(seconds=at)
+    return JournalEntry(
+        at, "edge", "why", "test", moment, shard=ShardId(shard), to_state=to, to_owner=owner
+    )
+
+
+def stretch(begin: int, end: int, node: NodeName, shard: str = "0") -> Holding:
+    second = timedelta(seconds=1)
+    return Holding(ShardId(shard), node, BEGIN + begin * second, BEGIN + end * second)
+
+
+@pytest.mark.parametrize(
+    ("journal", "expected"),
+    [
+        ([edge(1, HELD, A)], [stretch(1, 9, A)]),
+        ([edge(1, HELD, A), edge(4, FREE, None)], [stretch(1, 4, A)]),
+        (
+            [edge(1, HELD, A), edge(3, MOVING, B), edge(5, HELD, B)],
+            [stretch(1, 5, A), stretch(5, 9, B)],
+        ),
+        ([edge(1, HELD, A), edge(3, MOVING, B), edge(5, HELD, A)], [stretch(1, 9, A)]),
+        (
+            [edge(1, HELD, A, "10"), edge(2, HELD, B, "9")],
+            [stretch(2, 9, B, "9"), stretch(1, 9, A, "10")],
+        ),
+    ],
+    ids=["held", "freed", "transferred", "given back", "by shard"],
+)
+def test_the_journal_tells_who_held_what_when(
+    journal: list[JournalEntry], expected: list[Holding]
+) -> None:
+    assert holdings_over_time(journal, BEGIN + timedelta(seconds=9)) == expected
+
+
+def test_pictures_are_drawn_of_nothing_of_little_and_of_very_much() -> None:
+    many = [stretch(0, 5, NodeName(f"n{n % 30}"), str(n)) for n in range(5 * ROWS_MAX)]
+    for holdings in ([], [stretch(0, 5, A)], many):
+        assert ownership_picture(holdings).startswith(PNG)
+    assert growth_picture([]).startswith(PNG)
+    assert growth_picture([(BEGIN, 5), (BEGIN + timedelta(hours=1), 9)]).startswith(PNG)
+    assert growth([]) == []
+
+
+def materialized(stream: Any, deployment: Any) -> Any:
+    with dg.DagsterInstance.ephemeral() as instance:
+        return dg.materialize(
+            [build_lease_asset(stream, deployment)], instance=instance, raise_on_error=False
+        )
+
+
+def test_the_table_shows_shards_nodes_and_lag_and_proves_the_history() -> None:
+    stream, source = scripted_stream()
+    deployment, store = memory_deployment("a")
+    store.create_group(stream.new_group(20.0))
+    source.shards = [ShardListing(ShardId("0")), ShardListing(ShardId("1"))]
+    source.ends = {"0": 7, "1": 5}
+    store.sync_shards(stream.key, source.shards, observer="test")
+    store.register(stream.key, Node(A, 0, "i"), observer="test")
+    store.claim(stream.key, {ShardId("0"): (A, 0)}, observer="test", reason="free")
+    result = materialized(stream, deployment)
+    assert result.success
+    (event,) = result.asset_materializations_for_node(f"leases__{stream.name.replace('.', '_')}")
+    rows = [record.data for record in event.metadata["shards"].records]
+    assert [(row["shard"], row["owner"], row["lag"]) for row in rows] == [
+        ("0", "a", 7),
+        ("1", "", 5),
+    ]
+    assert event.metadata["lag"].value == 12
+    assert "data:image/png;base64," in event.metadata["ownership"].value
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert (evaluation.check_name, evaluation.passed) == (JOURNAL_VERIFIED, True)
+
+
+def test_a_broken_history_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, _ = scripted_stream()
+    deployment, store = memory_deployment("a")
+    store.create_group(stream.new_group(20.0))
+    store.sync_shards(stream.key, [ShardListing(ShardId("0"))], observer="test")
+    store.register(stream.key, Node(A, 0, "i"), observer="test")
+    store.claim(stream.key, {ShardId("0"): (A, 0)}, observer="test", reason="free")
+    store.open_tenure(stream.key, ShardId("0"), A, "run-1")
+    true_journal = store.journal(stream.key)
+    twice = [*true_journal, replace(true_journal[-1], run="run-2")]
+    monkeypatch.setattr(store, "journal", lambda *_, **__: twice)
+    (evaluation,) = materialized(stream, deployment).get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert evaluation.metadata["violations"].value > 0
+
+
+def test_a_group_that_does_not_exist_is_one_sentence() -> None:
+    stream, _ = scripted_stream()
+    result = materialized(stream, memory_deployment("a")[0])
+    assert not result.success
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert "has no consumer group 'default'" in failure.step_failure_data.error.message
+    assert lease_asset_key(stream) == dg.AssetKey(["leases", stream.name])
