@@ -23,6 +23,7 @@ from assets import failpoints
 from assets.attempt_reports import latest
 from assets.consumption_report import ConsumptionReport, ConsumptionState, StopReason
 from assets.gap_handling import GapHandling
+from assets.quarantine_limit import check_quarantined
 from assets.shard_stream import ShardStream
 from assets.starting_position import initial_position
 from assets.sweep import SweepOutcome, SweepResult
@@ -371,13 +372,9 @@ class Consumer:
         if not isinstance(result, SweepOutcome):
             self._stop(open_, StopReason.FAILED, str(result))
             return None
-        limit, quarantined = self._stream.quarantined_max, result.statistics.quarantined
-        if quarantined > limit:
-            error = QuarantineLimitExceeded(
-                f"{quarantined} records of shard {range_.shard} between cursors {range_.start} and "
-                f"{range_.end} could not be parsed, more than the {limit} that the stream allows: "
-                "mend the transform or raise quarantined_max."
-            )
+        try:
+            check_quarantined(self._stream, range_, result.statistics.quarantined)
+        except QuarantineLimitExceeded as error:
             self._stop(open_, StopReason.FAILED, str(error))
             return None
         return BatchCommit(

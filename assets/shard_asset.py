@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from assets.checks import check_specs, joint_results
 from assets.deployment import Deployment
@@ -18,7 +19,9 @@ from assets.partitions import (
     shard_partitions,
 )
 from assets.placement import Placement, Placer
+from assets.replay_span import ReplaySpan
 from assets.run_process import process_note
+from assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
 from assets.shard_run import ProgressReports, ShardRun, log_check
 from assets.shard_stream import ShardStream
 from assets.spark_resource import SparkResource
@@ -34,10 +37,15 @@ class ShardConfig(dg.Config):
     Attributes:
         node: consume as this node; by default, as whichever node holds the shard.
         wait_s: how long to wait for another run of the shard to end, in seconds.
+        from: replay what was committed from here on, instead of consuming: `begin`, a cursor or
+            an ISO 8601 time.
+        to: replay what was committed before this: `end`, a cursor or an ISO 8601 time.
     """
 
     node: str | None = None
     wait_s: float = 60.0
+    replay_from: str | None = Field(default=None, alias=FROM)
+    replay_to: str | None = Field(default=None, alias=TO)
 
 
 def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
@@ -46,7 +54,8 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     spec = dg.AssetSpec(
         key,
         description=f"Records of the stream {stream.name}, each committed once; one partition per "
-        "shard. Materialize a partition to consume what is unread of its shard.",
+        "shard. Materialize a partition to consume what is unread of its shard; with `from` or "
+        "`to` in the config, to replay what is committed of it.",
         kinds={"pyspark", "parquet"},
         group_name="streams",
         partitions_def=partitions,
@@ -81,6 +90,13 @@ def _materialize(
     run_id = context.run.run_id
     tags = {STREAM_TAG: stream.name, PROCESS_TAG: process_note()}
     context.instance.add_run_tags(run_id, tags)
+    if config.replay_from is not None or config.replay_to is not None:
+        span = ReplaySpan.parse(config.replay_from, config.replay_to)
+        replayed = replay_partitions(
+            context, stream, deployment, spark=spark, shards=shards, span=span
+        )
+        yield _replayed(context, replayed)
+        return
     placer = Placer(
         context.instance,
         stream.key,
@@ -103,6 +119,21 @@ def _materialize(
     yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=joint_results(checks))
     # Dagster has stored the event before it asks for more, so that flagging now loses nothing.
     done.mark_delivered()
+
+
+def _replayed(
+    context: dg.AssetExecutionContext, done: ReplayedPartitions
+) -> dg.MaterializeResult[Any]:
+    """The event of a replay; shards that keep their old output fail the run after the others."""
+    if failure := done.failure():
+        raise dg.Failure(failure, allow_retries=False)
+    single, stream = len(done.reports) == 1, done.stream
+    for shard in done.reports:
+        context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
+        for check in () if single else done.checks(shard):
+            log_check(context, check.evaluation(stream, shard))
+    checks = [check for shard in done.reports for check in done.checks(shard)]
+    return dg.MaterializeResult(asset_key=asset_key(stream), check_results=joint_results(checks))
 
 
 def _consume(

@@ -21,6 +21,11 @@ TASKS_PER_CORE = 2
 RUN_LENGTH_MAX = 40
 
 
+def attempt_label(run: str) -> str:
+    """How the names of a run's attempt folders begin: for people, and for vacuum to know them."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", run)[:RUN_LENGTH_MAX].lstrip("-") or "run"
+
+
 def run_tag(run: str) -> str:
     """The tag of a run's Spark jobs: `session.interruptTag` of it ends them from any process."""
     # Spark takes any tag without a comma.
@@ -52,14 +57,13 @@ class SparkSweeper:
         tasks_max: int | None = None,
     ) -> None:
         self._session = session
-        # For people who look at the folder; what makes the name unique comes after it.
-        attempts_of = re.sub(r"[^A-Za-z0-9-]", "-", run)[:RUN_LENGTH_MAX].lstrip("-") or "run"
+        label = attempt_label(run)
         self._job = SweepJob(
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
             transform=stream.transform,
             output_root=output_root.absolute(),
-            new_attempt=new_attempt or (lambda: f"{attempts_of}-{uuid.uuid4().hex}"),
+            new_attempt=new_attempt or (lambda: f"{label}-{uuid.uuid4().hex}"),
             tag=run_tag(run),
             tasks_max=tasks_max or TASKS_PER_CORE * cores(),
             doomed=doomed,

@@ -213,3 +213,7 @@ class ConfirmedTooLate(LeaseholdError):
 
 class GapHeld(LeaseholdError):
     """Records were removed before they were read, and the group holds until that is accepted."""
+
+
+class RewriteRefused(UserMistake):
+    """Committed output of a shard cannot be replaced like this, or not now."""

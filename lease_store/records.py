@@ -230,7 +230,11 @@ class BatchState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of committed output: path relative to the stream's output folder, size in bytes."""
+    """A file of committed output: path relative to the stream's output folder, size in bytes.
+
+    `batches` is the number of consecutive batches of the shard whose records it holds: those of
+    the batch that lists it, and of the following ones, which then list no file of this kind.
+    """
 
     path: str
     records: int
@@ -241,6 +245,7 @@ class DataFile:
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
     """What was seen while a batch was read and written; it never decides a cursor.
+    batches: int = 1
 
     Attributes:
         records: records read; None when the reader was stopped early by the transform.
@@ -345,10 +350,11 @@ class BatchCommit:
 class JournalEntry:
     """A row of the journal: one change of membership, ownership, tenure or checkpoint.
 
-    `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack`; for
-    `edge` the number of the edge of `lease_store.states` is in `edge`; `resume` is a member that
-    registered again with other settings; `group` is a change of the group's own settings; `gap`
-    is a range that was found missing or was skipped, and `ack` one that somebody accepted.
+    `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack,
+    rewrite`. For `edge` the number of the edge of `lease_store.states` is in `edge`; `resume` is a
+    member that registered again with other settings; `group` is a change of the group's own
+    settings; `gap` is a range that was found missing or was skipped, and `ack` one that somebody
+    accepted; `rewrite` is committed output that was replaced.
     """
 
     sequence: int
@@ -395,3 +401,39 @@ class Gap:
     at: datetime
     acknowledged: bool = False
     skipped: bool = True
+
+
+class RewriteKind(StrEnum):
+    """Why committed output is replaced by other files with the same meaning to the ledger."""
+
+    REPLAY = "replay"
+    COMPACTION = "compaction"
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteClaim:
+    """Who may replace the committed output of a shard; consuming it goes on beside.
+
+    Attributes:
+        run: unique to one rewrite, so that it fences all earlier ones.
+        at: when it began; for people only.
+    """
+
+    shard: ShardId
+    run: str
+    kind: RewriteKind
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRewrite:
+    """Other output for a committed batch; its range, number and tenure stay.
+
+    Attributes:
+        generation: of the output that it was made from; it takes effect only in its place.
+    """
+
+    sequence: int
+    generation: int
+    files: tuple[DataFile, ...]
+    statistics: BatchStatistics

@@ -19,6 +19,7 @@ from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from lease_store.records import (
     Batch,
     BatchCommit,
+    BatchRewrite,
     BatchState,
     Gap,
     Group,
@@ -28,6 +29,8 @@ from lease_store.records import (
     OutboxEvent,
     Progress,
     Pulse,
+    RewriteClaim,
+    RewriteKind,
     ShardListing,
     Snapshot,
     Tenure,
@@ -117,6 +120,13 @@ class NotHeld:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class RewriteByOther:
+    """Another run is replacing output of the shard."""
+
+    claim: RewriteClaim
+
+
 class TenureView:
     """What a holder sees of its own shard at a batch boundary.
 
@@ -381,6 +391,49 @@ class LeaseStore(Protocol):
         self, key: GroupKey, *, run: str | None = None, limit: int = 500
     ) -> list[OutboxEvent]:
         """Undelivered events in commit order, of one run or of all."""
+    # -- rewriting ------------------------------------------------------------------------------
+
+    def claim_rewrite(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        kind: RewriteKind,
+        *,
+        replaces: str | None = None,
+    ) -> Changed | RewriteByOther:
+        """Reserve the shard's committed output for one rewriting run, beside its consumption.
+
+        `replaces` names a run that the caller knows to have ended; its claim is over then.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        ...
+
+    def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
+        """Give the claim of `run` back; `Stale` where it is over already."""
+        ...
+
+    def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
+        """All claims that were not given back, by shard."""
+        ...
+
+    def rewrite_batches(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        rewrites: Sequence[BatchRewrite],
+        *,
+        reason: str,
+    ) -> Changed | Stale:
+        """Swap the output of committed batches: all of them in one transaction, or none.
+
+        `Stale` where `run` does not hold the claim any more, or a batch has another generation.
+        """
+        ...
+
         ...
 
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:

@@ -228,4 +228,26 @@ gap = Table(
     **TABLE_OPTIONS,
 )
 
-GROUP_TABLES = (worker_instance, shard_lease, lease_journal, batch, outbox, gap, consumer_group)
+rewrite_claim = Table(
+    "rewrite_claim",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    _identifier("shard_id"),
+    # Empty where nobody is rewriting: the account of a running node may not delete rows.
+    _name("run"),
+    Column("kind", String(16), nullable=False),
+    Column("claimed_at", EventTime, nullable=False),
+    **TABLE_OPTIONS,
+)
+
+GROUP_TABLES = (
+    worker_instance,
+    shard_lease,
+    lease_journal,
+    batch,
+    outbox,
+    gap,
+    rewrite_claim,
+    consumer_group,
+)

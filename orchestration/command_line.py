@@ -25,6 +25,7 @@ from orchestration.commands import (
     inspection,
     processes,
     records,
+    rewriting,
     shards,
 )
 from orchestration.presentation import say, show_json
@@ -56,6 +57,7 @@ for command in (
     inspection.verify,
     records.cat,
     records.load,
+    rewriting.replay,
     simulate,
 ):
     app.command()(command)

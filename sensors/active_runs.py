@@ -9,8 +9,16 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from assets.partitions import NODE_TAG, PROCESS_TAG, asset_key, consume_job_name, consume_op_name
+from assets.partitions import (
+    NODE_TAG,
+    PROCESS_TAG,
+    asset_key,
+    asset_op_name,
+    consume_job_name,
+    consume_op_name,
+)
 from assets.run_process import process_gone
+from assets.shard_replay import is_replay
 from assets.shard_stream import ShardStream
 
 PARTITION_TAG = "dagster/partition"
@@ -65,6 +73,11 @@ def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
         op = config.get("ops", {}).get(consume_op_name(stream), {})
         return frozenset(op.get("config", {}).get("shards", ()))
     if run.asset_selection and asset_key(stream) in run.asset_selection:
+        given: dict[str, Any] = dict(run.run_config)
+        op = given.get("ops", {}).get(asset_op_name(stream), {})
+        if is_replay(op.get("config") or {}):
+            # It works beside live consumption, which must not wait for it.
+            return frozenset()
         partition = run.tags.get(PARTITION_TAG)
         return frozenset([partition] if partition else [])
     return None

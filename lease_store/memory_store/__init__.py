@@ -8,6 +8,7 @@ from lease_store.memory_store.batches import MemoryBatches
 from lease_store.memory_store.gaps import MemoryGaps
 from lease_store.memory_store.groups import MemoryGroups
 from lease_store.memory_store.nodes import MemoryNodes
+from lease_store.memory_store.rewrites import MemoryRewrites
 from lease_store.memory_store.shards import MemoryShards
 from lease_store.memory_store.tenures import MemoryTenures
 
@@ -15,7 +16,13 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(
-    MemoryGroups, MemoryNodes, MemoryShards, MemoryTenures, MemoryBatches, MemoryGaps
+    MemoryGroups,
+    MemoryNodes,
+    MemoryShards,
+    MemoryTenures,
+    MemoryBatches,
+    MemoryGaps,
+    MemoryRewrites,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 

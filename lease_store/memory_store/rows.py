@@ -20,6 +20,7 @@ from lease_store.records import (
     JournalEntry,
     Node,
     OutboxEvent,
+    RewriteClaim,
     ShardLease,
     Snapshot,
     Tenure,
@@ -41,6 +42,7 @@ class GroupRows:
     journal: list[JournalEntry] = field(default_factory=list[JournalEntry])
     outbox: dict[int, OutboxEvent] = field(default_factory=dict[int, OutboxEvent])
     gaps: list[Gap] = field(default_factory=list[Gap])
+    rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
 
     def copy(self) -> GroupRows:
         """The rows as they are now."""
@@ -52,6 +54,7 @@ class GroupRows:
             list(self.journal),
             dict(self.outbox),
             list(self.gaps),
+            dict(self.rewrites),
         )
 
     @property

@@ -21,6 +21,8 @@ from lease_store.records import (
     Node,
     OutboxEvent,
     Progress,
+    RewriteClaim,
+    RewriteKind,
     ShardLease,
     Throughput,
 )
@@ -202,7 +204,6 @@ def entry_from(row: Row) -> JournalEntry:
 
 def batch_values(batch: Batch) -> dict[str, Any]:
     """A ledger row's columns, its key aside."""
-    statistics = batch.statistics
     return {
         "start_cursor": batch.start,
         "end_cursor": batch.end,
@@ -212,15 +213,22 @@ def batch_values(batch: Batch) -> dict[str, Any]:
         "holder": batch.holder,
         "attempt": batch.attempt,
         "generation": batch.generation,
-        "files": [asdict(file) for file in batch.files],
+        "finished": batch.finished,
+        "committed_at": batch.committed_at,
+        **output_values(batch.files, batch.statistics),
+    }
+
+
+def output_values(files: tuple[DataFile, ...], statistics: BatchStatistics) -> dict[str, Any]:
+    """The columns of a ledger row that describe the batch's output."""
+    return {
+        "files": [asdict(file) for file in files],
         "records": statistics.records,
         "bytes": statistics.bytes,
         "written": statistics.written,
         "quarantined": statistics.quarantined,
         "first_event_time": statistics.first_event_time,
         "last_event_time": statistics.last_event_time,
-        "finished": batch.finished,
-        "committed_at": batch.committed_at,
     }
 
 
@@ -272,6 +280,16 @@ def event_from(row: Row) -> OutboxEvent:
         batch_id=row["batch_id"],
         payload=row["payload"],
         run=row["run"],
+    )
+
+
+def rewrite_claim_from(row: Row) -> RewriteClaim:
+    """A claim from its row."""
+    return RewriteClaim(
+        shard=ShardId(row["shard_id"]),
+        run=row["run"],
+        kind=RewriteKind(row["kind"]),
+        at=row["claimed_at"],
     )
 
 

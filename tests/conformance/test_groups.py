@@ -8,7 +8,15 @@ import pytest
 
 from lease_store.errors import GroupExists, GroupInUse, GroupLimitReached, UnknownGroup
 from lease_store.identifiers import GroupKey, GroupName, StreamName
-from lease_store.records import AssignmentMode, Gap, Group, Intent, ShardListing, Tenure
+from lease_store.records import (
+    AssignmentMode,
+    Gap,
+    Group,
+    Intent,
+    RewriteKind,
+    ShardListing,
+    Tenure,
+)
 from lease_store.states import ShardState
 from lease_store.store import BeatRefused, Changed, LeaseStore
 from tests.conformance.world import NOON, A, B, World, X, Y, a_commit
@@ -156,6 +164,10 @@ def test_every_verb_names_a_group_that_does_not_exist(world: World) -> None:
         lambda: store.journal(key),
         lambda: store.record_gap(tenure, start="0", end="1", reason="test"),
         lambda: store.gaps(key),
+        lambda: store.claim_rewrite(key, X, "run", RewriteKind.REPLAY),
+        lambda: store.release_rewrite(key, X, "run"),
+        lambda: store.rewrites(key),
+        lambda: store.rewrite_batches(key, X, "run", [], reason="test"),
         lambda: store.acknowledge_gap(key, Gap(X, "0", "1", "r", NOON), observer="test"),
     ]
     for verb in verbs:

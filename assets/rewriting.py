@@ -1,0 +1,86 @@
+"""What replay and compaction share: units of output, claims on a shard, and what is replaced.
+
+A unit is what a rewrite may replace alone: a batch, or the consecutive batches whose records lie
+together in merged files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lease_store.errors import RewriteRefused, StoreError
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Batch, DataFile, RewriteKind
+from lease_store.store import LeaseStore, RewriteByOther
+
+Unit = tuple[Batch, ...]
+Ended = Callable[[str], bool]
+
+DOING = {RewriteKind.REPLAY: "replaying", RewriteKind.COMPACTION: "compacting"}
+
+
+def units(batches: Sequence[Batch]) -> list[Unit]:
+    """The committed batches of one shard, in order, in units."""
+    found: list[Unit] = []
+    at = 0
+    while at < len(batches):
+        together = max((file.batches for file in batches[at].files), default=1)
+        found.append(tuple(batches[at : at + together]))
+        at += together
+    return found
+
+
+def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
+    """The files of a unit, in order: those of records, or those of quarantined ones."""
+    return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
+
+
+def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
+    """Make files look new right before they are swapped out.
+
+    A reader may have listed them a moment ago. What vacuum removes is as old as it is unnamed
+    only if the age counts from the swap, not from when the file was written.
+    """
+    for file in files:
+        # What is missing cannot be read either; a replay is how it is made again.
+        with suppress(FileNotFoundError):
+            os.utime(output_root / file.path)
+
+
+@contextmanager
+def rewriting(
+    store: LeaseStore,
+    key: GroupKey,
+    shard: ShardId,
+    run: str,
+    kind: RewriteKind,
+    *,
+    ended: Ended,
+) -> Generator[None]:
+    """Hold the claim on a shard's output; given back at the end, whatever happens inside.
+
+    `ended` tells whether another run is known to have ended: its claim is then taken over.
+
+    Raises:
+        RewriteRefused: another run is rewriting the shard.
+        UnknownShard: the group has no such shard.
+    """
+    outcome = store.claim_rewrite(key, shard, run, kind)
+    if isinstance(outcome, RewriteByOther) and ended(outcome.claim.run):
+        replaces = outcome.claim.run
+        outcome = store.claim_rewrite(key, shard, run, kind, replaces=replaces)
+    if isinstance(outcome, RewriteByOther):
+        other = outcome.claim
+        raise RewriteRefused(
+            f"Run {other.run} is {DOING[other.kind]} shard {shard} of {key}: wait for it to end, "
+            f"or, if it has certainly ended, repeat this with --replaces {other.run}."
+        )
+    try:
+        yield
+    finally:
+        # A store that does not answer keeps the claim: the next one replaces this run by name.
+        with suppress(StoreError):
+            store.release_rewrite(key, shard, run)

@@ -1,0 +1,72 @@
+"""Replacing committed output in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.memory_store.rows import MemoryRows
+from lease_store.records import Batch, BatchRewrite, RewriteClaim, RewriteKind
+from lease_store.rewrite_rules import may_claim, rewrite_note, rewritten
+from lease_store.store import Changed, RewriteByOther, Stale
+
+
+class MemoryRewrites(MemoryRows):
+    """The verbs on claims to rewrite, and the swap."""
+
+    def claim_rewrite(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        kind: RewriteKind,
+        *,
+        replaces: str | None = None,
+    ) -> Changed | RewriteByOther:
+        """See `LeaseStore.claim_rewrite`."""
+        with self._rows("claim_rewrite", key) as rows:
+            rows.shard(shard)
+            known = rows.rewrites.get(shard)
+            if known is not None and not may_claim(known, run, replaces):
+                return RewriteByOther(known)
+            rows.rewrites[shard] = RewriteClaim(shard, run, kind, self._clock())
+            return Changed((shard,))
+
+    def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
+        """See `LeaseStore.release_rewrite`."""
+        with self._rows("release_rewrite", key) as rows:
+            known = rows.rewrites.get(shard)
+            if known is None or known.run != run:
+                return Stale()
+            del rows.rewrites[shard]
+            return Changed((shard,))
+
+    def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
+        """See `LeaseStore.rewrites`."""
+        with self._rows("rewrites", key) as rows:
+            return [rows.rewrites[shard] for shard in sorted(rows.rewrites)]
+
+    def rewrite_batches(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        rewrites: Sequence[BatchRewrite],
+        *,
+        reason: str,
+    ) -> Changed | Stale:
+        """See `LeaseStore.rewrite_batches`."""
+        with self._rows("rewrite_batches", key) as rows:
+            rows.shard(shard)
+            known = rows.rewrites.get(shard)
+            if known is None or known.run != run:
+                return Stale()
+            swapped: dict[tuple[ShardId, int], Batch] = {}
+            for rewrite in rewrites:
+                batch = rewritten(rows.batches.get((shard, rewrite.sequence)), rewrite)
+                if batch is None:
+                    return Stale()
+                swapped[shard, rewrite.sequence] = batch
+            rows.batches.update(swapped)
+            self._note(rows, rewrite_note(shard, run, reason), run)
+            return Changed((shard,))

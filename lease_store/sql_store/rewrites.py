@@ -1,0 +1,115 @@
+"""Replacing committed output in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import BatchRewrite, RewriteClaim, RewriteKind
+from lease_store.rewrite_rules import may_claim, rewrite_note
+from lease_store.sql_store import rewrite_statements as statements
+from lease_store.sql_store.rows import key_values, output_values, rewrite_claim_from
+from lease_store.sql_store.tenures import SqlTenures
+from lease_store.store import Changed, RewriteByOther, Stale
+from lease_store.transactions import Transaction
+
+
+class SqlRewrites(SqlTenures):
+    """The verbs on claims to rewrite, and the swap; each locks the shard's row first."""
+
+    def claim_rewrite(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        kind: RewriteKind,
+        *,
+        replaces: str | None = None,
+    ) -> Changed | RewriteByOther:
+        """See `LeaseStore.claim_rewrite`. Claiming again under the same run is harmless."""
+
+        def work(tx: Transaction) -> Changed | RewriteByOther:
+            row, known = self._claim_of(tx, key, shard)
+            if known is not None and not may_claim(known, run, replaces):
+                return tx.abandon(RewriteByOther(known))
+            values = {"run": run, "kind": kind.value, "claimed_at": self._clock()}
+            if row:
+                tx.connection.execute(statements.update_claim(key, shard, values))
+            else:
+                values |= key_values(key) | {"shard_id": shard}
+                tx.connection.execute(statements.insert_claim(values))
+            return Changed((shard,))
+
+        return self._write("claim_rewrite", work)
+
+    def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
+        """See `LeaseStore.release_rewrite`."""
+        sent = False
+
+        def work(tx: Transaction) -> Changed | Stale:
+            nonlocal sent
+            _, known = self._claim_of(tx, key, shard)
+            if known is None or known.run != run:
+                # A run's name is used once: whatever an earlier try of this call did, it stays.
+                return tx.abandon(Changed((shard,)) if sent and known is None else Stale())
+            sent = True
+            tx.connection.execute(statements.update_claim(key, shard, {"run": ""}))
+            return Changed((shard,))
+
+        return self._write("release_rewrite", work)
+
+    def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
+        """See `LeaseStore.rewrites`."""
+
+        def work(tx: Transaction) -> list[RewriteClaim]:
+            self._group(tx, key)
+            rows = tx.connection.execute(statements.select_claims(key)).mappings()
+            return [rewrite_claim_from(row) for row in rows]
+
+        return self._read("rewrites", work)
+
+    def rewrite_batches(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        rewrites: Sequence[BatchRewrite],
+        *,
+        reason: str,
+    ) -> Changed | Stale:
+        """See `LeaseStore.rewrite_batches`."""
+        rows = [
+            {
+                "seen_sequence": rewrite.sequence,
+                "seen_generation": rewrite.generation,
+                "generation": rewrite.generation + 1,
+                **output_values(rewrite.files, rewrite.statistics),
+            }
+            for rewrite in rewrites
+        ]
+
+        def work(tx: Transaction) -> Changed | Stale:
+            _, known = self._claim_of(tx, key, shard)
+            if known is None or known.run != run:
+                return tx.abandon(Stale())
+            if rows:
+                names = [name for name in rows[0] if not name.startswith("seen_")]
+                statement = statements.update_output(key, shard, names)
+                if tx.connection.execute(statement, rows).rowcount != len(rows):
+                    return tx.abandon(Stale())
+            self._journal(tx, key, [rewrite_note(shard, run, reason)], run)
+            return Changed((shard,))
+
+        mark = self._journalled_of_shard(key, shard)
+        return self._write("rewrite_batches", work, mark=mark)
+
+    def _claim_of(
+        self, tx: Transaction, key: GroupKey, shard: ShardId
+    ) -> tuple[bool, RewriteClaim | None]:
+        """Whether the shard has a row for claims, and the claim; the shard's row is locked."""
+        self._group(tx, key)
+        self._lock_shard(tx, key, shard)
+        row = tx.connection.execute(statements.select_claim(key, shard)).mappings().first()
+        if row is None:
+            return False, None
+        return True, rewrite_claim_from(row) if row["run"] else None

@@ -1,0 +1,145 @@
+"""`leasehold replay`: committed output made anew, beside live consumption."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from lease_store.assignment_plan import rank_key
+from lease_store.errors import RewriteRefused
+from orchestration.commands.options import GroupName, Home, Json
+from orchestration.commands.target import Target
+from orchestration.presentation import show_json, show_table
+
+if TYPE_CHECKING:
+    from lease_store.identifiers import GroupKey, ShardId
+
+Result = TypeVar("Result")
+StreamArgument = Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream.")]
+Shards = Annotated[
+    list[str] | None,
+    typer.Option("--shard", metavar="SHARD", help="A shard; may be repeated (default: all)."),
+]
+Replaces = Annotated[
+    str | None,
+    typer.Option("--replaces", help="A rewriting run that has certainly ended: take over."),
+]
+
+
+def replay(
+    stream: StreamArgument = None,
+    *,
+    shard: Shards = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="begin, a cursor or an ISO 8601 time.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="end, a cursor or an ISO 8601 time.")
+    ] = None,
+    replaces: Replaces = None,
+    group: GroupName = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Make committed output anew with today's transform; checkpoints stay, consumption goes on.
+
+    The batches keep their ranges. Each shard's new output appears at once, or not at all. What
+    retention has removed from the log keeps its old output.
+    """
+    from assets.replay import Replayer
+    from assets.replay_span import ReplaySpan
+    from assets.spark_sweeper import SparkSweeper
+    from orchestration.resources import spark_of
+
+    span = ReplaySpan.parse(start, end)
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    shards = chosen_shards(target, key, shard)
+    declared = target.stream(key.stream)
+    output_root = target.settings.output_folder(key.stream, key.group)
+    run = new_run("replay")
+    resource = spark_of(target.settings)
+    replayer = Replayer(
+        stream=declared,
+        store=target.store,
+        output_root=output_root,
+        sweeper=SparkSweeper(
+            stream=declared,
+            session=lambda: resource.spark_session,
+            output_root=output_root,
+            run=run,
+        ),
+        run=run,
+        ended=named(replaces),
+    )
+    reports = interruptible(lambda: replayer.replay(shards, span))
+    done = [reports[shard] for shard in shards]
+    if as_json:
+        show_json({"group": str(key), "run": run, "shards": done})
+    else:
+        show_table(
+            f"Replay of {key}",
+            ("shard", "batches", "records", "written", "quarantined", "kept", "kept until"),
+            (
+                (
+                    report.shard,
+                    report.batches,
+                    report.records,
+                    report.written,
+                    report.quarantined,
+                    report.kept,
+                    report.kept_until,
+                )
+                for report in done
+                if not report.error
+            ),
+            numeric=("batches", "records", "written", "quarantined", "kept", "kept until"),
+        )
+    refuse_failed("replayed", ((report.shard, report.error) for report in done))
+
+
+def chosen_shards(target: Target, key: GroupKey, named_shards: list[str] | None) -> list[ShardId]:
+    """The shards that were named, or all of the group, by rank.
+
+    Raises:
+        UnknownShard: the group has no such shard.
+    """
+    if named_shards:
+        return [target.shard(key, shard).shard for shard in dict.fromkeys(named_shards)]
+    return sorted((lease.shard for lease in target.store.snapshot(key).shards), key=rank_key)
+
+
+def new_run(kind: str) -> str:
+    """An id for a rewriting run of the command line, never used before."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def named(replaces: str | None) -> Callable[[str], bool]:
+    """Whether a run has ended, as far as the user says so."""
+    return lambda run: run == replaces
+
+
+def interruptible(work: Callable[[], Result]) -> Result:
+    """Run `work` so that a request to terminate lets it give its claims back, like Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return work()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def refuse_failed(done: str, errors: Iterable[tuple[str, str]]) -> None:
+    """End with a sentence for the shards that keep their old output.
+
+    Raises:
+        RewriteRefused: there are such shards.
+    """
+    failed: Sequence[tuple[str, str]] = [(shard, error) for shard, error in errors if error]
+    if failed:
+        shard, error = failed[0]
+        more = f" ({len(failed) - 1} more shards failed, too.)" if len(failed) > 1 else ""
+        raise RewriteRefused(f"Shard {shard} was not {done}: {error}{more}")
