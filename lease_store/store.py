@@ -120,13 +120,13 @@ class NotHeld:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class RewriteByOther:
     """Another run is replacing output of the shard."""
 
     claim: RewriteClaim
 
 
+@dataclass(frozen=True, slots=True)
 class TenureView:
     """What a holder sees of its own shard at a batch boundary.
 
@@ -385,12 +385,6 @@ class LeaseStore(Protocol):
         """
         ...
 
-    # -- outbox, journal, gaps ------------------------------------------------------------------
-
-    def pending_events(
-        self, key: GroupKey, *, run: str | None = None, limit: int = 500
-    ) -> list[OutboxEvent]:
-        """Undelivered events in commit order, of one run or of all."""
     # -- rewriting ------------------------------------------------------------------------------
 
     def claim_rewrite(
@@ -434,6 +428,12 @@ class LeaseStore(Protocol):
         """
         ...
 
+    # -- outbox, journal, gaps ------------------------------------------------------------------
+
+    def pending_events(
+        self, key: GroupKey, *, run: str | None = None, limit: int = 500
+    ) -> list[OutboxEvent]:
+        """Undelivered events in commit order, of one run or of all."""
         ...
 
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
