@@ -240,12 +240,12 @@ class DataFile:
     records: int
     bytes: int
     quarantine: bool = False
+    batches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
     """What was seen while a batch was read and written; it never decides a cursor.
-    batches: int = 1
 
     Attributes:
         records: records read; None when the reader was stopped early by the transform.
