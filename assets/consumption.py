@@ -1,7 +1,7 @@
 """The batch loop: one node consumes a set of shards until they are read, or until it must stop.
 
-For every shard the loop is a small state machine, INITIALIZING → PROCESSING → STOPPING →
-STOP_COMPLETED; what moves it is looked at between two batches only, so that a shard is always let
+For every shard the loop drives the state machine of `lease_store.consumer_states`, as workers and
+clients do; what moves it is looked at between two batches only, so that a shard is always let
 go at a checkpoint. What a stale holder could break, and why it does not:
 
 1. This run reads a batch and is paused by its machine for longer than the lease.
@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from assets import failpoints
 from assets.attempt_reports import latest
-from assets.consumption_report import ConsumptionReport, ConsumptionState, StopReason
+from assets.consumption_report import ConsumptionReport, StopReason
 from assets.gap_handling import GapHandling
 from assets.quarantine_limit import check_quarantined
 from assets.shard_stream import ShardStream
 from assets.starting_position import initial_position
 from assets.sweep import SweepOutcome, SweepResult
+from lease_store.consumer_states import ConsumerState, ShardConsumer
 from lease_store.errors import (
     CursorExpired,
     LeaseholdError,
@@ -78,7 +79,7 @@ class _Consumption:
     cursor: str = ""
     bounds: ShardBounds | None = None
     announced_s: float | None = None
-    state: ConsumptionState = ConsumptionState.INITIALIZING
+    consumer: ShardConsumer = field(default_factory=ShardConsumer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +142,10 @@ class Consumer:
         self._sweeping_s = 0.0
         self._store_silent = False
 
-    def states(self) -> dict[ShardId, ConsumptionState]:
+    def states(self) -> dict[ShardId, ConsumerState]:
         """Where the run stands with each of its shards."""
-        ended = dict.fromkeys(self._reports, ConsumptionState.STOP_COMPLETED)
-        return ended | {shard: open_.state for shard, open_ in self._open.items()}
+        ended = dict.fromkeys(self._reports, ConsumerState.STOP_COMPLETED)
+        return ended | {shard: open_.consumer.state for shard, open_ in self._open.items()}
 
     def consume(self, shards: Sequence[ShardId]) -> dict[ShardId, ConsumptionReport]:
         """Consume these shards until each has a reason to stop; one report per shard.
@@ -236,7 +237,7 @@ class Consumer:
         assert open_.report.start is not None
         open_.cursor = open_.report.start
         open_.report = replace(open_.report, lag_before=self._lag(open_))
-        open_.state = ConsumptionState.PROCESSING
+        open_.consumer = open_.consumer.initialized()
 
     def _read_bounds(self) -> None:
         source, shards = self._stream.source, list(self._open)
@@ -438,7 +439,7 @@ class Consumer:
 
     def _stop(self, open_: _Consumption, reason: StopReason, error: str = "") -> None:
         """Let a shard go at its checkpoint."""
-        open_.state = ConsumptionState.STOPPING
+        open_.consumer = open_.consumer.stop(reason.value)
         try:
             # A store that did not answer once would make every further shard wait as long.
             if not self._store_silent:
@@ -458,11 +459,12 @@ class Consumer:
             f"Node {tenure.holder} lost shard {tenure.shard} of {tenure.key}: tenure "
             f"{tenure.epoch} is over; nothing was committed since checkpoint {open_.cursor}."
         )
+        open_.consumer = open_.consumer.fence(sentence)
         self._end(open_, StopReason.LEASE_LOST, sentence)
 
     def _end(self, open_: _Consumption, reason: StopReason, error: str = "") -> None:
         shard = open_.tenure.shard
-        open_.state = ConsumptionState.STOP_COMPLETED
+        open_.consumer = open_.consumer.stop(reason.value).stopped()
         self._reports[shard] = replace(open_.report, stopped=reason, error=error)
         del self._open[shard]
 

@@ -12,15 +12,6 @@ from lease_store.identifiers import ShardId
 from lease_store.records import BatchStatistics
 
 
-class ConsumptionState(StrEnum):
-    """Where a run stands with one of its shards."""
-
-    INITIALIZING = "initializing"
-    PROCESSING = "processing"
-    STOPPING = "stopping"
-    STOP_COMPLETED = "stop_completed"
-
-
 class StopReason(StrEnum):
     """Why a run stopped consuming a shard."""
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from assets.consumption_report import ConsumptionState, StopReason
+from assets.consumption_report import StopReason
 from assets.starting_position import initial_position
 from assets.sweep import SweepOutcome
+from lease_store.consumer_states import ConsumerState
 from lease_store.errors import (
     InvalidSetting,
     SparkUnavailable,
@@ -379,11 +380,11 @@ def test_on_commit_hears_of_each_batch_in_order(world: World) -> None:
 
 def test_states_of_the_machine(world: World) -> None:
     consumer = world.consumer()
-    seen: set[ConsumptionState] = set()
+    seen: set[ConsumerState] = set()
     world.sweeper.before = lambda: seen.update(consumer.states().values())
     consumer.consume(world.ids)
-    assert seen == {ConsumptionState.PROCESSING}
-    assert set(consumer.states().values()) == {ConsumptionState.STOP_COMPLETED}
+    assert seen == {ConsumerState.PROCESSING}
+    assert set(consumer.states().values()) == {ConsumerState.STOP_COMPLETED}
 
 
 def test_initial_positions() -> None:
