@@ -336,6 +336,113 @@ def test_orphans_are_found() -> None:
     assert [line.split()[0] for line in found] == ["0", "1", "2", "3"]
 
 
+def moves_of(decided: Plan) -> list[tuple[str, str, str]]:
+    return [(type(action).__name__, action.shard, action.gains) for action in decided.actions]
+
+
+def test_an_inbound_shard_whose_holder_has_room_stays_before_one_in_use_moves() -> None:
+    """node-b has 4 and shall have 2: what is still with node-a costs nothing to leave there."""
+    leases = [
+        shard("0", "node-b"),
+        shard("1", "node-b"),
+        shard("2", "node-b", holder="node-a"),
+        shard("3", "node-b", holder="node-a"),
+    ]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
+    assert moves_of(decided) == [
+        ("CancelTransfer", "3", "node-a"),
+        ("CancelTransfer", "2", "node-a"),
+    ]
+    assert decided.moves == decided.moves_minimum == 2
+
+
+def test_an_inbound_shard_whose_holder_has_no_room_is_the_last_to_move() -> None:
+    """node-a has its two: sending 4 on to node-c would first have to take it back to node-a."""
+    leases = [
+        shard("0", "node-a"),
+        shard("1", "node-a"),
+        shard("2", "node-b"),
+        shard("3", "node-b"),
+        shard("4", "node-b", holder="node-a"),
+    ]
+    nodes = [node("node-a"), node("node-b"), node("node-c")]
+    decided = plan(snapshot(nodes, leases), live=NODES)
+    assert moves_of(decided) == [("BeginTransfer", "3", "node-c")]
+
+
+def test_room_at_the_holder_is_given_once() -> None:
+    """node-a has room for one of the two shards that are on their way from it."""
+    leases = [
+        shard("0", "node-a"),
+        shard("1", "node-b"),
+        shard("2", "node-b", holder="node-a"),
+        shard("3", "node-b", holder="node-a"),
+    ]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
+    assert moves_of(decided) == [("CancelTransfer", "3", "node-a")]
+
+
+def test_a_shard_that_has_to_go_on_to_a_third_node_goes_back_first() -> None:
+    """All that node-b has is on its way from node-a, which has no room: two rounds."""
+    leases = [shard(str(i), "node-a") for i in range(2)]
+    leases += [shard(str(i), "node-b", holder="node-a") for i in range(2, 6)]
+    nodes = [node("node-a"), node("node-b"), node("node-c")]
+    snap = snapshot(nodes, leases)
+    first = plan(snap, live=NODES)
+    assert {kind for kind, _, _ in moves_of(first)} == {"CancelTransfer"}
+    second = plan(carried_out(snap, first), live=NODES)
+    assert {(kind, gains) for kind, _, gains in moves_of(second)} == {("BeginTransfer", "node-c")}
+
+
+def test_a_shard_between_two_nodes_without_runs_moves_on_when_it_has_arrived() -> None:
+    nodes = [node("node-a", accepts_runs=False), node("node-b", accepts_runs=False), node("node-c")]
+    decided = plan(snapshot(nodes, [shard("0", "node-b", holder="node-a")]), live=NODES)
+    assert decided.actions == ()
+    assert dict(decided.counts) == {"node-c": 1}
+    assert decided.moves == decided.moves_minimum == 1
+
+
+def test_a_holder_over_its_cap_keeps_what_nobody_can_take() -> None:
+    leases = [shard(str(i), "node-a") for i in range(4)] + [shard("4", "node-b")]
+    snap = snapshot([node("node-a"), node("node-b")], leases, node_cap=2)
+    decided = plan(snap, live=NODES)
+    assert moves_of(decided) == [("BeginTransfer", "3", "node-b")]
+    assert [str(left) for left in decided.unassigned] == [
+        "2 is left: node-a has more than it may, but no other node has room"
+    ]
+
+
+def test_the_proof_counts_each_reason_to_move() -> None:
+    leases = [shard(str(i), "node-a") for i in range(3)]
+    leases += [shard("3"), shard("4", "node-z"), shard("5", "node-y", holder="node-a")]
+    nodes = [
+        node("node-a"),
+        node("node-b"),
+        node("node-y", accepts_runs=False),
+        node("node-z", accepts_runs=False),
+    ]
+    decided = plan(snapshot(nodes, leases), live=[*NODES, "node-y", "node-z"])
+    assert decided.proof == (
+        "node-a holds 4 and its share is 3: 1 must leave it",
+        "1 are nobody's: each needs its claim",
+        "1 are held by nodes that take no runs: each must go",
+        "1 are promised to nodes that take no runs",
+        "the larger shares are where most can stay, so that no fewer can move",
+    )
+    assert decided.moves == decided.moves_minimum == 4
+
+
+def test_a_balanced_group_has_nothing_to_prove_but_where_the_larger_shares_are() -> None:
+    leases = [shard("0", "node-a"), shard("1", "node-b"), shard("2", "node-a")]
+    decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
+    assert decided.proof == (
+        "the larger shares are where most can stay, so that no fewer can move",
+    )
+    assert decided.summary == "3 shards can be consumed by 2 live nodes, 1 or 2 each"
+    alone = plan(snapshot([node("node-a")], leases[:1]), live=NODES)
+    assert alone.summary == "1 shards can be consumed by one live node, 1 each"
+
+
 # -- modulo -----------------------------------------------------------------------------------
 
 
@@ -410,6 +517,39 @@ def test_modulo_lets_a_node_come_back_and_ignores_those_that_left() -> None:
     check_member(group, [modulo("node-a", 3, 0), left], modulo("node-a", 3, 0))
 
 
+def test_modulo_takes_its_own_back_from_a_transfer_elsewhere() -> None:
+    """Shard 0 is node-a's by its rank, and on its way from node-c to node-b."""
+    leases = [shard("0", "node-b", holder="node-c"), shard("1", "node-b")]
+    nodes = [modulo("node-a", 3, 0), modulo("node-b", 3, 1), modulo("node-c", 3, 2)]
+    first = plan(modulo_group(nodes, leases), live=NODES)
+    assert moves_of(first) == [("CancelTransfer", "0", "node-c")]
+    after = carried_out(modulo_group(nodes, leases), first)
+    assert moves_of(plan(after, live=NODES)) == [("BeginTransfer", "0", "node-a")]
+
+
+def test_modulo_counts_what_each_node_has_and_leaves_a_missing_nodes_shards_alone() -> None:
+    leases = [shard("0", "node-a"), shard("1", "node-a"), shard("2", "node-b")]
+    nodes = [modulo("node-a", 3, 0), modulo("node-b", 3, 2)]
+    decided = plan(modulo_group(nodes, leases), live=NODES)
+    assert decided.actions == ()
+    assert dict(decided.counts) == {"node-a": 2, "node-b": 1}
+    assert [str(left) for left in decided.unassigned] == [
+        "1 is left: no live node takes runs with node_id 1 of 3"
+    ]
+
+
+def test_modulo_with_one_node_gives_it_everything() -> None:
+    decided = plan(modulo_group([modulo("node-a", 1, 0)], [shard("0"), shard("1")]), live=NODES)
+    assert [action.gains for action in decided.actions] == ["node-a", "node-a"]
+
+
+def test_negative_counts_need_no_node_id_and_may_share_one() -> None:
+    group = Group(KEY, assignment=AssignmentMode.MODULO)
+    check_member(group, [modulo("node-a", -1, 0)], modulo("node-b", -1, 0))
+    balanced = Group(KEY, assignment=AssignmentMode.BALANCED)
+    check_member(balanced, [modulo("node-a", 3, 0)], modulo("node-b", 3, 0))
+
+
 def test_negative_counts_switch_modulo_off() -> None:
     nodes = [modulo("node-a", -1, None), modulo("node-b", -1, None)]
     decided = plan(modulo_group(nodes, [shard("0"), shard("1")]), live=NODES)
@@ -446,3 +586,15 @@ def test_pinned_refuses_an_occupied_shard_and_an_unknown_one() -> None:
         ("node-b", UnknownShard),
         ("node-a", ShardOccupied),
     ]
+
+
+def test_pinned_shards_of_a_dead_node_wait_for_its_eviction() -> None:
+    snap = snapshot(
+        [pinned("node-a", "0"), pinned("node-b")],
+        [shard("0", "node-b")],
+        assignment=AssignmentMode.PINNED,
+    )
+    decided = plan(snap, live={NodeName("node-a")})
+    assert decided.actions == ()
+    assert dict(decided.counts) == {"node-a": 1}
+    assert decided.unassigned == ()

@@ -491,3 +491,93 @@ def test_moves_that_take_too_long_are_left_to_the_next_tick() -> None:
     scene.tick(a, b, times=9)
     assert scene.counts() == [50, 50]
     assert not [entry for entry in scene.store.journal(KEY) if entry.kind == "evict"]
+
+
+def test_long_lists_are_cut_in_what_a_tick_says() -> None:
+    scene = Scene(shards=13)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    (report,) = scene.tick(a)
+    assert "a claimed 13 shards (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, …):" in report.explanation
+    (_, report) = scene.tick(a, b)
+    assert len(report.decisions) == 1 + 6
+    assert "further" not in report.explanation
+
+    scene = Scene(shards=12)
+    (report,) = scene.tick(scene.rebalancer("a"))
+    assert "a claimed shards 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11:" in report.explanation
+
+    scene = Scene(shards=28)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    (_, report) = scene.tick(a, b)
+    assert len(report.decisions) == 1 + 12 + 1
+    assert report.decisions[-1] == "and 2 further moves alike"
+
+
+def test_every_hand_over_that_is_due_is_completed_in_one_tick() -> None:
+    scene = Scene(shards=4, handoff_limit_s=10.0)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    for shard in "0123":
+        scene.open(shard)
+    scene.tick(a, b, times=3)
+    assert scene.counts() == [4]
+    (_, report) = scene.tick(a, b)
+    assert scene.counts() == [2, 2]
+    assert sum("did not let go" in decision for decision in report.decisions) == 2
+
+
+def test_hand_overs_of_another_deployment_are_left_to_it() -> None:
+    scene = Scene(shards=2, handoff_limit_s=10.0)
+    a, b, c = (scene.rebalancer(name) for name in "abc")
+    scene.tick(a, c)
+    held = [shard for shard, owner in scene.owners().items() if owner == "a"]
+    scene.open(held[0])
+    scene.store.begin_transfer(
+        KEY, ShardId(held[0]), 1, NodeName("c"), observer="test", reason="test"
+    )
+    scene.tick(b, times=4)
+    assert scene.owners()[held[0]] == "a"
+
+
+def test_one_claim_that_came_too_late_among_others_is_counted() -> None:
+    scene = Scene(shards=3)
+    scene.store.register(KEY, Node(NodeName("z"), 0, "z.0"), observer="test")
+    original = scene.store.claim
+
+    def lost_race(key, claims, **kwargs):
+        scene.store.claim = original
+        original(key, {ShardId("0"): (NodeName("z"), 0)}, observer="z", reason="test")
+        return original(key, claims, **kwargs)
+
+    scene.store.claim = lost_race
+    (report,) = scene.tick(scene.rebalancer("a"))
+    assert "a claimed shard 2: " in report.explanation
+    assert "1 claims of a came too late" in report.explanation
+
+
+def test_a_name_that_was_left_is_simply_taken() -> None:
+    scene = Scene(shards=1)
+    first, second = scene.rebalancer("a"), scene.rebalancer("a")
+    scene.tick(first)
+    first.leave()
+    (report,) = scene.tick(second)
+    assert report.refusals == ()
+    assert report.decisions[0] == "a joined"
+
+
+def test_leaving_goes_on_after_a_failure_and_reports_it() -> None:
+    scene = Scene()
+    both = scene.rebalancer("a", "b")
+    scene.tick(both)
+    original = scene.store.leave
+
+    def fails_for_a(key, node, incarnation):
+        if node == "a":
+            raise StoreUnavailable("gone")
+        return original(key, node, incarnation)
+
+    scene.store.leave = fails_for_a
+    with pytest.raises(StoreUnavailable):
+        both.leave()
+    assert [node.name for node in scene.store.pulse(KEY).nodes if node.member] == ["a"]
