@@ -45,6 +45,16 @@ def consume_op_name(stream: ShardStream) -> str:
     return f"consume__{definition_name(stream)}"
 
 
+def compact_job_name(stream: ShardStream) -> str:
+    """The job that merges small files of a stream's committed output."""
+    return f"compact_{definition_name(stream)}"
+
+
+def compact_op_name(stream: ShardStream) -> str:
+    """The only op of that job; see `consume_op_name`."""
+    return f"compact__{definition_name(stream)}"
+
+
 def asset_op_name(stream: ShardStream) -> str:
     """The op behind a stream's asset."""
     return f"materialize__{definition_name(stream)}"

@@ -117,7 +117,7 @@ class ShardFiles:
                 )
             )
         if written:
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         return written
 
     def abandon(self) -> None:
@@ -194,7 +194,8 @@ def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         yield column[start].as_py(), batch.slice(start, end - start)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from assets.compact_job import build_compact_job
 from assets.consume_job import build_consume_job
 from assets.lease_asset import build_lease_asset
 from assets.partitions import definition_name
@@ -47,7 +48,7 @@ def build_definitions(
             assets.append(build_shard_asset(stream, deployment))
             assets.append(build_lease_asset(stream, deployment))
             job = build_consume_job(stream, deployment)
-            jobs.append(job)
+            jobs += [job, build_compact_job(stream, deployment)]
             sensors.append(build_shard_list_sensor(stream, deployment))
             sensors.append(build_rebalance_sensor(stream, deployment, job))
             sensors.append(build_outbox_sensor(stream, deployment))

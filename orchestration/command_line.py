@@ -27,6 +27,7 @@ from orchestration.commands import (
     records,
     rewriting,
     shards,
+    vacuum,
 )
 from orchestration.presentation import say, show_json
 from orchestration.simulate import simulate
@@ -58,6 +59,8 @@ for command in (
     records.cat,
     records.load,
     rewriting.replay,
+    rewriting.compact,
+    vacuum.vacuum,
     simulate,
 ):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""`leasehold replay`: committed output made anew, beside live consumption."""
+"""`leasehold replay` and `compact`: committed output made anew, beside live consumption."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from orchestration.presentation import show_json, show_table
 if TYPE_CHECKING:
     from lease_store.identifiers import GroupKey, ShardId
 
+TARGET_MIB = 128
 Result = TypeVar("Result")
 StreamArgument = Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream.")]
 Shards = Annotated[
@@ -100,6 +101,62 @@ def replay(
             numeric=("batches", "records", "written", "quarantined", "kept", "kept until"),
         )
     refuse_failed("replayed", ((report.shard, report.error) for report in done))
+
+
+def compact(
+    stream: StreamArgument = None,
+    *,
+    shard: Shards = None,
+    target_mib: Annotated[
+        int, typer.Option("--target-mib", min=1, help="How large a merged file shall become.")
+    ] = TARGET_MIB,
+    replaces: Replaces = None,
+    group: GroupName = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Merge small files of committed output into few, in the same order.
+
+    Each swap is one transaction; readers and consumption go on. The small files stay on the disk
+    until `leasehold vacuum` finds them old enough.
+    """
+    from assets.compaction import Compactor
+    from assets.spark_sweeper import attempt_label
+
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    shards = chosen_shards(target, key, shard)
+    run = new_run("compact")
+    compactor = Compactor(
+        store=target.store,
+        key=key,
+        output_root=target.settings.output_folder(key.stream, key.group),
+        run=run,
+        new_attempt=lambda: f"{attempt_label(run)}-{uuid.uuid4().hex}",
+        target_bytes=target_mib * 1024 * 1024,
+        ended=named(replaces),
+    )
+    done = list(interruptible(lambda: compactor.compact(shards)).values())
+    if as_json:
+        show_json({"group": str(key), "run": run, "shards": done})
+    else:
+        show_table(
+            f"Compaction of {key}",
+            ("shard", "batches merged", "files before", "after", "bytes merged", "into"),
+            (
+                (
+                    report.shard,
+                    report.batches,
+                    report.files_before,
+                    report.files_after,
+                    report.bytes_before,
+                    report.bytes_after,
+                )
+                for report in done
+            ),
+            numeric=("batches merged", "files before", "after", "bytes merged", "into"),
+        )
+    refuse_failed("compacted to its end", ((report.shard, report.error) for report in done))
 
 
 def chosen_shards(target: Target, key: GroupKey, named_shards: list[str] | None) -> list[ShardId]:

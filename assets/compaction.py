@@ -1,0 +1,293 @@
+"""Compaction: the small files of consecutive committed batches become few, in the same order.
+
+The first of the batches lists the merged file, with the number of batches whose records it holds;
+the others list none. So ranges stay contiguous row by row, and every reader that takes the
+ledger's files in order reads what it read before. No record is transformed; nothing is read from
+the source.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assets.rewriting import Ended, Unit, rewriting, touch_replaced, unit_files, units
+from assets.shard_files import COMPRESSION, ROW_GROUP_BYTES, sync_folder
+from assets.sweep import ATTEMPTS_FOLDER
+from lease_store.errors import LeaseholdError, LogCorrupt, RewriteRefused
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import BatchRewrite, DataFile, RewriteKind
+from lease_store.store import Changed, LeaseStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TARGET_BYTES = 128 * 1024 * 1024
+LARGE_ENOUGH = 0.5
+"""A file of this share of the target is left alone: merging it again would cost most of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction did to one shard.
+
+    Attributes:
+        batches: batches whose records lie in merged files now.
+        files_before: the files of the shard's committed output before.
+        files_after: the same afterwards.
+        bytes_before: of these batches' files.
+        bytes_after: of the merged files that took their place.
+        error: why it ended early, as one sentence; what was merged before stays merged.
+    """
+
+    shard: ShardId
+    batches: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    error: str = ""
+
+
+Columns = tuple[tuple[object, ...], tuple[object, ...]]
+"""The different schemas of a unit's files: of those of records, and of quarantined ones."""
+NO_COLUMNS: Columns = ((), ())
+
+
+def merges(
+    shard_units: Sequence[Unit],
+    *,
+    target_bytes: int,
+    columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
+) -> list[list[Unit]]:
+    """Which consecutive units of a shard to merge: each list makes one file of records.
+
+    A merge ends when it has reached the target, before a file that is large enough already, and
+    where the columns change. One that would leave as many files as there are is left out.
+    """
+    found: list[list[Unit]] = [[]]
+    size, known = 0, NO_COLUMNS
+    for unit in shard_units:
+        own = columns(unit)
+        bytes_ = sum(file.bytes for file in unit_files(unit, quarantine=False))
+        large = bytes_ >= target_bytes * LARGE_ENOUGH
+        if large or size >= target_bytes or not _uniform(_joined(known, own)):
+            found.append([])
+            size, known = 0, NO_COLUMNS
+        if not _uniform(own):
+            continue  # an attempt whose tasks wrote different columns cannot become one file
+        found[-1].append(unit)
+        size, known = size + bytes_, _joined(known, own)
+        if large:
+            found.append([])
+            size, known = 0, NO_COLUMNS
+    return [merge for merge in found if _saves_files(merge)]
+
+
+def _joined(one: Columns, other: Columns) -> Columns:
+    records, quarantined = (
+        tuple(schema for at, schema in enumerate(both) if schema not in both[:at])
+        for both in ((*one[0], *other[0]), (*one[1], *other[1]))
+    )
+    return records, quarantined
+
+
+def _uniform(columns: Columns) -> bool:
+    return all(len(schemas) <= 1 for schemas in columns)
+
+
+def _saves_files(merge: Sequence[Unit]) -> bool:
+    counts = [
+        sum(len(unit_files(unit, quarantine=kind)) for unit in merge) for kind in (False, True)
+    ]
+    return any(count > 1 for count in counts)
+
+
+class Compactor:
+    """Compacts committed output of one group in one run; consumption goes on beside it.
+
+    Args:
+        store: where the ledger is.
+        key: the group.
+        output_root: the folder of the stream's and group's output.
+        run: an id that was never used.
+        new_attempt: gives a name that was never used, for a folder of files.
+        target_bytes: how large a merged file shall become.
+        ended: whether another run, which holds the claim on a shard, is known to have ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: LeaseStore,
+        key: GroupKey,
+        output_root: Path,
+        run: str,
+        new_attempt: Callable[[], str],
+        target_bytes: int = TARGET_BYTES,
+        ended: Ended = lambda _: False,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._output_root = output_root
+        self._run = run
+        self._new_attempt = new_attempt
+        self._target_bytes = target_bytes
+        self._ended = ended
+
+    def compact(self, shards: Sequence[ShardId]) -> dict[ShardId, CompactionReport]:
+        """Compact these shards, one after the other; one report per shard."""
+        return {shard: self._compact(shard) for shard in dict.fromkeys(shards)}
+
+    def _compact(self, shard: ShardId) -> CompactionReport:
+        report = CompactionReport(shard)
+        try:
+            kind = RewriteKind.COMPACTION
+            with rewriting(self._store, self._key, shard, self._run, kind, ended=self._ended):
+                batches = self._store.batches(self._key, shard)
+                files = sum(len(batch.files) for batch in batches)
+                report = replace(report, files_before=files, files_after=files)
+                for merge in merges(
+                    units(batches), target_bytes=self._target_bytes, columns=self._columns
+                ):
+                    report = self._merged(report, merge)
+        except LeaseholdError as error:
+            return replace(report, error=str(error))
+        return report
+
+    def _columns(self, unit: Unit) -> Columns:
+        records, quarantined = (
+            tuple(
+                _schema(self._output_root / file.path)
+                for file in unit_files(unit, quarantine=quarantine)
+            )
+            for quarantine in (False, True)
+        )
+        return _joined(NO_COLUMNS, (records, quarantined))
+
+    def _merged(self, report: CompactionReport, merge: Sequence[Unit]) -> CompactionReport:
+        """Write the merged files of some units, and swap them in."""
+        together = tuple(batch for unit in merge for batch in unit)
+        old = [file for batch in together for file in batch.files]
+        attempt = f"{ATTEMPTS_FOLDER}/{self._new_attempt()}"
+        folder = self._output_root / attempt
+        try:
+            new = self._write(report.shard, merge, attempt, len(together))
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise RewriteRefused(
+                    f"The merged files of shard {report.shard} of {self._key} cannot be written "
+                    f"to {folder} ({error.strerror}): its output stays as it is."
+                ) from error
+            raise
+        rewrites = [
+            BatchRewrite(batch.sequence, batch.generation, () if number else new, batch.statistics)
+            for number, batch in enumerate(together)
+        ]
+        touch_replaced(self._output_root, old)
+        first, last = together[0].sequence, together[-1].sequence
+        reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"
+        outcome = self._store.rewrite_batches(
+            self._key, report.shard, self._run, rewrites, reason=reason
+        )
+        if not isinstance(outcome, Changed):
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RewriteRefused(
+                f"The output of shard {report.shard} of {self._key} changed while its files were "
+                "merged: it stays as it is; compact it again."
+            )
+        return replace(
+            report,
+            batches=report.batches + len(together),
+            files_after=report.files_after - len(old) + len(new),
+            bytes_before=report.bytes_before + sum(file.bytes for file in old),
+            bytes_after=report.bytes_after + sum(file.bytes for file in new),
+        )
+
+    def _write(
+        self, shard: ShardId, merge: Sequence[Unit], attempt: str, together: int
+    ) -> tuple[DataFile, ...]:
+        folder = self._output_root / attempt
+        folder.mkdir(parents=True)
+        made: list[DataFile] = []
+        for quarantine in (False, True):
+            parts = [file for unit in merge for file in unit_files(unit, quarantine=quarantine)]
+            if not parts:
+                continue
+            name = f"{shard}.merged{'.quarantine' if quarantine else ''}.parquet"
+            records, bytes_ = _concatenate(
+                [(self._output_root / part.path, part.records) for part in parts], folder / name
+            )
+            made.append(DataFile(f"{attempt}/{name}", records, bytes_, quarantine, together))
+        sync_folder(folder)
+        return tuple(made)
+
+
+def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, int]:
+    """Write the rows of files, in order, into a new one; its rows and bytes.
+
+    Raises:
+        LogCorrupt: a file is missing, damaged, or has not the rows that the ledger says.
+        OSError: the target cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = _schema(parts[0][0])
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = records = 0
+    with target.open("xb") as file, pq.ParquetWriter(file, schema, compression=COMPRESSION) as out:
+        for path, expected in parts:
+            rows = 0
+            for batch in _batches(path):
+                rows += batch.num_rows
+                waiting.append(batch)
+                waiting_bytes += batch.nbytes
+                if waiting_bytes >= ROW_GROUP_BYTES:
+                    out.write_table(pa.Table.from_batches(waiting))
+                    waiting, waiting_bytes = [], 0
+            if rows != expected:
+                raise LogCorrupt(
+                    f"The committed file {path} has {rows} records, the ledger says {expected}: "
+                    "restore it from a backup, or replay its batch."
+                )
+            records += rows
+        if waiting:
+            out.write_table(pa.Table.from_batches(waiting))
+        out.close()
+        file.flush()
+        os.fsync(file.fileno())
+    return records, target.stat().st_size
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _unreadable(path, error) from error
+
+
+def _schema(path: Path) -> pa.Schema:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> LogCorrupt:
+    return LogCorrupt(
+        f"The committed file {path} cannot be read ({str(error).splitlines()[0]}): restore it from "
+        "a backup, or replay its batch."
+    )

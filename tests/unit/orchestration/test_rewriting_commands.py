@@ -1,0 +1,147 @@
+"""`leasehold replay`, `compact` and `vacuum`, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assets.spark_sweeper
+from lease_store.identifiers import ShardId
+from lease_store.records import RewriteKind
+from orchestration.command_line import main
+from orchestration.commands.vacuum import duration
+from orchestration.settings import PREFIX
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+
+ZERO = ShardId("0")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
+    """Two shards of ten records, in three batches each; sweeps run in this process."""
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    home = ConsumedHome(tmp_path / "home")
+    home.append(10)
+    home.consume("run-1")
+    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper)
+    yield home
+    home.store.close()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(list(arguments)) == code
+    captured = capsys.readouterr()
+    return captured.err if code == 2 else captured.out
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    return json.loads(said(capsys, *arguments, "--json"))
+
+
+def generations(home: ConsumedHome, shard: ShardId = ZERO) -> list[int]:
+    return [batch.generation for batch in home.store.batches(KEY, shard)]
+
+
+def cat(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = said(capsys, "cat", "demo").splitlines()
+    return [json.loads(line)["value"] for line in lines]
+
+
+EVERY = [f"{shard}:{number}" for shard in (0, 1) for number in range(10)]
+
+
+def test_replay_says_what_it_did(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    before = cat(capsys)
+    assert before == EVERY
+    done = answer(capsys, "replay", "demo", "--shard", "0", "--from", "4", "--to", "8")
+    assert [(each["shard"], each["batches"], each["records"]) for each in done["shards"]] == [
+        ("0", 1, 4)
+    ]
+    assert done["run"].startswith("replay-")
+    assert generations(home) == [0, 1, 0]
+    assert "Replay of demo/default" in said(capsys, "replay")
+    assert generations(home) == [1, 2, 1]
+    assert cat(capsys) == before
+    assert "no violations" in said(capsys, "verify")
+
+
+def test_what_retention_removed_is_reported(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.log.retain("0", "10")
+    done = answer(capsys, "replay", "demo")["shards"]
+    assert [
+        (each["shard"], each["batches"], each["kept"], each["kept_until"]) for each in done
+    ] == [
+        ("0", 0, 3, "10"),
+        ("1", 3, 0, None),
+    ]
+
+
+def test_the_second_rewriter_is_refused_until_the_first_is_named(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.store.claim_rewrite(KEY, ZERO, "killed-run", RewriteKind.REPLAY)
+    for command in ("replay", "compact"):
+        error = said(capsys, command, "demo", "--shard", "0", code=2)
+        assert "Run killed-run is replaying shard 0" in error
+        assert error.count("\n") == 1
+    said(capsys, "compact", "demo", "--replaces", "killed-run")
+    assert generations(home) == [1, 1, 1]
+    assert home.store.rewrites(KEY) == []
+
+
+def test_compact_then_vacuum(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    done = answer(capsys, "compact", "demo")["shards"]
+    assert [(each["files_before"], each["files_after"]) for each in done] == [(3, 1)] * 2
+    assert cat(capsys) == EVERY
+    assert "Compaction of demo/default" in said(capsys, "compact", "demo")
+    assert answer(capsys, "vacuum", "demo")["report"]["removed"] == [], "readers may still read"
+    then = time.time() - 7_200
+    for path in home.output.rglob("*"):
+        os.utime(path, (then, then))
+    planned = said(capsys, "vacuum", "demo", "--dry-run")
+    assert "Would remove 6 files" in planned
+    assert "Would remove 0 files" in said(
+        capsys, "vacuum", "demo", "--dry-run", "--older-than", "3h"
+    )
+    assert "Removed 6 files" in said(capsys, "vacuum", "demo")
+    assert len([path for path in home.output.rglob("*") if path.is_file()]) == 2
+    assert cat(capsys) == EVERY
+    assert "no violations" in said(capsys, "verify")
+
+
+def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    for mistake in (
+        ("replay", "nothing"),
+        ("replay", "demo", "--shard", "9"),
+        ("replay", "demo", "--from", "end"),
+        ("replay", "demo", "--from", "7", "--to", "3"),
+        ("replay", "demo", "--from", "yesterday", "--shard", "0"),
+        ("compact", "demo", "--shard", "9"),
+        ("compact", "demo", "--target-mib", "0"),
+        ("vacuum", "demo", "--older-than", "1"),
+        ("vacuum", "demo", "--older-than", "10s"),
+        ("vacuum", "demo", "--older-than", "-1h"),
+        ("vacuum", "nothing"),
+    ):
+        error = said(capsys, *mistake, code=2)
+        assert error.count("\n") == 1, error
+    assert generations(home) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("2m", 120), ("1h", 3_600), ("1d", 86_400)]
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert duration(text).total_seconds() == seconds
