@@ -27,6 +27,8 @@ from lease_store.records import AssignmentMode, Node, ShardLease, Snapshot
 from lease_store.states import ShardState, may_start
 from lease_store.weighted_plan import plan_weighted, weighed
 
+_Owned = tuple[NodeName, ShardLease]
+
 
 def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> Plan:
     """The moves that this group needs now, by its assignment mode.
@@ -138,16 +140,19 @@ def _plan_balanced(
         return plan_weighted(group, holdings, weights)
     held = {node: len(leases) for node, leases in holdings.kept.items()}
     quotas = balanced_quotas(held, len(counted), group.node_cap)
-    surplus = _surplus(holdings, quotas)
+    staying, leaving = _surplus(holdings, quotas)
     moves = _Moves(held, quotas)
     for lease in holdings.returning:
         moves.give_back(lease)
+    # First, so that nothing else takes the room that makes their move cost nothing:
+    for node, lease in staying:
+        moves.place(lease, node)
     for lease in holdings.free:
         moves.place(lease, None)
     for lease in holdings.homeless:
         moves.place(lease, lease.lease_owner)
     returning = {lease.shard for lease in holdings.returning}
-    for node, lease in surplus:
+    for node, lease in leaving:
         moves.place(lease, node, given_back=lease.shard in returning)
     proof = _proof(holdings, held, quotas, moves)
     return Plan(
@@ -164,15 +169,16 @@ def _plan_balanced(
 
 def _surplus(
     holdings: Holdings, quotas: Mapping[NodeName, int]
-) -> list[tuple[NodeName, ShardLease]]:
-    """The shards that nodes have beyond their quotas, those that cost least to move first.
+) -> tuple[list[_Owned], list[_Owned]]:
+    """What nodes have beyond their quotas: what can stay with its holder, and what has to leave.
 
     A shard on its way to a node can still stay where it is, at no cost at all, if its holder has
     room; any other inbound shard would first have to go back, so it is the last choice.
     """
     room = {node: quotas[node] - len(leases) for node, leases in holdings.kept.items()}
     returning = {lease.shard for lease in holdings.returning}
-    surplus: list[tuple[NodeName, ShardLease]] = []
+    staying: list[_Owned] = []
+    leaving: list[_Owned] = []
     for node, leases in holdings.kept.items():
         excess = len(leases) - quotas[node]
         if excess <= 0:
@@ -184,18 +190,15 @@ def _surplus(
             holder = lease.consumer_owner
             if lease.state is not ShardState.TRANSFER:
                 usual.append(lease)
-            elif lease.shard not in returning and holder is not None and room.get(holder, 0) > 0:
-                room[holder] -= 1
-                cheap.append(lease)
+            elif holder is not None and lease.shard not in returning and room.get(holder, 0) > 0:
+                if len(cheap) < excess:
+                    room[holder] -= 1
+                    cheap.append(lease)
             else:
                 costly.append(lease)
-        chosen = (cheap + usual + costly)[:excess]
-        for lease in cheap[excess:]:
-            if lease.consumer_owner is not None:
-                room[lease.consumer_owner] += 1
-        surplus += [(node, lease) for lease in chosen]
-    # Those that can stay with their holder take its room before anything else is placed there.
-    return sorted(surplus, key=lambda pair: pair[1].state is not ShardState.TRANSFER)
+        staying += [(node, lease) for lease in cheap]
+        leaving += [(node, lease) for lease in (usual + costly)[: excess - len(cheap)]]
+    return staying, leaving
 
 
 class _Moves:
@@ -266,7 +269,7 @@ class _Moves:
     def _return_to(self, lease: ShardLease, owner: NodeName | None) -> NodeName | None:
         """The holder of a shard in transfer, if it has room to keep it."""
         holder = lease.consumer_owner
-        if lease.state is not ShardState.TRANSFER or holder is None or holder == owner:
+        if holder is None or holder == owner:
             return None
         if self.counts.get(holder, 0) >= self.quotas.get(holder, 0):
             return None

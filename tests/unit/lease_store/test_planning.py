@@ -382,6 +382,17 @@ def test_room_at_the_holder_is_given_once() -> None:
     assert moves_of(decided) == [("CancelTransfer", "3", "node-a")]
 
 
+def test_room_at_a_holder_is_kept_for_what_can_stay_there() -> None:
+    """node-a has room for one: neither a free shard nor another's may take it from shard 4."""
+    own = [shard("0", "node-a"), shard("1", "node-b"), shard("2", "node-b"), shard("5", "node-c")]
+    inbound = shard("4", "node-b", holder="node-a")
+    nodes = [node("node-a"), node("node-b"), node("node-c")]
+    free = plan(snapshot(nodes, [*own, inbound, shard("3")]), live=NODES)
+    assert moves_of(free) == [("CancelTransfer", "4", "node-a"), ("Claim", "3", "node-c")]
+    held = plan(snapshot(nodes, [*own, inbound, shard("3", "node-b")]), live=NODES)
+    assert moves_of(held) == [("CancelTransfer", "4", "node-a"), ("BeginTransfer", "3", "node-c")]
+
+
 def test_a_shard_that_has_to_go_on_to_a_third_node_goes_back_first() -> None:
     """All that node-b has is on its way from node-a, which has no room: two rounds."""
     leases = [shard(str(i), "node-a") for i in range(2)]
