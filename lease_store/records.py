@@ -221,11 +221,16 @@ class Tenure:
 
 
 class BatchState(StrEnum):
-    """Whether a batch is only intended or committed."""
+    """Whether a batch is only intended or committed, or was given up.
+
+    `abandoned` was intended only; `withdrawn` was committed until a forced checkpoint went back
+    before it: its range is read again, and its files are no committed output any more.
+    """
 
     INTENT = "intent"
     COMMITTED = "committed"
     ABANDONED = "abandoned"
+    WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +356,11 @@ class JournalEntry:
     """A row of the journal: one change of membership, ownership, tenure or checkpoint.
 
     `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack,
-    rewrite`. For `edge` the number of the edge of `lease_store.states` is in `edge`; `resume` is a
-    member that registered again with other settings; `group` is a change of the group's own
-    settings; `gap` is a range that was found missing or was skipped, and `ack` one that somebody
-    accepted; `rewrite` is committed output that was replaced.
+    rewrite, accept`. For `edge` the number of the edge of `lease_store.states` is in `edge`;
+    `resume` is a member that registered again with other settings; `group` is a change of the
+    group's settings; `gap` is a range that was found missing or was skipped, and `ack` one that
+    somebody accepted; `rewrite` is committed output that was replaced; `accept` is a shard that
+    goes on although somebody reopened its parent.
     """
 
     sequence: int

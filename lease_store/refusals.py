@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lease_store.errors import (
     CheckpointRefused,
@@ -15,7 +15,9 @@ from lease_store.errors import (
     shown,
 )
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Tenure
+from lease_store.records import Batch, Tenure
+
+SHARDS_NAMED_MAX = 8
 
 
 def unknown_group(key: GroupKey) -> UnknownGroup:
@@ -57,11 +59,47 @@ def group_in_use(key: GroupKey, members: Iterable[NodeName]) -> GroupInUse:
     )
 
 
-def shard_is_over(key: GroupKey, shard: ShardId) -> CheckpointRefused:
-    """A checkpoint was to be set on a finished shard."""
+def children_consumed(
+    key: GroupKey, shard: ShardId, children: Sequence[ShardId]
+) -> CheckpointRefused:
+    """A finished shard was to be reopened after those that come from it had been read."""
+    named = ", ".join(children[:SHARDS_NAMED_MAX])
+    more = len(children) - SHARDS_NAMED_MAX
     return CheckpointRefused(
-        f"Shard {shown(shard)} of group {key} is finished: reopen it explicitly to read it again; "
-        "shards that began after it are not read again."
+        f"Shard {shown(shard)} of group {key} is finished, and what began after it was read "
+        f"already ({named}{f' and {more} more' if more > 0 else ''}): reopen it with cascade to "
+        "read these again too, or with accept to read this one alone, out of order."
+    )
+
+
+def batch_divided(key: GroupKey, batch: Batch, cursor: str) -> CheckpointRefused:
+    """A checkpoint was to be set within a batch that is committed as a whole."""
+    return CheckpointRefused(
+        f"{shown(cursor)} is inside batch {batch.batch_id} of group {key}, whose output is "
+        f"committed as a whole: set the checkpoint to {shown(batch.start)}, where it starts, or "
+        f"to {shown(batch.end)}, where it ends."
+    )
+
+
+def batch_border_inside_file(
+    key: GroupKey, first: Batch, last: Batch, cursor: str
+) -> CheckpointRefused:
+    """A checkpoint was to be set between batches whose records are in one file."""
+    return CheckpointRefused(
+        f"{shown(cursor)} is between batches {first.batch_id} and {last.batch_id} of group {key}, "
+        f"whose output was merged into one file: set the checkpoint to {shown(first.start)}, where "
+        f"the first of them starts, or to {shown(last.end)}, where the last one ends."
+    )
+
+
+def batch_border_unknown(
+    key: GroupKey, shard: ShardId, cursor: str, first: str, last: str
+) -> CheckpointRefused:
+    """Whether a checkpoint is inside a batch cannot be told, since its cursors are no numbers."""
+    return CheckpointRefused(
+        f"{shown(cursor)} is neither start nor end of a committed batch of shard {shown(shard)} "
+        f"of group {key}, and cannot be compared with them: use one of these, from {shown(first)} "
+        f"to {shown(last)}."
     )
 
 

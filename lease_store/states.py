@@ -12,6 +12,7 @@
 | 7    | over                     | not_alloc     | a forced checkpoint reopened it                |
 | 8    | already_alloc, transfer  | over          | a read-only shard's checkpoint reached its end |
 | 9    | transfer                 | not_alloc     | the holder lapsed during the transfer          |
+| 10   | not_alloc                | wait          | a parent was reopened, and it shall wait again |
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ EDGES: dict[tuple[ShardState | None, ShardState], int] = {
     (ShardState.ALREADY_ALLOC, ShardState.OVER): 8,
     (ShardState.TRANSFER, ShardState.OVER): 8,
     (ShardState.TRANSFER, ShardState.NOT_ALLOC): 9,
+    (ShardState.NOT_ALLOC, ShardState.WAIT): 10,
 }
 
 

@@ -36,6 +36,7 @@ from lease_store.records import (
     Tenure,
     Throughput,
 )
+from lease_store.reopening import Reopening
 
 THROUGHPUT_BATCHES = 32
 
@@ -292,13 +293,18 @@ class LeaseStore(Protocol):
         *,
         observer: str,
         reason: str,
-        reopen: bool = False,
+        reopen: Reopening = Reopening.REFUSE,
     ) -> Changed:
         """Set a checkpoint as an operator: a new epoch, journalled, an open intent abandoned.
 
+        Committed batches behind the new checkpoint are withdrawn in the same transaction. A shard
+        that was over is reopened; `reopen` says what becomes of those that began after it, if
+        they were read already: where they were not, they wait again in an ordered group.
+
         Raises:
             UnknownShard: the group has no such shard.
-            CheckpointRefused: the shard is over and `reopen` is not given.
+            CheckpointRefused: the cursor divides a committed batch, or shards that began after
+                this one were read and `reopen` refuses.
         """
         ...
 

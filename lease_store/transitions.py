@@ -294,8 +294,17 @@ def closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> Ste
     return Step(shard, after, _closing(shard, reason))
 
 
-def forced(shard: ShardLease, cursor: str, members: Collection[NodeName], reason: str) -> Step:
+def sent_back(shard: ShardLease, reason: str) -> Step:
+    """Edge 10: a free shard waits again, since one that it comes from was reopened."""
+    return _edge(shard, replace(shard, state=ShardState.WAIT), reason, closes=False)
+
+
+def forced(
+    shard: ShardLease, cursor: str | None, members: Collection[NodeName], reason: str
+) -> Step:
     """A checkpoint set by an operator: a new epoch, edge 7 for a shard that was over.
+
+    None is the shard's beginning, as if it had never been read.
 
     A holder that has the shard open is fenced, so that it loads the new checkpoint; a shard in
     transfer then has no run open, and goes to the next node.

@@ -6,18 +6,16 @@ step of a simulation.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lease_store.assignment_plan import rank_key
 from lease_store.identifiers import GroupKey, ShardId
+from lease_store.order_proof import check_order
 from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease
-from lease_store.states import ShardState
 from lease_store.store import LeaseStore
 
 READINGS_MAX = 3
-_ORDER_CHANGED = re.compile(r"\bordered: (True|False) → (True|False)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,8 @@ class Violation:
     `rule` is one of `overlap` (two tenures at once), `epoch` (a fencing number that did not
     rise), `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
     `checkpoint` (one that is not where the ledger ends), `fence` (a batch without its tenure),
-    `files` (a file that two batches list).
+    `files` (a file that two batches list), `withdrawn` (a batch that was taken back without a
+    forced checkpoint before it).
     """
 
     rule: str
@@ -52,7 +51,7 @@ def verify(store: LeaseStore, key: GroupKey) -> list[Violation]:
     readings = 0
     while True:
         before = store.snapshot(key)
-        batches = store.batches(key)
+        batches = store.batches(key, state=None)
         gaps = store.gaps(key)
         journal = store.journal(key)
         after = {lease.shard: lease.check_point for lease in store.snapshot(key).shards}
@@ -89,7 +88,14 @@ def check_history(
         violations += _check_ledger(history)
         violations += _check_checkpoint(history) if shard not in moving else []
         violations += _check_fences(history)
-    violations += _check_order(histories, journal, ordered=ordered)
+        violations += _check_withdrawn(history)
+    parents = {
+        shard: history.lease.parents for shard, history in histories.items() if history.lease
+    }
+    violations += [
+        Violation("order", shard, detail)
+        for shard, detail in check_order(parents, journal, ordered=ordered)
+    ]
     violations += _check_files(batches)
     return violations
 
@@ -102,6 +108,7 @@ class _History:
     lease: ShardLease | None = None
     journal: list[JournalEntry] = field(default_factory=list[JournalEntry])
     batches: list[Batch] = field(default_factory=list[Batch])
+    withdrawn: list[Batch] = field(default_factory=list[Batch])
     gaps: list[Gap] = field(default_factory=list[Gap])
 
 
@@ -124,6 +131,8 @@ def _by_shard(
     for batch in sorted(batches, key=lambda batch: batch.sequence):
         if batch.state is BatchState.COMMITTED:
             history(batch.shard).batches.append(batch)
+        elif batch.state is BatchState.WITHDRAWN:
+            history(batch.shard).withdrawn.append(batch)
     for gap in gaps:
         history(gap.shard).gaps.append(gap)
     return histories
@@ -195,15 +204,21 @@ def _check_ledger(history: _History) -> list[Violation]:
 def _continuations(history: _History, former: Batch, following: Batch | None) -> set[str]:
     """Where a shard may go on after `former` and before `following`, or now.
 
-    A forced checkpoint has an epoch of its own, which tells between which batches it came.
+    A forced checkpoint has an epoch of its own, which tells between which batches it came. One
+    that went back has withdrawn all that lay behind it, so that it excuses no batch that is left.
     """
     before = following.epoch if following else float("inf")
     cursor = former.end
     for entry in history.journal:
         forced = entry.kind == "force" and former.epoch < entry.epoch < before
-        if forced and entry.check_point is not None:
+        if forced and entry.check_point is not None and not _behind(entry.check_point, former.end):
             cursor = entry.check_point
     return _reachable(cursor, [gap for gap in history.gaps if gap.skipped])
+
+
+def _behind(cursor: str, other: str) -> bool:
+    """Whether a cursor is known to come before another one."""
+    return cursor.isdecimal() and other.isdecimal() and int(cursor) < int(other)
 
 
 def _reachable(cursor: str, skipped: Sequence[Gap]) -> set[str]:
@@ -269,71 +284,30 @@ def _check_fences(history: _History) -> list[Violation]:
     return violations
 
 
-def _check_order(
-    histories: dict[ShardId, _History], journal: Sequence[JournalEntry], *, ordered: bool
-) -> list[Violation]:
-    """No child is opened before its parents are over, while the group asks for order.
-
-    A child that could start while the group was unordered may go on after it became ordered.
-    """
-    spans = _ordered_spans(journal, ordered=ordered)
-    over_since: dict[ShardId, int] = {}
-    seen_since: dict[ShardId, int] = {}
-    for shard, history in histories.items():
-        for entry in history.journal:
-            if entry.to_state is ShardState.OVER:
-                over_since.setdefault(shard, entry.sequence)
-            if entry.from_state is None and entry.kind == "edge":
-                seen_since[shard] = entry.sequence
-    violations: list[Violation] = []
-    for shard in sorted(histories, key=rank_key):
-        history = histories[shard]
-        lease = history.lease
-        # Edges 1 and 2 are where a shard becomes free to start; all else follows from them.
-        freed = next(
-            (entry for entry in history.journal if entry.to_state is ShardState.NOT_ALLOC), None
+def _check_withdrawn(history: _History) -> list[Violation]:
+    """What was committed once was taken back only by a later forced checkpoint that lies before."""
+    forced = [entry for entry in history.journal if entry.kind == "force"]
+    return [
+        Violation(
+            "withdrawn",
+            history.shard,
+            f"batch {batch.sequence} was committed under epoch {batch.epoch} and withdrawn, but no "
+            f"checkpoint was forced to {batch.start} or before since then",
         )
-        starts = [freed] if freed else []
-        starts += [entry for entry in history.journal if entry.kind == "open"][:1]
-        if lease is None or not starts or not _ordered_at(spans, starts[0].sequence):
-            continue
-        began = starts[0].sequence
-        for parent in lease.parents:
-            # A parent that was seen later was not known to have to be waited for.
-            if parent not in seen_since or seen_since[parent] > began:
-                continue
-            if over_since.get(parent, began + 1) > began:
-                violations.append(
-                    Violation(
-                        "order",
-                        shard,
-                        f"it could start at entry {began}, before its parent {parent} was over",
-                    )
-                )
-    return violations
-
-
-def _ordered_spans(journal: Sequence[JournalEntry], *, ordered: bool) -> list[tuple[int, bool]]:
-    """Since which entry the group was ordered or not; the first span begins at 0."""
-    changes: list[tuple[int, bool, bool]] = []
-    for entry in sorted(journal, key=lambda entry: entry.sequence):
-        found = _ORDER_CHANGED.search(entry.reason) if entry.kind == "group" else None
-        if found:
-            changes.append((entry.sequence, found[1] == "True", found[2] == "True"))
-    first = changes[0][1] if changes else ordered
-    return [(0, first), *((sequence, after) for sequence, _, after in changes)]
-
-
-def _ordered_at(spans: list[tuple[int, bool]], sequence: int) -> bool:
-    # An unordered group frees its waiting shards right after the entry of the change.
-    return [ordered for since, ordered in spans if since <= sequence][-1]
+        for batch in history.withdrawn
+        if not any(
+            entry.epoch > batch.epoch
+            and (entry.check_point is None or not _behind(batch.start, entry.check_point))
+            for entry in forced
+        )
+    ]
 
 
 def _check_files(batches: Sequence[Batch]) -> list[Violation]:
     listed: dict[str, Batch] = {}
     violations: list[Violation] = []
     for batch in batches:
-        for file in batch.files:
+        for file in batch.files if batch.state is BatchState.COMMITTED else ():
             other = listed.setdefault(file.path, batch)
             if other is not batch:
                 detail = f"{file.path} is listed by {other.batch_id} and by {batch.batch_id}"

@@ -140,7 +140,7 @@ class MemoryBatches(MemoryRows):
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
         """See `LeaseStore.throughput`."""
         with self._rows("throughput", key) as rows:
-            newest = {shard: number for shard, number in sorted(rows.batches)}
+            newest = dict(sorted(rows.batches))
             found: dict[ShardId, Throughput] = {}
             for (shard, number), batch in sorted(rows.batches.items(), key=lambda item: item[0]):
                 late = number > newest[shard] - window

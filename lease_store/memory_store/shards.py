@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.records import ShardLease, ShardListing
-from lease_store.refusals import shard_is_over
-from lease_store.states import ShardState
+from lease_store.records import BatchState, ShardLease, ShardListing
+from lease_store.reopening import Reopening, concerned, force, withdrawal
 from lease_store.store import Changed, ShardsSynced, Stale
 from lease_store.transitions import (
     PARENTS_OVER,
     Step,
     claimed,
-    forced,
     freed_to_start,
     listed_again,
     orphan_freed,
@@ -121,16 +119,40 @@ class MemoryShards(MemoryRows):
         *,
         observer: str,
         reason: str,
-        reopen: bool = False,
+        reopen: Reopening = Reopening.REFUSE,
     ) -> Changed:
         """See `LeaseStore.force_checkpoint`."""
         with self._rows("force_checkpoint", key) as rows:
-            row = rows.shard(shard)
-            if row.state is ShardState.OVER and not reopen:
-                raise shard_is_over(key, shard)
-            rows.abandon_intents(shard)
+            rows.shard(shard)
+            names = concerned(rows.shards, shard)
+            committed = {
+                name: [
+                    batch
+                    for (owner, _), batch in sorted(rows.batches.items(), key=lambda item: item[0])
+                    if owner == name and batch.state is BatchState.COMMITTED
+                ]
+                for name in names
+            }
+            forcing = force(
+                [rows.shards[name] for name in names],
+                committed,
+                cursor,
+                key=key,
+                ordered=rows.group.ordered,
+                members=rows.members,
+                reason=reason,
+                reopen=reopen,
+            )
+            for step in forcing.steps:
+                rows.abandon_intents(step.after.shard)
+            for name, sequence in forcing.withdrawn.items():
+                for batch in committed[name]:
+                    if batch.sequence >= sequence:
+                        rows.batches[name, batch.sequence] = withdrawal(batch)
+            for mark in forcing.marks:
+                self._note(rows, mark, observer)
             rows.bump()
-            return Changed(self._write(rows, [forced(row, cursor, rows.members, reason)], observer))
+            return Changed(self._write(rows, forcing.steps, observer))
 
     def _owned(
         self, rows: GroupRows, step: Step | None, observer: str, *, bump: bool = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lease_store.errors import LeaseholdError, StoreError
 from lease_store.identifiers import ShardId
 from lease_store.records import Snapshot
+from lease_store.reopening import Reopening
 from lease_store.simulation.configuration import EventKind, FaultRates
 from lease_store.simulation.host import Host
 from lease_store.simulation.parts import TimeTravel
@@ -276,10 +277,13 @@ class Incidents:
         if not read:
             return
         lease = chance.choice(read)
-        cursor = str(chance.randint(0, int(lease.check_point or 0)))
+        drawn = chance.randint(0, int(lease.check_point or 0))
+        # Mostly where a batch begins; elsewhere the store has to refuse.
+        borders = [batch.start for batch in world.store.batches(world.key, lease.shard)]
+        cursor = borders[drawn % len(borders)] if borders and drawn % 10 else str(drawn)
         self._administer(
             "force_checkpoint", world.key, lease.shard, cursor, observer="operator",
-            reason="read again", reopen=chance.random() < 0.5,
+            reason="read again", reopen=list(Reopening)[int(chance.random() * len(Reopening))],
         )  # fmt: skip
 
     def _pause_group(self) -> None:

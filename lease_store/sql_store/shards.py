@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import ShardLease, ShardListing
-from lease_store.refusals import shard_is_over, unknown_shard
+from lease_store.records import Batch, BatchState, ShardLease, ShardListing
+from lease_store.refusals import unknown_shard
+from lease_store.reopening import Reopening, concerned, force
 from lease_store.sql_store import statements
-from lease_store.sql_store.rows import shard_from
+from lease_store.sql_store.rows import batch_from, shard_from
 from lease_store.sql_store.verbs import SqlVerbs, chunks
-from lease_store.states import ShardState
 from lease_store.store import Changed, ShardsSynced, Stale
-from lease_store.transactions import Transaction
+from lease_store.transactions import Raced, Transaction
 from lease_store.transitions import (
     PARENTS_OVER,
     Step,
     claimed,
-    forced,
     freed_to_start,
     listed_again,
     orphan_freed,
@@ -198,18 +197,39 @@ class SqlShards(SqlVerbs):
         *,
         observer: str,
         reason: str,
-        reopen: bool = False,
+        reopen: Reopening = Reopening.REFUSE,
     ) -> Changed:
         """See `LeaseStore.force_checkpoint`."""
 
         def work(tx: Transaction) -> Changed:
-            row = self._lock_shards(tx, key, [shard]).get(shard)
-            if row is None:
+            known = {row.shard: row for row in self._all_shards(tx, key)}
+            if shard not in known:
                 raise unknown_shard(key, shard)
-            if row.state is ShardState.OVER and not reopen:
-                raise shard_is_over(key, shard)
-            tx.connection.execute(statements.abandon_intents(key, shard))
-            step = forced(row, cursor, self._members(tx, key), reason)
-            return self._carry_out(tx, key, [step], observer)
+            names = concerned(known, shard)
+            # A holder may commit until its row is locked, so the ledger is read after that.
+            rows = self._lock_shards(tx, key, names)
+            committed = {name: self._committed(tx, key, name) for name in names}
+            forcing = force(
+                [rows[name] for name in names],
+                committed,
+                cursor,
+                key=key,
+                ordered=self._group(tx, key).ordered,
+                members=self._members(tx, key),
+                reason=reason,
+                reopen=reopen,
+            )
+            for step in forcing.steps:
+                tx.connection.execute(statements.abandon_intents(key, step.after.shard))
+            for name, sequence in forcing.withdrawn.items():
+                result = tx.connection.execute(statements.withdraw_batches(key, name, sequence))
+                if result.rowcount != sum(each.sequence >= sequence for each in committed[name]):
+                    raise Raced
+            self._journal(tx, key, forcing.marks, observer)
+            return self._carry_out(tx, key, forcing.steps, observer)
 
         return self._change("force_checkpoint", key, work)
+
+    def _committed(self, tx: Transaction, key: GroupKey, shard: ShardId) -> list[Batch]:
+        statement = statements.select_batches(key, shard, BatchState.COMMITTED)
+        return [batch_from(row) for row in tx.connection.execute(statement).mappings()]

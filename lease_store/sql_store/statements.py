@@ -377,6 +377,20 @@ def abandon_intents(key: GroupKey, shard: ShardId) -> Update:
     )
 
 
+def withdraw_batches(key: GroupKey, shard: ShardId, sequence: int) -> Update:
+    """Take back what was committed for a shard from a number on; its row is locked."""
+    return (
+        update(batch)
+        .where(
+            of_group(batch, key),
+            batch.c.shard_id == shard,
+            batch.c.sequence >= sequence,
+            batch.c.state == BatchState.COMMITTED.value,
+        )
+        .values(state=BatchState.WITHDRAWN.value, generation=batch.c.generation + 1)
+    )
+
+
 # -- outbox and gaps ------------------------------------------------------------------------------
 
 

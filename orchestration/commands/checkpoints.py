@@ -8,9 +8,10 @@ import typer
 
 from lease_store.assignment_plan import rank_key
 from lease_store.errors import CheckpointRefused, LeaseholdError, SourceError, UserMistake, shown
+from lease_store.reopening import Reopening
 from orchestration.commands.groups import OBSERVER
 from orchestration.commands.options import GroupName, Home, Json, Stream
-from orchestration.commands.target import Target
+from orchestration.commands.target import Target, listed
 from orchestration.presentation import say, show_json, show_table
 
 if TYPE_CHECKING:
@@ -58,8 +59,13 @@ def set_(
         bool, typer.Option("--force", help="Do it: records may be skipped or read again.")
     ] = False,
     reopen: Annotated[
-        bool, typer.Option("--reopen", help="Reopen the shard if it is over.")
-    ] = False,
+        Reopening,
+        typer.Option(
+            "--reopen",
+            help="If the shard is over and its children were read: refuse, read them again after "
+            "it (cascade), or read it alone, out of order (accept).",
+        ),
+    ] = Reopening.REFUSE,
     reason: Annotated[
         str, typer.Option("--reason", help="Why, for the journal.")
     ] = "set by an operator",
@@ -67,7 +73,10 @@ def set_(
     group: GroupName = None,
     home: Home = None,
 ) -> None:
-    """Force a shard's checkpoint: a new epoch begins, and its holder reloads."""
+    """Force a shard's checkpoint: a new epoch begins, and its holder reloads.
+
+    Committed output behind the new checkpoint is withdrawn, so that each record is there once.
+    """
     target = Target.at(home)
     key = target.group(stream, group).key
     lease = target.shard(key, shard)
@@ -77,10 +86,13 @@ def set_(
             f"{shown(shard)} yourself, which skips records or reads them again."
         )
     position = cursor_of(target.stream(key.stream).source, lease.shard, cursor)
-    target.store.force_checkpoint(
+    changed = target.store.force_checkpoint(
         key, lease.shard, position, observer=OBSERVER, reason=reason, reopen=reopen
     )
     say(f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}.")
+    others = sorted((each for each in changed.shards if each != lease.shard), key=rank_key)
+    if others:
+        say(f"Shards that began after it: {listed(others)} begin again.")
 
 
 def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:

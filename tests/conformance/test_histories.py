@@ -18,10 +18,11 @@ from lease_store.errors import LeaseholdError
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store import MemoryStore
 from lease_store.records import Gap, Group, Intent, Node, ShardListing, Tenure
+from lease_store.reopening import Reopening
 from lease_store.store import LeaseStore, Opened
 from tests.conformance.world import a_commit
 
-HISTORIES = range(18, 26)  # chosen so that together they reach everything
+HISTORIES = range(150, 158)  # chosen so that together they reach everything
 STEPS = 200
 NODES = [NodeName(name) for name in "abc"]
 SHARDS = [ShardId(name) for name in ("s0", "s1", "s2", "S2", "m")]
@@ -56,7 +57,7 @@ class Player:
         often = [self.claim, self.open, self.intend, self.commit]
         seldom = [
             self.sync, *[self.register] * 5, *[self.begin] * 3, self.beat, self.leave, self.evict,
-            self.cancel, self.complete, self.force, self.close, self.announce,
+            self.cancel, self.complete, *[self.force] * 3, self.close, self.announce,
             self.save, self.finish, self.gap, self.orphans, self.order, self.review, self.progress,
             self.deliver, self.acknowledge,
         ]  # fmt: skip
@@ -148,12 +149,16 @@ class Player:
         return self.store.free_orphans(self.key, observer="t")
 
     def force(self) -> Any:
-        reopen = self.random.random() < 0.5
+        reopen = self.random.choice(list(Reopening))
+        shard = self._shard("over", "transfer")
         self.cursor += 1
+        borders = [batch.start for batch in self.store.batches(self.key, shard)]
+        forward = f"f{self.cursor}"
+        cursor = self.random.choice(borders) if borders and self.random.random() < 0.8 else forward
         return self.store.force_checkpoint(
             self.key,
-            self._shard("over", "transfer"),
-            f"f{self.cursor}",
+            shard,
+            cursor,
             observer="t",
             reason="r",
             reopen=reopen,
@@ -284,10 +289,10 @@ def test_histories_reach_every_edge_and_outcome() -> None:
         outcomes |= {answer[1] for answer in answers if len(answer) == 3}
         edges |= {entry.edge for entry in store.journal(key)}
         kinds |= {entry.kind for entry in store.journal(key)}
-    assert edges == {None, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+    assert edges == {None, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
     assert kinds == {
         "edge", "open", "close", "force", "join", "leave", "evict", "resume", "group",
-        "gap", "ack",
+        "gap", "ack", "accept",
     }  # fmt: skip
     assert outcomes >= {
         "Changed", "Stale", "Registered", "NameTaken", "Beaten", "BeatRefused", "Opened",

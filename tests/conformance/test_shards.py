@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
+from lease_store.errors import LeaseLost, UnknownShard
 from lease_store.identifiers import ShardId
 from lease_store.records import BatchState, ShardListing
 from lease_store.states import ShardState
@@ -212,17 +212,17 @@ def test_forcing_a_checkpoint_fences_the_holder(world: World) -> None:
     (tenure,) = world.hold(A, X)
     world.consume(tenure, "0", "5")
     world.intend(tenure, "5", "9", 1)
-    outcome = world.store.force_checkpoint(world.key, X, "2", observer="ops", reason="replay")
+    outcome = world.store.force_checkpoint(world.key, X, "7", observer="ops", reason="skip")
     assert outcome == Changed((X,))
     shard = world.shard(X)
-    assert (shard.check_point, shard.consumer_epoch, shard.consumer_run) == ("2", 2, "")
+    assert (shard.check_point, shard.consumer_epoch, shard.consumer_run) == ("7", 2, "")
     assert shard.consumer_owner == A
     assert not world.store.review([tenure])[X].current
     with pytest.raises(LeaseLost):
         world.store.save_checkpoint(tenure, "9")
     force = world.journal(X)[-1]
-    assert (force.kind, force.check_point, force.epoch) == ("force", "2", 2)
-    assert (force.observer, force.reason) == ("ops", "replay")
+    assert (force.kind, force.check_point, force.epoch) == ("force", "7", 2)
+    assert (force.observer, force.reason) == ("ops", "skip")
     assert world.kinds(X)[-2:] == ["close", "force"]
 
 
@@ -266,16 +266,13 @@ def test_forcing_a_shard_in_transfer_hands_it_over(world: World) -> None:
     assert world.open(B, X).tenure.epoch > tenure.epoch
 
 
-def test_a_finished_shard_is_reopened_only_explicitly(world: World) -> None:
+def test_a_forced_checkpoint_reopens_a_finished_shard(world: World) -> None:
     world.group()
     world.join(A)
     world.add(ShardListing(X, read_only=True))
     (tenure,) = world.hold(A, X)
     world.consume(tenure, "0", "5", finished=True)
-    with pytest.raises(CheckpointRefused, match="x"):
-        world.store.force_checkpoint(world.key, X, "0", observer="ops", reason="again")
-    assert world.shard(X).state is ShardState.OVER
-    world.store.force_checkpoint(world.key, X, "0", observer="ops", reason="again", reopen=True)
+    world.store.force_checkpoint(world.key, X, "0", observer="ops", reason="again")
     shard = world.shard(X)
     assert (shard.state, shard.check_point) == (ShardState.NOT_ALLOC, "0")
     assert world.edges(X) == [1, 3, 8, 7]

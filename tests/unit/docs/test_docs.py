@@ -208,7 +208,7 @@ def test_all_edges_and_states_are_documented() -> None:
         for (before, after), number in EDGES.items()
     }
     diagram = (DOCS / "concepts/states.md").read_text("utf-8")
-    drawn = set(re.findall(r"^    (\S+) --> (\S+): (\d)", diagram, re.M))
+    drawn = set(re.findall(r"^    (\S+) --> (\S+): (\d+)", diagram, re.M))
     assert drawn == {
         (before.value if before else "[*]", after.value, str(number))
         for (before, after), number in EDGES.items()

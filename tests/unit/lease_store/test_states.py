@@ -19,7 +19,7 @@ def test_the_values_are_those_of_the_column() -> None:
     }  # fmt: skip
 
 
-def test_the_edges_are_the_nine_of_the_table() -> None:
+def test_the_edges_are_the_ten_of_the_table() -> None:
     assert EDGES == {
         (None, WAIT): 1,
         (None, FREE): 1,
@@ -32,6 +32,7 @@ def test_the_edges_are_the_nine_of_the_table() -> None:
         (HELD, OVER): 8,
         (MOVING, OVER): 8,
         (MOVING, FREE): 9,
+        (FREE, WAIT): 10,
     }
 
 

@@ -12,6 +12,7 @@ from lease_store.memory_store import MemoryStore
 from lease_store.records import (
     Batch,
     BatchCommit,
+    BatchState,
     BatchStatistics,
     DataFile,
     Gap,
@@ -132,8 +133,12 @@ def true_store() -> MemoryStore:
     commit(store, other, 0, 0, 10)
     store.record_gap(other, start="10", end="15", reason="retention removed them")
     commit(store, other, 1, 15, 20)
-    store.force_checkpoint(KEY, OTHER, "3", observer="operator", reason="read again")
-    commit(store, opened(store, OTHER, "run-5"), 2, 3, 8)
+    store.force_checkpoint(KEY, OTHER, "10", observer="operator", reason="read again")
+    again = opened(store, OTHER, "run-5")
+    store.record_gap(again, start="10", end="15", reason="retention removed them")
+    commit(store, again, 2, 15, 22)
+    store.force_checkpoint(KEY, OTHER, "30", observer="operator", reason="skip")
+    commit(store, opened(store, OTHER, "run-6"), 3, 30, 35)
     return store
 
 
@@ -141,7 +146,10 @@ def true_history(store: MemoryStore | None = None) -> History:
     store = store or true_store()
     snapshot: Snapshot = store.snapshot(KEY)
     return History(
-        list(snapshot.shards), list(store.journal(KEY)), store.batches(KEY), store.gaps(KEY)
+        list(snapshot.shards),
+        list(store.journal(KEY)),
+        store.batches(KEY, state=None),
+        store.gaps(KEY),
     )
 
 
@@ -193,7 +201,19 @@ def gap_that_was_not_recorded(history: History) -> None:
 
 
 def force_that_was_not_recorded(history: History) -> None:
+    del history.journal[history.entry("force", OTHER, 1)]
+
+
+def withdrawal_that_was_not_recorded(history: History) -> None:
     del history.journal[history.entry("force", OTHER)]
+
+
+def withdrawal_before_the_forced_checkpoint(history: History) -> None:
+    history.change_entry(history.entry("force", OTHER), check_point="16")
+
+
+def withdrawal_that_was_undone(history: History) -> None:
+    history.change_batch(history.batch(OTHER, 1), state=BatchState.COMMITTED)
 
 
 def checkpoint_moved_back(history: History) -> None:
@@ -239,6 +259,9 @@ def file_listed_twice(history: History) -> None:
         (repeated_batch, "ledger", PARENT),
         (gap_that_was_not_recorded, "ledger", OTHER),
         (force_that_was_not_recorded, "ledger", OTHER),
+        (withdrawal_that_was_not_recorded, "withdrawn", OTHER),
+        (withdrawal_before_the_forced_checkpoint, "withdrawn", OTHER),
+        (withdrawal_that_was_undone, "ledger", OTHER),
         (checkpoint_moved_back, "checkpoint", CHILD),
         (checkpoint_moved_ahead, "checkpoint", CHILD),
         (checkpoint_lost, "checkpoint", CHILD),

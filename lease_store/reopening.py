@@ -1,0 +1,218 @@
+"""What a forced checkpoint takes back: pure rules that all stores carry out.
+
+Committed output of a shard is each of its records up to the checkpoint once. So a checkpoint that
+goes back withdraws the batches behind it, in its own transaction, and only at the border between
+two batches: the records of one batch become visible and vanish together. A shard that was over is
+reopened by it, which concerns the shards that began after it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import Batch, BatchState, ShardLease
+from lease_store.refusals import (
+    batch_border_inside_file,
+    batch_border_unknown,
+    batch_divided,
+    children_consumed,
+)
+from lease_store.states import ShardState
+from lease_store.transitions import Note, Step, forced, released, sent_back
+
+
+class Reopening(StrEnum):
+    """What becomes of the shards that began after one that is reopened and were read already.
+
+    `refuse`: nothing is done; `cascade`: they are read again too, each from its beginning, after
+    the reopened one where the group is ordered; `accept`: they go on out of order, as recorded.
+    """
+
+    REFUSE = "refuse"
+    CASCADE = "cascade"
+    ACCEPT = "accept"
+
+
+@dataclass(frozen=True, slots=True)
+class Forcing:
+    """All that a forced checkpoint does.
+
+    Attributes:
+        steps: the rows to write, that of the shard itself first.
+        marks: journal entries that come before those of the steps.
+        withdrawn: for each shard the number of the first batch that is withdrawn, if any is.
+    """
+
+    steps: tuple[Step, ...]
+    marks: tuple[Note, ...]
+    withdrawn: Mapping[ShardId, int]
+
+
+def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[ShardId]:
+    """The shard, and if it is over all that began after it, nearest first, ids in order."""
+    found = [shard]
+    if shards[shard].state is not ShardState.OVER:
+        return found
+    for parent in found:
+        children = (row.shard for row in shards.values() if parent in row.parents)
+        found += sorted(child for child in children if child not in found)
+    return found
+
+
+def force(
+    rows: Sequence[ShardLease],
+    batches: Mapping[ShardId, Sequence[Batch]],
+    cursor: str,
+    *,
+    key: GroupKey,
+    ordered: bool,
+    members: Collection[NodeName],
+    reason: str,
+    reopen: Reopening,
+) -> Forcing:
+    """What forcing the checkpoint of `rows[0]` to `cursor` does.
+
+    Args:
+        rows: of the shards that are `concerned`, in that order.
+        batches: their committed batches, by number.
+        cursor: the new checkpoint.
+        key: the group.
+        ordered: whether it reads parents before children.
+        members: its nodes.
+        reason: for the journal.
+        reopen: what the caller chose for the shards that began after this one.
+
+    Raises:
+        CheckpointRefused: the cursor is no border between two batches, or shards that began
+            after this one were read already and the caller chose to refuse.
+    """
+    row, descendants = rows[0], rows[1:]
+    places = {row.shard: first_withdrawn(row, batches.get(row.shard, ()), cursor, key=key)}
+    read = [each for each in descendants if _consumed(each, batches.get(each.shard, ()))]
+    if read and reopen is Reopening.REFUSE:
+        raise children_consumed(key, row.shard, [each.shard for each in read])
+    resets = read if reopen is Reopening.CASCADE else []
+    places |= dict.fromkeys((each.shard for each in resets), 0)
+    withdrawn: dict[ShardId, int] = {}
+    whys: dict[ShardId, str] = {}
+    for shard, place in places.items():
+        why = reason if shard == row.shard else f"{row.shard} was reopened: {reason}"
+        taken = batches.get(shard, ())[place:]
+        if taken:
+            withdrawn[shard] = taken[0].sequence
+            why += f"; batches {taken[0].sequence} to {taken[-1].sequence} are withdrawn"
+        whys[shard] = why
+    steps = [forced(row, cursor, members, whys[row.shard])]
+    if reopen is Reopening.ACCEPT:
+        marks = [_mark(child, row.shard, cursor, reason) for child in descendants]
+        direct = [row.shard in child.parents for child in descendants]
+        kept = [mark for mark, near in zip(marks, direct, strict=True) if near and mark]
+        return Forcing(tuple(steps), tuple(kept), withdrawn)
+    for each in descendants:
+        step = _reset(each, members, whys.get(each.shard), row.shard, ordered=ordered)
+        steps += [step] if step else []
+    return Forcing(tuple(steps), (), withdrawn)
+
+
+def _consumed(row: ShardLease, batches: Sequence[Batch]) -> bool:
+    over = row.state is ShardState.OVER
+    return over or row.check_point is not None or bool(row.consumer_run) or bool(batches)
+
+
+def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:
+    """The recorded choice that a child goes on although its parent is read again."""
+    if child.state is ShardState.WAIT:
+        return None
+    return Note(
+        kind="accept",
+        reason=f"goes on although its parent {parent} was reopened: {reason}",
+        shard=child.shard,
+        from_owner=child.consumer_owner,
+        to_owner=child.lease_owner,
+        epoch=child.consumer_epoch,
+        check_point=cursor,
+    )
+
+
+def _reset(
+    row: ShardLease,
+    members: Collection[NodeName],
+    why: str | None,
+    parent: ShardId,
+    *,
+    ordered: bool,
+) -> Step | None:
+    """A descendant of a reopened shard: back to its beginning if there is a `why`, and to wait."""
+    if not ordered:
+        return forced(row, None, members, why) if why else None
+    steps: list[Step] = []
+    reason = f"its parent {parent} was reopened"
+    if parent not in row.parents:
+        reason = f"{parent}, from which its parents come, was reopened"
+    if (step := released(row, reason)) is not None:
+        steps.append(step)
+        row = step.after
+    if why:
+        steps.append(forced(row, None, members, why))
+        row = steps[-1].after
+    if row.state is not ShardState.WAIT:
+        steps.append(sent_back(row, reason))
+    if not steps:
+        return None
+    whole = steps[0]
+    for step in steps[1:]:
+        whole = whole.then(step)
+    return whole
+
+
+def withdrawal(batch: Batch) -> Batch:
+    """A committed batch as it is once its range is to be read again.
+
+    The generation rises, so that whoever was about to replace its output comes too late.
+    """
+    return replace(batch, state=BatchState.WITHDRAWN, generation=batch.generation + 1)
+
+
+def first_withdrawn(
+    row: ShardLease, batches: Sequence[Batch], cursor: str, *, key: GroupKey
+) -> int:
+    """From which place on committed batches lie behind a new checkpoint; their number for none.
+
+    Raises:
+        CheckpointRefused: the cursor is inside a batch, inside of what several batches share a
+            file for, or cannot be compared with the ledger.
+    """
+    if not batches or cursor == row.check_point:
+        return len(batches)
+    place = _border(batches, cursor)
+    if place is None:
+        raise batch_border_unknown(key, row.shard, cursor, batches[0].start, batches[-1].end)
+    if place < len(batches) and _before(batches[place].start, cursor):
+        raise batch_divided(key, batches[place], cursor)
+    for first, batch in enumerate(batches[:place]):
+        last = first + max((file.batches for file in batch.files), default=1) - 1
+        if last >= place:
+            last = min(last, len(batches) - 1)
+            raise batch_border_inside_file(key, batch, batches[last], cursor)
+    return place
+
+
+def _border(batches: Sequence[Batch], cursor: str) -> int | None:
+    """The place of the first batch that ends behind a cursor; None where that cannot be told."""
+    for place, batch in enumerate(batches):
+        if batch.start == cursor:
+            return place
+    for place in reversed(range(len(batches))):
+        if batches[place].end == cursor:
+            return place + 1
+    if not cursor.isdecimal() or not all(batch.end.isdecimal() for batch in batches):
+        return None
+    return sum(int(batch.end) <= int(cursor) for batch in batches)
+
+
+def _before(start: str, cursor: str) -> bool:
+    """Whether a batch begins before a cursor that is not its start; both are numbers then."""
+    return start != cursor and int(start) < int(cursor)
