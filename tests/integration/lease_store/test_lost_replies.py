@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from lease_store.records import Group, Intent, ShardListing
+from lease_store.records import (
+    BatchRewrite,
+    BatchStatistics,
+    DataFile,
+    Group,
+    Intent,
+    RewriteKind,
+    ShardListing,
+)
 from lease_store.store import Beaten, Changed, Opened, Registered
 from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
 from tests.integration.lease_store.commit_proxy import CommitProxy, Cut
@@ -42,7 +50,65 @@ def intend_and_commit(world: World) -> Any:
     return world.store.commit([a_commit(tenure(world), "0", "5", finished=True)])
 
 
+def held_gap(world: World) -> None:
+    world.store.record_gap(tenure(world), start="0", end="5", reason="r", skip=False)
+
+
+def rewrite(world: World) -> Any:
+    statistics = BatchStatistics(5, 50, 5)
+    made = BatchRewrite(0, 0, (DataFile("new", 5, 50),), statistics)
+    return world.store.rewrite_batches(world.key, X, "replay-1", [made], reason="r")
+
+
+# What a verb finds done before its reply is lost.
+PREPARATIONS: dict[str, Callable[[World], object]] = {
+    "commit": lambda world: world.intend(tenure(world), "0", "5"),
+    "acknowledge_gap": held_gap,
+    "release_rewrite": lambda world: world.store.claim_rewrite(
+        world.key, X, "replay-1", RewriteKind.REPLAY
+    ),
+    "rewrite_batches": lambda world: (
+        world.consume(tenure(world), "0", "5"),
+        world.store.claim_rewrite(world.key, X, "replay-1", RewriteKind.REPLAY),
+    ),
+}
+
 CASES = [
+    Case(
+        "record_gap",
+        lambda world: world.store.record_gap(tenure(world), start="0", end="5", reason="r"),
+        None,
+        lambda world: world.kinds(X).count("gap") == len(world.store.gaps(world.key)) == 1,
+    ),
+    Case(
+        "acknowledge_gap",
+        lambda world: world.store.acknowledge_gap(
+            world.key, world.store.gaps(world.key)[0], observer="ops"
+        ),
+        Changed((X,)),
+        lambda world: world.kinds(X).count("ack") == 1,
+    ),
+    Case(
+        "claim_rewrite",
+        lambda world: world.store.claim_rewrite(world.key, X, "replay-1", RewriteKind.REPLAY),
+        Changed((X,)),
+        lambda world: [claim.run for claim in world.store.rewrites(world.key)] == ["replay-1"],
+    ),
+    Case(
+        "release_rewrite",
+        lambda world: world.store.release_rewrite(world.key, X, "replay-1"),
+        Changed((X,)),
+        lambda world: world.store.rewrites(world.key) == [],
+    ),
+    Case(
+        "rewrite_batches",
+        rewrite,
+        Changed((X,)),
+        lambda world: (
+            world.kinds(X).count("rewrite") == 1
+            and [batch.generation for batch in world.store.batches(world.key, X)] == [1]
+        ),
+    ),
     Case(
         "register",
         lambda world: world.register(C, "c-1"),
@@ -150,8 +216,7 @@ def test_a_verb_takes_effect_once_and_says_so(
     world.join(A, B)
     world.add(X, Y, ShardListing(Z, parents=(X,)))
     world.hold(A, X)
-    if case.name == "commit":
-        world.intend(tenure(world), "0", "5")
+    PREPARATIONS.get(case.name, lambda _: None)(world)
     proxy.arm(cut)
     assert case.verb(world) == case.answer
     assert proxy.done == [cut]
