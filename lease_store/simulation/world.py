@@ -72,6 +72,7 @@ class World:
         self.incidents = Incidents(self)
         self._lost_at: dict[ShardId, float] = {}
         self._rounds: Counter[NodeName] = Counter()
+        self._connected: list[Process] = []
         self._following = True
         self._settled_at = -1
         group = Group(
@@ -135,6 +136,10 @@ class World:
         self.rates = FaultRates(slow_batch=self.rates.slow_batch)
         self.store_down_until = 0.0
         chance = self.schedule.chance
+        own = {id(process) for host in self.hosts for process in host.processes()}
+        for process in self._connected:
+            # A second process that ticks for some host is a fault, too.
+            process.dead = process.dead or id(process) not in own
         for host in self.hosts:
             for name in host.settings:
                 host.take_runs(name, accepts_runs=True)
@@ -230,6 +235,7 @@ class World:
 
     def connect(self, process: Process) -> LeaseStore:
         """A process's connection to the store."""
+        self._connected.append(process)
         return cast("LeaseStore", self.parts.seam(self, process))
 
     def administer(self, verb: str, *args: Any, **options: Any) -> object:
