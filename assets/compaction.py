@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets.rewriting import Ended, Unit, rewriting, touch_replaced, unit_files, units
+from assets.rewriting import Ended, Unit, rewriting, swap, unit_files, units
 from assets.shard_files import COMPRESSION, ROW_GROUP_BYTES, sync_folder
 from assets.sweep import ATTEMPTS_FOLDER
 from lease_store.errors import LeaseholdError, LogCorrupt, RewriteRefused
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import BatchRewrite, DataFile, RewriteKind
-from lease_store.store import Changed, LeaseStore
+from lease_store.store import LeaseStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,13 +189,18 @@ class Compactor:
             BatchRewrite(batch.sequence, batch.generation, () if number else new, batch.statistics)
             for number, batch in enumerate(together)
         ]
-        touch_replaced(self._output_root, old)
         first, last = together[0].sequence, together[-1].sequence
         reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"
-        outcome = self._store.rewrite_batches(
-            self._key, report.shard, self._run, rewrites, reason=reason
-        )
-        if not isinstance(outcome, Changed):
+        if not swap(
+            self._store,
+            self._key,
+            report.shard,
+            self._run,
+            rewrites,
+            replaced=old,
+            output_root=self._output_root,
+            reason=reason,
+        ):
             shutil.rmtree(folder, ignore_errors=True)
             raise RewriteRefused(
                 f"The output of shard {report.shard} of {self._key} changed while its files were "

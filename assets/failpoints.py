@@ -19,6 +19,9 @@ Failpoint = Literal[
     "before_commit",
     "after_commit",
     "before_close",
+    "after_rewrite_claim",
+    "before_swap",
+    "after_swap",
 ]
 
 

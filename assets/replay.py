@@ -22,13 +22,13 @@ from typing import Protocol
 
 from assets.quarantine_limit import check_quarantined
 from assets.replay_span import ReplaySpan
-from assets.rewriting import Ended, Unit, rewriting, touch_replaced, units
+from assets.rewriting import Ended, Unit, rewriting, swap, units
 from assets.shard_stream import ShardStream
 from assets.sweep import SweepOutcome, SweepResult
 from lease_store.errors import CursorExpired, LeaseholdError, RewriteRefused
 from lease_store.identifiers import ShardId
 from lease_store.records import Batch, BatchRewrite, RewriteKind
-from lease_store.store import Changed, LeaseStore
+from lease_store.store import LeaseStore
 from shard_sources.source import Limits, ReadRange
 
 
@@ -206,16 +206,17 @@ class Replayer:
         replay = self._open[shard]
         if replay.made:
             old = [file for unit in replay.chosen for batch in unit for file in batch.files]
-            touch_replaced(self._output_root, old)
             first, last = replay.made[0].sequence, replay.made[-1].sequence
-            outcome = self._store.rewrite_batches(
+            if not swap(
+                self._store,
                 self._stream.key,
                 shard,
                 self._run,
                 replay.made,
+                replaced=old,
+                output_root=self._output_root,
                 reason=f"replayed {len(replay.made)} batches, {first} to {last}",
-            )
-            if not isinstance(outcome, Changed):
+            ):
                 raise RewriteRefused(self._superseded(shard))
         self._end(shard, replay.report)
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from assets import failpoints
 from lease_store.errors import RewriteRefused, StoreError
 from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import Batch, DataFile, RewriteKind
-from lease_store.store import LeaseStore, RewriteByOther
+from lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
+from lease_store.store import Changed, LeaseStore, RewriteByOther
 
 Unit = tuple[Batch, ...]
 Ended = Callable[[str], bool]
@@ -36,6 +37,25 @@ def units(batches: Sequence[Batch]) -> list[Unit]:
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
     """The files of a unit, in order: those of records, or those of quarantined ones."""
     return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
+
+
+def swap(
+    store: LeaseStore,
+    key: GroupKey,
+    shard: ShardId,
+    run: str,
+    rewrites: Sequence[BatchRewrite],
+    *,
+    replaced: Iterable[DataFile],
+    output_root: Path,
+    reason: str,
+) -> bool:
+    """Put new output into the ledger; False where the claim or a batch is not as it was."""
+    touch_replaced(output_root, replaced)
+    failpoints.reach("before_swap")
+    outcome = store.rewrite_batches(key, shard, run, rewrites, reason=reason)
+    failpoints.reach("after_swap")
+    return isinstance(outcome, Changed)
 
 
 def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
@@ -78,6 +98,7 @@ def rewriting(
             f"Run {other.run} is {DOING[other.kind]} shard {shard} of {key}: wait for it to end, "
             f"or, if it has certainly ended, repeat this with --replaces {other.run}."
         )
+    failpoints.reach("after_rewrite_claim")
     try:
         yield
     finally:

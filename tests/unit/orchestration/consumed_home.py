@@ -20,20 +20,25 @@ KEY = GroupKey.parse("default", "demo")
 
 
 class ConsumedHome:
-    """A home with a log of `shards` shards, all held by one node."""
+    """A home with a log of `shards` shards, all held by one node; opened where it is there."""
 
     def __init__(self, home: Path, *, shards: int = 2, records_max: int = 4) -> None:
         self.settings = Settings(home=home)
-        self.log = LocalLog.create(self.settings.log_folder(KEY.stream), shards)
+        self.log = LocalLog(self.settings.log_folder(KEY.stream))
         self.output = self.settings.output_folder(KEY.stream, KEY.group)
         self.store = open_store(self.settings.store_url)
         self.stream = ShardStream("demo", self.log, limits=Limits(records_max=records_max))
+        self.sweeper = ArrowSweeper(self.log, self.output)
+        if not self.log.exists:
+            self._begin(shards)
+
+    def _begin(self, shards: int) -> None:
+        LocalLog.create(self.log.root, shards)
         self.store.create_group(Group(KEY))
         self.store.register(KEY, Node(NODE, 0, "a-1"), observer="test")
         self.store.sync_shards(KEY, self.log.list_shards(), observer="test")
         claims = {lease.shard: (NODE, lease.lease_id) for lease in self.store.snapshot(KEY).shards}
         self.store.claim(KEY, claims, observer="test", reason="test")
-        self.sweeper = ArrowSweeper(self.log, self.output)
 
     def append(self, records: int) -> None:
         """Append to every shard `<shard>:<offset>`."""
