@@ -83,9 +83,10 @@ def simulate(  # noqa: PLR0917
 def _show(report: dict[str, Any]) -> None:
     takeover = report["takeover_s"]
     counts = report["counts"]
+    first, number = report["seed"], report["seeds"]
+    seeds = f"Seed {first}" if number == 1 else f"{number:,} seeds from {first} on"
     show_table(
-        f"{report['seeds']} seeds from {report['seed']}: {report['steps']:,} store calls in "
-        f"{report['virtual_s']:,.0f} simulated seconds",
+        f"{seeds}: {report['steps']:,} store calls in {report['virtual_s']:,.0f} simulated seconds",
         ("what", "value"),
         [
             ("planning rounds after the last change", report["rounds"]),

@@ -102,12 +102,12 @@ class SimulationConfig:
 
     def __post_init__(self) -> None:
         limits = {
-            "nodes": (self.nodes, 1, NODES_MAX),
-            "shards": (self.shards, 0, SHARDS_MAX),
-            "timeout": (self.timeout_s, 1, 86_400),
-            "seed": (self.seed, 0, 2**63),
-            "seeds": (self.seeds, 1, 10_000_000),
-            "steps": (self.steps, 1, 1_000_000_000),
+            "number of nodes": (self.nodes, 1, NODES_MAX),
+            "number of shards": (self.shards, 0, SHARDS_MAX),
+            "timeout in seconds": (self.timeout_s, 1, 86_400),
+            "first seed": (self.seed, 0, 2**63),
+            "number of seeds": (self.seeds, 1, 10_000_000),
+            "number of steps": (self.steps, 1, 1_000_000_000),
         }
         for name, (value, least, most) in limits.items():
             if not least <= value <= most:
