@@ -25,8 +25,8 @@ class Violation:
     `rule` is one of `overlap` (two tenures at once), `epoch` (a fencing number that did not
     rise), `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
     `checkpoint` (one that is not where the ledger ends), `fence` (a batch without its tenure),
-    `files` (a file that two batches list), `withdrawn` (a batch that was taken back without a
-    forced checkpoint before it).
+    `files` (a file that two batches list, or one beside a merged file that holds its records),
+    `withdrawn` (a batch that was taken back without a forced checkpoint before it).
     """
 
     rule: str
@@ -89,6 +89,7 @@ def check_history(
         violations += _check_checkpoint(history) if shard not in moving else []
         violations += _check_fences(history)
         violations += _check_withdrawn(history)
+        violations += _check_merged(history)
     parents = {
         shard: history.lease.parents for shard, history in histories.items() if history.lease
     }
@@ -301,6 +302,28 @@ def _check_withdrawn(history: _History) -> list[Violation]:
             for entry in forced
         )
     ]
+
+
+def _check_merged(history: _History) -> list[Violation]:
+    """A merged file holds the records of whole batches that are there and list none themselves."""
+    violations: list[Violation] = []
+    for quarantine in (False, True):
+        carrier, left = "", 0
+        for batch in history.batches:
+            files = [file for file in batch.files if file.quarantine == quarantine]
+            if left and files:
+                detail = f"lists {files[0].path}, but {carrier} holds its records already"
+                violations.append(
+                    Violation("files", history.shard, f"batch {batch.sequence} {detail}")
+                )
+            for file in files:
+                if file.batches > left:
+                    carrier, left = file.path, file.batches
+            left = max(left - 1, 0)
+        if left:
+            detail = f"{carrier} holds {left} more batches than the ledger has behind it"
+            violations.append(Violation("files", history.shard, detail))
+    return violations
 
 
 def _check_files(batches: Sequence[Batch]) -> list[Violation]:

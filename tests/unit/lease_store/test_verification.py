@@ -246,6 +246,18 @@ def file_listed_twice(history: History) -> None:
     history.change_batch(history.batch(OTHER, 0), files=files)
 
 
+def file_beside_the_merged_one(history: History) -> None:
+    first = history.batch(CHILD, 0)
+    (file,) = history.batches[first].files
+    history.change_batch(first, files=(replace(file, batches=2),))
+
+
+def merged_file_of_batches_that_are_not_there(history: History) -> None:
+    last = history.batch(PARENT, 2)
+    (file,) = history.batches[last].files
+    history.change_batch(last, files=(replace(file, batches=2),))
+
+
 @pytest.mark.parametrize(
     ("plant", "rule", "shard"),
     [
@@ -269,6 +281,8 @@ def file_listed_twice(history: History) -> None:
         (batch_of_a_stale_epoch, "fence", PARENT),
         (batch_of_another_node, "fence", CHILD),
         (file_listed_twice, "files", OTHER),
+        (file_beside_the_merged_one, "files", CHILD),
+        (merged_file_of_batches_that_are_not_there, "files", PARENT),
     ],
 )
 def test_each_planted_lie_is_found(
@@ -280,6 +294,16 @@ def test_each_planted_lie_is_found(
     assert (rule, shard) in {(violation.rule, violation.shard) for violation in found}
     assert all(str(violation).startswith(f"{violation.rule}: shard") for violation in found)
     assert {violation.shard for violation in found} == {shard}
+
+
+def test_a_merged_file_in_its_place_is_no_lie() -> None:
+    history = true_history()
+    first, second = history.batch(CHILD, 0), history.batch(CHILD, 1)
+    (file,) = history.batches[first].files
+    bad = DataFile("bad", 1, 10, quarantine=True)
+    history.change_batch(first, files=(replace(file, batches=2),))
+    history.change_batch(second, files=(bad,))
+    assert history.check() == [], "quarantined records lie in files of their own"
 
 
 def test_the_sentence_counts_what_is_missing_or_doubled() -> None:
