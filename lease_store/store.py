@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lease_store.draining import Draining
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from lease_store.records import (
     Batch,
@@ -195,6 +196,13 @@ class LeaseStore(Protocol):
 
     def snapshot(self, key: GroupKey) -> Snapshot:
         """The group, its nodes and its shards, read in one transaction."""
+        ...
+
+    def draining(self, key: GroupKey) -> Draining:
+        """What is under way on each shard; once a pause is committed, nothing more can begin.
+
+        All rows are locked for the reading, so that an opening that overtook the pause is seen.
+        """
         ...
 
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from lease_store.draining import Draining, draining_of
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from lease_store.memory_store.rows import GroupRows, MemoryRows
 from lease_store.records import Group, Progress, Pulse, Snapshot
@@ -63,6 +64,11 @@ class MemoryGroups(MemoryRows):
         """See `LeaseStore.snapshot`."""
         with self._rows("snapshot", key) as rows:
             return self._snapshot(rows)
+
+    def draining(self, key: GroupKey) -> Draining:
+        """See `LeaseStore.draining`."""
+        with self._rows("draining", key) as rows:
+            return draining_of(rows.group, rows.shards.values(), rows.batches.values())
 
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
         """See `LeaseStore.progress`."""

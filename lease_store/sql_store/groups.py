@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from sqlalchemy.exc import IntegrityError
 
+from lease_store.draining import Draining, draining_of
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
-from lease_store.records import Group, Progress, Pulse, Snapshot
+from lease_store.records import BatchState, Group, Progress, Pulse, Snapshot
 from lease_store.refusals import group_exists, group_in_use, group_limit, unknown_group
 from lease_store.sql_store import statements
 from lease_store.sql_store.rows import (
+    batch_from,
     group_from,
     group_values,
     joined_group,
@@ -133,6 +135,18 @@ class SqlGroups(SqlVerbs):
             raise AssertionError("The last look returns.")
 
         return self._read("snapshot", work)
+
+    def draining(self, key: GroupKey) -> Draining:
+        """See `LeaseStore.draining`."""
+
+        def work(tx: Transaction) -> Draining:
+            rows = tx.connection.execute(statements.select_shards(key, lock=True)).mappings()
+            shards = [shard_from(row) for row in rows]
+            chosen = statements.select_batches(key, None, BatchState.INTENT)
+            intents = [batch_from(row) for row in tx.connection.execute(chosen).mappings()]
+            return draining_of(self._group(tx, key), shards, intents)
+
+        return self._read("draining", work)
 
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
         """See `LeaseStore.progress`."""

@@ -50,8 +50,9 @@ class SqlTenures(SqlVerbs):
         """See `LeaseStore.open_tenure`."""
 
         def work(tx: Transaction, *, moving: bool) -> Opened | OpenByOther | NotHeld:
-            paused = self._group(tx, key).paused
             row = self._lock_shard(tx, key, shard)
+            # Looked at behind the lock: see `lease_store.draining`.
+            paused = self._group(tx, key).paused
             if not row.state.held or row.consumer_owner != node:
                 return tx.abandon(NotHeld(row.state.value, row.consumer_owner))
             if paused:
@@ -168,6 +169,7 @@ class SqlTenures(SqlVerbs):
     def _lock_shard(self, tx: Transaction, key: GroupKey, shard: ShardId) -> ShardLease:
         row = self._lock_shards(tx, key, [shard]).get(shard)
         if row is None:
+            self._group(tx, key)
             raise unknown_shard(key, shard)
         return row
 

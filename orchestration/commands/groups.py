@@ -10,6 +10,7 @@ import typer
 from lease_store.errors import InvalidSetting, shown
 from lease_store.identifiers import GroupKey
 from lease_store.records import AssignmentMode, GapPolicy, Group, Timing
+from orchestration.commands.drain_report import say_open, show_drained, tell_drained
 from orchestration.commands.options import Home, Json, Stream
 from orchestration.commands.target import Target
 from orchestration.presentation import say, show_json, show_table
@@ -49,6 +50,14 @@ NodeCap = Annotated[
     int | None, typer.Option("--node-cap", help="The most shards per node; 0 lifts the cap.")
 ]
 
+Weighted = Annotated[
+    bool | None,
+    typer.Option(
+        "--weighted/--by-count",
+        help="Level records per second, learned from the ledger, or the number of shards.",
+    ),
+]
+
 
 def _changed(
     group: Group,
@@ -59,6 +68,7 @@ def _changed(
     initial_position: str | None,
     node_cap: int | None,
     gap_policy: GapPolicy | None,
+    weighted: bool | None,
 ) -> Group:
     """The group with every setting that was given, checked."""
     changes: dict[str, Any] = {}
@@ -76,6 +86,8 @@ def _changed(
         changes["node_cap"] = node_cap or None
     if gap_policy is not None:
         changes["gap_policy"] = gap_policy
+    if weighted is not None:
+        changes["weighted"] = weighted
     return dataclasses.replace(group, **changes)
 
 
@@ -105,6 +117,7 @@ def create(
     initial_position: InitialPosition = None,
     node_cap: NodeCap = None,
     gap_policy: Gaps = None,
+    weighted: Weighted = None,
     home: Home = None,
 ) -> None:
     """Create a consumer group of a stream."""
@@ -123,6 +136,7 @@ def create(
         initial_position=initial_position,
         node_cap=node_cap,
         gap_policy=gap_policy,
+        weighted=weighted,
     )
     target.new_store.create_group(group)
     say(f"Created consumer group {group.key}.")
@@ -186,6 +200,7 @@ def update(
     initial_position: InitialPosition = None,
     node_cap: NodeCap = None,
     gap_policy: Gaps = None,
+    weighted: Weighted = None,
     home: Home = None,
 ) -> None:
     """Change a consumer group; a new order takes effect at once."""
@@ -199,6 +214,7 @@ def update(
         initial_position=initial_position,
         node_cap=node_cap,
         gap_policy=gap_policy,
+        weighted=weighted,
     )
     if wanted == group:
         say(f"Consumer group {group.key} is so already.")
@@ -220,6 +236,44 @@ def pause(name: Name, stream: Stream = None, home: Home = None) -> None:
     """Pause a consumer group: its holders stop at their next batch boundary."""
     key = _set_paused(name, stream, home, paused=True)
     say(f"Paused consumer group {key}; holders stop at their next batch boundary.")
+
+
+@app.command()
+def drain(
+    name: Name,
+    stream: Stream = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout", metavar="S", min=0, help="How many seconds to wait at most."),
+    ] = 300.0,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Pause a consumer group and wait until no shard of it is open and all checkpoints are durable.
+
+    Exits with 1 if that does not happen in time. The group stays paused: `group resume` ends that.
+    """
+    import time
+
+    from lease_store.draining import wait_until_drained
+
+    key = _set_paused(name, stream, home, paused=True)
+    began = time.monotonic()
+    found = wait_until_drained(
+        Target.at(home).store,
+        key,
+        timeout_s=timeout_s,
+        clock=time.monotonic,
+        sleep=time.sleep,
+        told=(lambda _: None) if as_json else say_open,
+    )
+    waited_s = time.monotonic() - began
+    if as_json:
+        show_drained(key, found, waited_s)
+    else:
+        tell_drained(key, found, waited_s)
+    if not found.drained:
+        raise typer.Exit(1)
 
 
 @app.command()

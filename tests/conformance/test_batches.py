@@ -7,8 +7,8 @@ from datetime import UTC, timedelta, timezone
 
 import pytest
 
-from lease_store.errors import IntentConflict
-from lease_store.identifiers import ShardId
+from lease_store.errors import IntentConflict, UnknownGroup
+from lease_store.identifiers import GroupName, ShardId
 from lease_store.records import BatchState, BatchStatistics, DataFile, Intent, ShardListing
 from lease_store.states import ShardState
 from lease_store.store import Changed, Stale
@@ -313,3 +313,23 @@ def test_hostile_text_is_only_text(ready: World) -> None:
     assert ready.journal(X)[-1].reason == hostile
     assert ready.shard(X).check_point == hostile + "2"
     assert ready.store.batches(ready.key, X)[0].run == hostile
+
+
+def test_throughput_adds_the_newest_committed_batches_up(ready: World) -> None:
+    first, second = ready.open(A, X).tenure, ready.open(A, Y).tenure
+    for number in range(4):
+        ready.consume(first, str(5 * number), str(5 * number + 5), number)
+    unread = BatchStatistics(None, None, 3)
+    ready.consume(second, "0", "5", statistics=unread)
+    ready.intend(second, "5", "9", 1)
+    batches = ready.store.batches(ready.key, X)
+    in_x, in_y = ready.store.throughput(ready.key, window=3)
+    assert (in_x.shard, in_x.batches, in_x.records) == (X, 3, 15)
+    assert (in_x.first_at, in_x.last_at) == (batches[1].committed_at, batches[3].committed_at)
+    assert (in_y.shard, in_y.batches, in_y.records) == (Y, 1, 3)
+    assert in_y.first_at == in_y.last_at
+    ready.store.force_checkpoint(ready.key, X, "10", observer="ops", reason="again")
+    in_x, _ = ready.store.throughput(ready.key)
+    assert (in_x.batches, in_x.records) == (2, 10)
+    with pytest.raises(UnknownGroup):
+        ready.store.throughput(replace(ready.key, group=GroupName("another")))

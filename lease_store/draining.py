@@ -1,0 +1,125 @@
+"""Draining a group: pause it, and wait until nothing of it is under way any more.
+
+A closed tenure is the proof that a shard's checkpoint is durable: a run closes its tenures after
+its last commit, and a client after it has saved what was confirmed. That nothing opens again:
+
+1. `open_tenure` locks the shard's row, and only then looks whether the group is paused.
+2. The group is paused, and that is committed.
+3. `draining` locks all rows of the group. Whoever got a row before it is waited for and seen;
+   whoever gets one after it finds the group paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lease_store.assignment_plan import rank_key
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import Batch, BatchState, Group, ShardLease
+from lease_store.states import ShardState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lease_store.store import LeaseStore
+
+LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDrain:
+    """What is still under way on a shard.
+
+    Attributes:
+        check_point: the cursor up to which output is committed, durable.
+        holder: the node that may consume it.
+        run: the run that has it open; empty when none has.
+        intent: a range that was intended and not committed. Without a run it is what a run left
+            that died: the next one reads the same range, under the same number.
+    """
+
+    shard: ShardId
+    state: ShardState
+    check_point: str | None
+    holder: NodeName | None
+    run: str
+    intent: Batch | None
+
+    @property
+    def drained(self) -> bool:
+        """Whether nobody is at work on it."""
+        return not self.run
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """What is still under way in a group, all of one moment, by shard."""
+
+    paused: bool
+    shards: tuple[ShardDrain, ...]
+
+    @property
+    def open(self) -> tuple[ShardDrain, ...]:
+        """The shards that somebody is at work on."""
+        return tuple(shard for shard in self.shards if not shard.drained)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nobody is at work, and nobody can begin."""
+        return self.paused and not self.open
+
+
+def draining_of(group: Group, shards: Iterable[ShardLease], intents: Iterable[Batch]) -> Draining:
+    """What the rows of a group show."""
+    intended = {batch.shard: batch for batch in intents if batch.state is BatchState.INTENT}
+    rows = sorted(shards, key=lambda row: rank_key(row.shard))
+    drains = (
+        ShardDrain(
+            shard=row.shard,
+            state=row.state,
+            check_point=row.check_point,
+            holder=row.consumer_owner,
+            run=row.consumer_run,
+            intent=intended.get(row.shard),
+        )
+        for row in rows
+    )
+    return Draining(group.paused, tuple(drains))
+
+
+def wait_until_drained(
+    store: LeaseStore,
+    key: GroupKey,
+    *,
+    timeout_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    told: Callable[[Draining], None] = lambda _: None,
+) -> Draining:
+    """Look at a paused group until it is drained, is resumed by somebody, or the time is up.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        timeout_s: for how long to look, in seconds; it is looked at once at least.
+        clock: monotonic seconds.
+        sleep: waits, in seconds.
+        told: what the group looks like, each time that it has changed.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store does not answer.
+    """
+    until = clock() + timeout_s
+    seen: Draining | None = None
+    while True:
+        found = store.draining(key)
+        if found != seen:
+            told(found)
+            seen = found
+        left_s = until - clock()
+        if found.drained or not found.paused or left_s <= 0:
+            return found
+        sleep(min(LOOK_EVERY_S, left_s))

@@ -1,0 +1,124 @@
+"""Draining: what is under way is seen, and nothing begins behind a pause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lease_store.draining import Draining, wait_until_drained
+from lease_store.errors import UnknownGroup
+from lease_store.records import Group
+from lease_store.store import NotHeld
+from tests.conformance.world import A, World, X, Y
+
+
+class Time:
+    """Seconds that pass by sleeping alone; something may happen at each."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.slept.append(seconds)
+
+
+def paused(world: World, group: Group, *, now: bool = True) -> None:
+    world.store.update_group(replace(group, paused=now), observer="ops")
+
+
+def test_everything_under_way_is_seen(world: World) -> None:
+    group = world.group()
+    world.join(A)
+    world.add(X, Y)
+    tenure, _ = world.hold(A, X, Y)
+    world.consume(tenure, "0", "5")
+    world.intend(tenure, "5", "9", 1)
+    paused(world, group)
+    found = world.store.draining(world.key)
+    first, second = found.shards
+    assert (first.shard, first.check_point, first.run, first.holder) == (X, "5", "run-1", A)
+    assert first.intent is not None
+    assert (first.intent.start, first.intent.end) == ("5", "9")
+    assert (second.run, second.check_point, second.intent) == ("run-1", None, None)
+    assert [shard.shard for shard in found.open] == [X, Y]
+    assert not found.drained
+
+
+def test_a_group_is_drained_once_all_tenures_are_closed(world: World) -> None:
+    group = world.group()
+    world.join(A)
+    world.add(X, Y)
+    tenures = world.hold(A, X, Y)
+    paused(world, group)
+    time, told = Time(), list[Draining]()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if tenures and len(time.slept) % 2 == 0:
+            world.store.close_tenure(tenures.pop(), reason="paused")
+
+    found = wait_until_drained(
+        world.store, world.key, timeout_s=60, clock=time.clock, sleep=sleep, told=told.append
+    )
+    assert found.drained
+    assert [len(each.open) for each in told] == [2, 1, 0]
+    assert isinstance(world.store.open_tenure(world.key, X, A, "run-2"), NotHeld)
+    paused(world, group, now=False)
+    assert world.open(A, X, "run-2").tenure.epoch == 2
+    assert not world.store.draining(world.key).drained
+
+
+def test_a_drain_ends_when_its_time_is_up(world: World) -> None:
+    group = world.group()
+    world.join(A)
+    world.add(X)
+    world.hold(A, X)
+    paused(world, group)
+    time = Time()
+    found = wait_until_drained(
+        world.store, world.key, timeout_s=1.2, clock=time.clock, sleep=time.sleep
+    )
+    assert [shard.shard for shard in found.open] == [X]
+    assert time.now_s == pytest.approx(1.2)
+
+
+def test_a_drain_ends_when_somebody_resumes_the_group(world: World) -> None:
+    group = world.group()
+    world.join(A)
+    world.add(X)
+    world.hold(A, X)
+    paused(world, group)
+    time = Time()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        paused(world, group, now=False)
+
+    found = wait_until_drained(world.store, world.key, timeout_s=60, clock=time.clock, sleep=sleep)
+    assert (found.paused, found.drained, len(time.slept)) == (False, False, 1)
+
+
+def test_what_a_dead_run_intended_is_reported_and_does_not_hold_a_drain_up(world: World) -> None:
+    group = world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.intend(tenure, "0", "9")
+    world.store.leave(world.key, A, world.incarnations[A])
+    paused(world, group)
+    found = world.store.draining(world.key)
+    (shard,) = found.shards
+    assert found.drained
+    assert shard.intent is not None
+    assert shard.intent.batch_id == "x.0"
+
+
+def test_an_unknown_group_cannot_be_drained(world: World) -> None:
+    with pytest.raises(UnknownGroup):
+        world.store.draining(world.key)

@@ -1,0 +1,108 @@
+"""A tenure that is being opened while its group is paused, on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lease_store import open_store
+from lease_store.draining import Draining
+from lease_store.identifiers import GroupKey
+from lease_store.sql_store import SqlStore
+from lease_store.sql_store.tenures import SqlTenures
+from lease_store.store import LeaseStore, NotHeld, Opened
+from tests.conformance.world import A, World, X
+from tests.mariadb import MariaDB
+
+pytestmark = pytest.mark.mariadb
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def stores(mariadb: MariaDB) -> Generator[tuple[LeaseStore, LeaseStore]]:
+    url = mariadb.create_database("draining")
+    pair = open_store(url, upgrade=True), open_store(url)
+    yield pair
+    for store in pair:
+        store.close()
+
+
+def test_an_opening_that_overtakes_the_pause_is_waited_for(
+    stores: tuple[LeaseStore, LeaseStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A run finds the group not paused. 2. It is paused. 3. The drain must see the run.
+
+    The opening stands still between its last look and its write until the pause is committed; the
+    drain is asked for while it still does.
+    """
+    runner, operator = stores
+    world = World(runner, GroupKey.parse("group", "stream"))
+    group = world.group()
+    world.join(A)
+    world.add(X)
+    world.claim(A, X)
+    looked, go_on = threading.Event(), threading.Event()
+    original = SqlTenures._carry_out
+
+    def standing_still(self: SqlStore, *arguments: Any) -> object:
+        if self is runner and not looked.is_set():
+            looked.set()
+            assert go_on.wait(PATIENCE_S)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(SqlTenures, "_carry_out", standing_still)
+    opened: list[object] = []
+    found: list[Draining] = []
+
+    def open_it() -> None:
+        opened.append(runner.open_tenure(world.key, X, A, "run-1"))
+
+    def drain_it() -> None:
+        found.append(operator.draining(world.key))
+
+    opening = threading.Thread(target=open_it)
+    opening.start()
+    assert looked.wait(PATIENCE_S)
+    operator.update_group(replace(group, paused=True), observer="ops")
+    draining = threading.Thread(target=drain_it)
+    draining.start()
+    draining.join(0.3)
+    assert draining.is_alive(), "the drain waits for the row that the opening holds"
+    go_on.set()
+    for thread in (opening, draining):
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert isinstance(opened[0], Opened)
+    assert [shard.run for shard in found[0].open] == ["run-1"]
+
+
+def test_an_opening_that_comes_behind_the_pause_is_refused(
+    stores: tuple[LeaseStore, LeaseStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A run is about to lock the row. 2. The group is paused and found drained. 3. It locks it.
+
+    Had it looked at the group before step 1, it would open the shard now.
+    """
+    runner, operator = stores
+    world = World(runner, GroupKey.parse("group", "behind"))
+    group = world.group()
+    world.join(A)
+    world.add(X)
+    world.claim(A, X)
+    original = SqlTenures._lock_shards
+    found: list[Draining] = []
+
+    def overtaken(self: SqlStore, *arguments: Any) -> object:
+        if self is runner and not found:
+            operator.update_group(replace(group, paused=True), observer="ops")
+            found.append(operator.draining(world.key))
+        return original(self, *arguments)
+
+    monkeypatch.setattr(SqlTenures, "_lock_shards", overtaken)
+    outcome = runner.open_tenure(world.key, X, A, "run-1")
+    assert found[0].drained
+    assert isinstance(outcome, NotHeld)

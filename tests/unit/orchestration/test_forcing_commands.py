@@ -1,0 +1,192 @@
+"""`leasehold checkpoint set --force`, `group drain` and weighted groups, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from assets.consumption_report import StopReason
+from lease_store.identifiers import ShardId
+from lease_store.records import Intent
+from lease_store.states import ShardState
+from lease_store.store import Opened
+from orchestration.command_line import main
+from orchestration.settings import PREFIX
+from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
+
+ZERO, ONE = ShardId("0"), ShardId("1")
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
+    """Two shards of ten records, consumed in batches of four."""
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    home = ConsumedHome(tmp_path / "home")
+    home.append(10)
+    home.consume("run-1")
+    yield home
+    home.store.close()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(list(arguments)) == code
+    captured = capsys.readouterr()
+    return captured.err if code == 2 else captured.out
+
+
+def cat(capsys: pytest.CaptureFixture[str], shard: str) -> list[str]:
+    lines = said(capsys, "cat", "demo").splitlines()
+    return [record["value"] for record in map(json.loads, lines) if record["shard_id"] == shard]
+
+
+def claim_free(home: ConsumedHome) -> None:
+    shards = home.store.snapshot(KEY).shards
+    free = {row.shard: (NODE, row.lease_id) for row in shards if row.state is ShardState.NOT_ALLOC}
+    home.store.claim(KEY, free, observer="test", reason="test")
+
+
+@pytest.mark.parametrize("cursor", ["begin", "0", "4", "8", "end"])
+def test_what_is_read_again_comes_out_once(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], cursor: str
+) -> None:
+    said(capsys, "checkpoint", "set", "0", cursor, "--force")
+    home.append(3)
+    assert home.consume("run-2")[ZERO].stopped is StopReason.CAUGHT_UP
+    for shard in ("0", "1"):
+        assert cat(capsys, shard) == [f"{shard}:{number}" for number in range(13)]
+    assert "no violations" in said(capsys, "verify")
+
+
+def test_a_cursor_inside_a_batch_is_refused_with_the_nearest_that_will_do(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = said(capsys, "checkpoint", "set", "0", "6", "--force", code=2)
+    assert "'6' is inside batch 0.1 of group demo/default" in sentence
+    assert "'4', where it starts, or to '8', where it ends" in sentence
+    assert len(sentence.splitlines()) == 1
+    assert cat(capsys, "0") == [f"0:{number}" for number in range(10)]
+
+
+def test_a_finished_parent_is_reopened_by_choice_alone(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "shard", "split", "0")
+    home.store.sync_shards(KEY, home.log.list_shards(), observer="test")
+    home.consume("run-2")
+    children = [str(listing.shard) for listing in home.log.list_shards() if listing.parents]
+    claim_free(home)
+    for child in children:
+        home.log.append(child, [b"%s:%d" % (child.encode(), number) for number in range(5)])
+    home.consume("run-3")
+
+    refused = said(capsys, "checkpoint", "set", "0", "begin", "--force", code=2)
+    assert f"({', '.join(children)})" in refused
+    assert "cascade" in refused
+
+    done = said(capsys, "checkpoint", "set", "0", "begin", "--force", "--reopen", "cascade")
+    assert f"Shards that began after it: {', '.join(children)} begin again." in done
+    assert cat(capsys, "0") == cat(capsys, children[0]) == []
+    for run in ("run-4", "run-5"):
+        claim_free(home)
+        home.consume(run)
+    assert cat(capsys, "0") == [f"0:{number}" for number in range(10)]
+    for child in children:
+        assert cat(capsys, child) == [f"{child}:{number}" for number in range(5)]
+    assert "no violations" in said(capsys, "verify")
+
+
+def test_a_drain_waits_for_the_batch_that_is_under_way(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The drain begins in the middle of a run's first batch; the run stops behind it."""
+    home.append(20)
+    codes: list[int] = []
+    draining = threading.Thread(target=lambda: codes.append(main(["group", "drain", "default"])))
+    waiting = threading.Event()
+
+    def drain() -> None:
+        home.sweeper.before = lambda: None
+        draining.start()
+        for _ in range(400):
+            if home.store.pulse(KEY).group.paused:
+                return
+            waiting.wait(PATIENCE_S / 400)
+        raise AssertionError("The drain did not pause the group.")
+
+    home.sweeper.before = drain
+    reports = home.consume("run-2")
+    draining.join(PATIENCE_S)
+    assert codes == [0]
+    out = capsys.readouterr().out
+    assert "2 of 2 shards are still open: 0, 1." in out
+    assert "demo/default is drained after" in out
+    assert {report.stopped for report in reports.values()} == {StopReason.PAUSED}
+    assert [report.batches for report in reports.values()] == [1, 1]
+
+    found = json.loads(said(capsys, "group", "drain", "default", "--json"))
+    assert (found["drained"], found["paused"]) == (True, True)
+    assert [(shard["shard"], shard["check_point"]) for shard in found["shards"]] == [
+        ("0", "14"),
+        ("1", "14"),
+    ]
+    assert home.consume("run-3")[ZERO].stopped is StopReason.NOT_HELD
+    said(capsys, "group", "resume", "default")
+    home.consume("run-4")
+    assert cat(capsys, "0") == [f"0:{number}" for number in range(30)]
+
+
+def test_a_drain_that_does_not_end_in_time_names_what_is_open(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = home.store.open_tenure(KEY, ONE, NODE, "dead-run")
+    assert isinstance(opened, Opened)
+    home.store.record_intents([Intent(opened.tenure, opened.next_sequence, "10", "12")])
+    found = json.loads(
+        said(capsys, "group", "drain", "default", "--timeout", "0.1", "--json", code=1)
+    )
+    assert not found["drained"]
+    zero, one = found["shards"]
+    assert (zero["drained"], one["drained"]) == (True, False)
+    assert (one["run"], one["holder"]) == ("dead-run", "a")
+    assert one["intent"] == {"batch": "1.3", "start": "10", "end": "12"}
+    out = said(capsys, "group", "drain", "default", "--timeout", "0", code=1)
+    assert "still open are the shards 1." in " ".join(out.split())
+
+    home.store.leave(KEY, NODE, "a-1")
+    out = said(capsys, "group", "drain", "default", "--timeout", "0")
+    assert "Shard 1: batch 1.3, 10 to 12, was begun by a run that ended" in " ".join(out.split())
+
+
+def test_a_group_is_weighted_or_not(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "group", "update", "default", "--weighted")
+    assert json.loads(said(capsys, "group", "show", "default", "--json"))["weighted"] is True
+    said(capsys, "group", "update", "default", "--by-count")
+    assert json.loads(said(capsys, "group", "show", "default", "--json"))["weighted"] is False
+    said(capsys, "group", "create", "other", "--weighted")
+    assert json.loads(said(capsys, "group", "show", "other", "--json"))["weighted"] is True
+
+
+def test_a_plan_by_load_shows_the_loads(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shard 0 has far more records than shard 1."""
+    said(capsys, "group", "update", "default", "--weighted")
+    home.log.append("0", [b"x"] * 200)
+    home.consume("run-2")
+    table = said(capsys, "plan", "--explain")
+    assert "Shards and load per node after it" in table
+    planned = json.loads(said(capsys, "plan", "--json"))["plan"]
+    ((node, load),) = planned["loads"]
+    assert node == "a"
+    assert load > 2
