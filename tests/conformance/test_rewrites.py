@@ -10,6 +10,7 @@ from lease_store.errors import UnknownShard
 from lease_store.records import BatchRewrite, BatchStatistics, DataFile, RewriteKind, Tenure
 from lease_store.store import Changed, RewriteByOther, Stale
 from lease_store.verification import verify
+from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, World, X, Y, Z
 
 REPLAY, COMPACTION = RewriteKind.REPLAY, RewriteKind.COMPACTION
@@ -139,9 +140,48 @@ def test_unknown_shards_are_refused(world: World, tenure: Tenure) -> None:
 def test_history_stays_proven_after_swaps(world: World, tenure: Tenure) -> None:
     del tenure
     claim(world, "run-1")
-    swap(world, "run-1", replace(rewrite(1), files=(DataFile("merged", 9, 9, False, 2),)))
+    merged = (DataFile("merged", 9, 9, False, 2),)
+    swap(world, "run-1", replace(rewrite(1), files=merged), replace(rewrite(2), files=()))
+    assert world.store.batches(world.key, X)[1].files == merged
     assert verify(world.store, world.key) == []
     world.store.delete_group(world.key, force=True)
     world.incarnations.clear()
     world.group()
     assert world.store.rewrites(world.key) == []
+
+
+def test_of_claims_at_once_one_wins(world: World, tenure: Tenure) -> None:
+    del tenure
+    runs = [f"run-{number}" for number in range(4)]
+    answers = at_once(*(lambda run=run: claim(world, run) for run in runs))
+    winners = [run for run, got in zip(runs, answers, strict=True) if isinstance(got, Changed)]
+    assert winners == [held.run for held in world.store.rewrites(world.key)]
+    assert len(winners) == 1
+
+
+def test_swaps_and_commits_do_not_block_each_other(world: World, tenure: Tenure) -> None:
+    """Method: one thread commits batches, another swaps the output of those it finds."""
+    claim(world, "run-1")
+    last = 15
+
+    def consume() -> int:
+        done = [world.consume(tenure, "3", "4", 3)]
+        done += [world.consume(tenure, str(n), str(n + 1), n) for n in range(4, last)]
+        return sum(isinstance(outcome, Changed) for outcome in done)
+
+    def swap_all() -> int:
+        done = 0
+        for _ in range(10):
+            found = world.store.batches(world.key, X)
+            made = [rewrite(batch.sequence, batch.generation) for batch in found]
+            unique = [
+                replace(each, files=(DataFile(f"{each.sequence}-{each.generation}", 4, 40),))
+                for each in made
+            ]
+            done += isinstance(swap(world, "run-1", *unique), Changed)
+        return done
+
+    assert at_once(consume, swap_all) == [last - 3, 10]
+    assert world.shard(X).check_point == str(last)
+    assert world.store.batches(world.key, X)[0].generation == 10
+    assert verify(world.store, world.key) == []
