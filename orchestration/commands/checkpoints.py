@@ -8,14 +8,14 @@ import typer
 
 from lease_store.assignment_plan import rank_key
 from lease_store.errors import CheckpointRefused, LeaseholdError, SourceError, UserMistake, shown
-from lease_store.reopening import Reopening
+from lease_store.reopening import Reopening, concerned, first_withdrawn
 from orchestration.commands.groups import OBSERVER
 from orchestration.commands.options import GroupName, Home, Json, Stream
 from orchestration.commands.target import Target, listed
 from orchestration.presentation import say, show_json, show_table
 
 if TYPE_CHECKING:
-    from lease_store.identifiers import ShardId
+    from lease_store.identifiers import GroupKey, ShardId
     from shard_sources.source import ShardSource
 
 app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)
@@ -86,6 +86,7 @@ def set_(
             f"{shown(shard)} yourself, which skips records or reads them again."
         )
     position = cursor_of(target.stream(key.stream).source, lease.shard, cursor)
+    _touch_withdrawn(target, key, lease.shard, position, reopen)
     changed = target.store.force_checkpoint(
         key, lease.shard, position, observer=OBSERVER, reason=reason, reopen=reopen
     )
@@ -93,6 +94,26 @@ def set_(
     others = sorted((each for each in changed.shards if each != lease.shard), key=rank_key)
     if others:
         say(f"Shards that began after it: {listed(others)} begin again.")
+
+
+def _touch_withdrawn(
+    target: Target, key: GroupKey, shard: ShardId, cursor: str, reopen: Reopening
+) -> None:
+    """Make the files of batches that will be withdrawn look new: a reader may have listed them.
+
+    Raises:
+        CheckpointRefused: the cursor divides a batch.
+    """
+    from assets.rewriting import touch_replaced
+
+    rows = {row.shard: row for row in target.store.snapshot(key).shards}
+    head, *descendants = concerned(rows, shard)
+    batches = target.store.batches(key, head)
+    withdrawn = batches[first_withdrawn(rows[head], batches, cursor, key=key) :]
+    for each in descendants if reopen is Reopening.CASCADE else ():
+        withdrawn += target.store.batches(key, each)
+    output = target.settings.output_folder(key.stream, key.group)
+    touch_replaced(output, [file for batch in withdrawn for file in batch.files])
 
 
 def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:

@@ -78,6 +78,24 @@ def test_a_cursor_inside_a_batch_is_refused_with_the_nearest_that_will_do(
     assert cat(capsys, "0") == [f"0:{number}" for number in range(10)]
 
 
+def test_files_that_are_withdrawn_are_kept_for_those_who_read_them(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their age counts from now on: a reader that listed them just before may finish."""
+    batches = home.store.batches(KEY, ZERO)
+    paths = [home.output / file.path for batch in batches for file in batch.files]
+    for path in paths:
+        os.utime(path, (1, 1))
+    said(capsys, "checkpoint", "set", "0", "4", "--force")
+    assert "0 files" in said(capsys, "vacuum", "demo", "--older-than", "1h")
+    assert [path.exists() for path in paths] == [True, True, True]
+    assert [path.stat().st_mtime > 1 for path in paths] == [False, True, True]
+    for path in paths:
+        os.utime(path, (1, 1))
+    said(capsys, "vacuum", "demo", "--older-than", "1h")
+    assert [path.exists() for path in paths] == [True, False, False]
+
+
 def test_a_finished_parent_is_reopened_by_choice_alone(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
