@@ -1,0 +1,77 @@
+"""Pictures of groups for tests of planning: nodes, shards, and what a plan makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lease_store.assignment_plan import BeginTransfer, CancelTransfer, Claim, Plan
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import Group, Node, ShardLease, Snapshot
+from lease_store.states import ShardState
+
+KEY = GroupKey.parse("group", "stream")
+NODES = [NodeName(f"node-{letter}") for letter in "abcdefg"]
+
+
+def node(name: str, **fields: object) -> Node:
+    return replace(Node(NodeName(name), 1, f"{name}-1"), **fields)
+
+
+def shard(name: str, owner: str | None = None, holder: str | None = None) -> ShardLease:
+    """A shard that is free, held by `owner`, or on its way to `owner` from `holder`."""
+    if owner is None:
+        return ShardLease(ShardId(name), ShardState.NOT_ALLOC, lease_id=3)
+    state = ShardState.TRANSFER if holder else ShardState.ALREADY_ALLOC
+    return ShardLease(
+        ShardId(name),
+        state,
+        lease_id=3,
+        lease_owner=NodeName(owner),
+        consumer_owner=NodeName(holder or owner),
+        consumer_run="run",
+    )
+
+
+def snapshot(nodes: list[Node], shards: list[ShardLease], **fields: object) -> Snapshot:
+    return Snapshot(replace(Group(KEY), **fields), tuple(nodes), tuple(shards))
+
+
+def live(snap: Snapshot) -> set[NodeName]:
+    return {member.name for member in snap.nodes if member.member}
+
+
+def carried_out(snap: Snapshot, decided: Plan) -> Snapshot:
+    """The snapshot after every action of a plan, hand-overs included."""
+    rows = {lease.shard: lease for lease in snap.shards}
+    for action in decided.actions:
+        row = rows[action.shard]
+        assert action.seen_lease_id == row.lease_id
+        if isinstance(action, Claim):
+            assert row.state is ShardState.NOT_ALLOC
+        elif isinstance(action, BeginTransfer):
+            assert row.state is ShardState.ALREADY_ALLOC
+            assert row.lease_owner == action.holder != action.to
+        else:
+            assert isinstance(action, CancelTransfer)
+            assert row.state is ShardState.TRANSFER
+            assert row.consumer_owner == action.holder
+        rows[action.shard] = replace(
+            row,
+            state=ShardState.ALREADY_ALLOC,
+            lease_id=row.lease_id + 1,
+            lease_owner=action.gains,
+            consumer_owner=action.gains,
+        )
+    return replace(snap, shards=tuple(rows.values()))
+
+
+def counts(snap: Snapshot) -> dict[NodeName, int]:
+    found = dict.fromkeys(live(snap), 0)
+    for lease in snap.shards:
+        if lease.state.held and lease.lease_owner in found:
+            found[lease.lease_owner] += 1
+    return found
+
+
+def moves_of(decided: Plan) -> list[tuple[str, str, str]]:
+    return [(type(action).__name__, action.shard, action.gains) for action in decided.actions]

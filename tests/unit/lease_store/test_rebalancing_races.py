@@ -1,0 +1,290 @@
+"""Rebalancing when others are faster, slower or silent: hand-overs, lost replies, late claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from lease_store.errors import OutcomeUnknown, StoreUnavailable
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import Node, ShardListing
+from lease_store.states import ShardState
+from lease_store.store import Stale
+from lease_store.verification import verify
+from tests.unit.lease_store.scene import KEY, TICK_S, Scene
+
+
+def test_a_tenure_is_handed_over_at_the_holders_boundary() -> None:
+    scene = Scene(shards=2)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    held = {shard: scene.open(shard).tenure for shard in "01"}
+    (_, report) = scene.tick(a, b)
+    assert report.owned["b"] == ()
+    assert "transfer 1 from a to b" in report.explanation
+    view = scene.store.review([held["1"]])[ShardId("1")]
+    assert view.current
+    assert view.transfer_to == "b"
+    scene.store.close_tenure(held["1"], reason="handed over")
+    (_, report) = scene.tick(a, b)
+    assert report.owned["b"] == ("1",)
+    assert verify(scene.store, KEY) == []
+
+
+@pytest.mark.parametrize(
+    ("eta_s", "limit_s", "deadline_s"), [(None, 30.0, 30.0), (12.0, 30.0, 12.0), (99.0, 30.0, 30.0)]
+)
+def test_past_its_deadline_a_hand_over_happens_without_the_holder(
+    eta_s: float | None, limit_s: float, deadline_s: float
+) -> None:
+    scene = Scene(shards=2, handoff_limit_s=limit_s)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    held = {shard: scene.open(shard).tenure for shard in "01"}
+    if eta_s is not None:
+        scene.store.announce(held["1"], handoff_eta_s=eta_s)
+    scene.tick(a, b)
+    begun = scene.now
+    while scene.owners()["1"] == "a":
+        assert scene.now - begun < 120
+        (_, report) = scene.tick(a, b)
+    waited_s = scene.now - begun
+    assert deadline_s < waited_s <= deadline_s + TICK_S
+    assert "b took over 1: a did not let go" in report.explanation
+    assert not scene.store.review([held["1"]])[ShardId("1")].current
+    assert verify(scene.store, KEY) == []
+
+
+def test_the_wait_for_a_hand_over_survives_a_restart() -> None:
+    scene = Scene(shards=2, handoff_limit_s=30.0)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    scene.open("1")
+    scene.open("0")
+    scene.tick(a, b)
+    begun = scene.now
+    remembered = ""
+    while scene.owners()["1"] == "a":
+        assert scene.now - begun < 120
+        successor = scene.rebalancer("b")
+        successor.tick(remembered or b.tick().remembered)
+        scene.tick(a, successor, times=2)
+        remembered = successor.tick().remembered
+    assert scene.now - begun <= 40
+
+
+def test_a_transfer_returns_to_its_holder_when_the_next_dies() -> None:
+    scene = Scene(shards=2)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    held = {shard: scene.open(shard).tenure for shard in "01"}
+    scene.tick(a, b)
+    scene.tick(a, times=6)
+    lease = next(lease for lease in scene.store.snapshot(KEY).shards if lease.shard == "1")
+    assert (lease.state, lease.lease_owner) == (ShardState.ALREADY_ALLOC, "a")
+    assert scene.store.review([held["1"]])[ShardId("1")].current, "nothing is read again"
+
+
+class FaultyStore(MemoryStore):
+    """A memory store that loses the reply of one verb, after or before its effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault: Callable[[str], Exception | None] = lambda verb: None
+
+    def claim(self, *args, **kwargs):
+        outcome = super().claim(*args, **kwargs)
+        if error := self.fault("claim"):
+            raise error
+        return outcome
+
+    def progress(self, *args, **kwargs):
+        if error := self.fault("progress"):
+            raise error
+        return super().progress(*args, **kwargs)
+
+
+def test_an_unknown_outcome_is_read_again_not_repeated() -> None:
+    store = FaultyStore()
+    scene = Scene(store=store)
+    errors = iter([OutcomeUnknown("the reply was lost")])
+    store.fault = lambda verb: next(errors, None) if verb == "claim" else None
+    (report,) = scene.tick(scene.rebalancer("a"))
+    assert "the outcome of a write is unknown" in report.explanation
+    assert len(report.owned["a"]) == 8
+    assert all(lease.lease_id == 1 for lease in report.snapshot.shards)
+
+
+def test_after_a_failed_tick_nothing_is_taken_for_read() -> None:
+    store = FaultyStore()
+    scene = Scene(store=store)
+    rebalancer = scene.rebalancer("a")
+    store.fault = lambda verb: StoreUnavailable("gone") if verb == "progress" else None
+    with pytest.raises(StoreUnavailable):
+        rebalancer.tick()
+    store.fault = lambda verb: None
+    (report,) = scene.tick(rebalancer)
+    assert len(report.owned["a"]) == 8
+    assert report.statements["snapshot"] == 1
+
+
+def test_a_corrupt_memory_starts_from_nothing() -> None:
+    scene = Scene()
+    report = scene.rebalancer("a").tick('{"format":1,"incarnations":{"a":["x"]},"nodes":7}')
+    assert len(report.owned["a"]) == 8
+
+
+def test_a_late_claim_is_said_and_costs_nothing() -> None:
+    scene = Scene(shards=1)
+    scene.store.register(KEY, Node(NodeName("b"), 0, "b.0"), observer="test")
+    original = scene.store.claim
+
+    def lost_race(key, claims, **kwargs):
+        scene.store.claim = original
+        original(key, {ShardId("0"): (NodeName("b"), 0)}, observer="b", reason="test")
+        return original(key, claims, **kwargs)
+
+    scene.store.claim = lost_race
+    (report,) = scene.tick(scene.rebalancer("a"))
+    assert "1 claims of a came too late" in report.explanation
+    assert scene.owners() == {"0": "b"}
+
+
+def test_freed_orphans_are_reported() -> None:
+    scene = Scene(shards=1)
+    rebalancer = scene.rebalancer("a")
+    scene.tick(rebalancer)
+    scene.list_shards(ShardListing(ShardId("1"), parents=(ShardId("0"),)))
+    scene.tick(rebalancer)
+    # A parent that a restored database had already seen over: nobody finishes it again.
+    rows = scene.store._groups[KEY]
+    rows.shards[ShardId("0")] = replace(
+        rows.shards[ShardId("0")], state=ShardState.OVER, lease_owner=None, consumer_owner=None
+    )
+    rows.bump()
+    (report,) = scene.tick(rebalancer)
+    assert "freed 1 orphans: 1 waits for parents that are finished" in report.explanation
+    assert report.owned["a"] == ("1",)
+
+
+def test_stale_outcomes_are_planned_again() -> None:
+    scene = Scene(shards=4)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    original = scene.store.begin_transfer
+    refused: list[ShardId] = []
+
+    def late(key, shard, *args, **kwargs):
+        if not refused:
+            refused.append(shard)
+            return Stale()
+        return original(key, shard, *args, **kwargs)
+
+    scene.store.begin_transfer = late
+    (_, report) = scene.tick(a, b)
+    assert "came too late" in report.explanation
+    assert scene.counts() == [2, 2]
+    assert report.rounds == 2
+
+
+def test_moves_that_take_too_long_are_left_to_the_next_tick() -> None:
+    """A node that gains hundreds of shards from a slow store goes on beating meanwhile."""
+    scene = Scene(shards=100)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    original = scene.store.begin_transfer
+
+    def slow(*args, **kwargs):
+        scene.now += 1.0
+        return original(*args, **kwargs)
+
+    scene.store.begin_transfer = slow
+    (_, report) = scene.tick(a, b)
+    assert "44 moves are left to the next tick" in report.explanation
+    assert scene.counts() == [6, 94]
+    scene.tick(a, b, times=9)
+    assert scene.counts() == [50, 50]
+    assert not [entry for entry in scene.store.journal(KEY) if entry.kind == "evict"]
+
+
+def test_long_lists_are_cut_in_what_a_tick_says() -> None:
+    scene = Scene(shards=13)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    (report,) = scene.tick(a)
+    assert "a claimed 13 shards (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, …):" in report.explanation
+    (_, report) = scene.tick(a, b)
+    assert len(report.decisions) == 1 + 6
+    assert "further" not in report.explanation
+
+    scene = Scene(shards=12)
+    (report,) = scene.tick(scene.rebalancer("a"))
+    assert "a claimed shards 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11:" in report.explanation
+
+    scene = Scene(shards=28)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    (_, report) = scene.tick(a, b)
+    assert len(report.decisions) == 1 + 12 + 1
+    assert report.decisions[-1] == "and 2 further moves alike"
+
+
+def test_every_hand_over_that_is_due_is_completed_in_one_tick() -> None:
+    scene = Scene(shards=4, handoff_limit_s=10.0)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a)
+    for shard in "0123":
+        scene.open(shard)
+    scene.tick(a, b, times=3)
+    assert scene.counts() == [4]
+    (_, report) = scene.tick(a, b)
+    assert scene.counts() == [2, 2]
+    assert sum("did not let go" in decision for decision in report.decisions) == 2
+
+
+def test_hand_overs_of_another_deployment_are_left_to_it() -> None:
+    scene = Scene(shards=2, handoff_limit_s=10.0)
+    a, b, c = (scene.rebalancer(name) for name in "abc")
+    scene.tick(a, c)
+    held = [shard for shard, owner in scene.owners().items() if owner == "a"]
+    scene.open(held[0])
+    scene.store.begin_transfer(
+        KEY, ShardId(held[0]), 1, NodeName("c"), observer="test", reason="test"
+    )
+    scene.tick(b, times=4)
+    assert scene.owners()[held[0]] == "a"
+
+
+def test_one_claim_that_came_too_late_among_others_is_counted() -> None:
+    scene = Scene(shards=3)
+    scene.store.register(KEY, Node(NodeName("z"), 0, "z.0"), observer="test")
+    original = scene.store.claim
+
+    def lost_race(key, claims, **kwargs):
+        scene.store.claim = original
+        original(key, {ShardId("0"): (NodeName("z"), 0)}, observer="z", reason="test")
+        return original(key, claims, **kwargs)
+
+    scene.store.claim = lost_race
+    (report,) = scene.tick(scene.rebalancer("a"))
+    assert "a claimed shard 2: " in report.explanation
+    assert "1 claims of a came too late" in report.explanation
+
+
+def test_leaving_goes_on_after_a_failure_and_reports_it() -> None:
+    scene = Scene()
+    both = scene.rebalancer("a", "b")
+    scene.tick(both)
+    original = scene.store.leave
+
+    def fails_for_a(key, node, incarnation):
+        if node == "a":
+            raise StoreUnavailable("gone")
+        return original(key, node, incarnation)
+
+    scene.store.leave = fails_for_a
+    with pytest.raises(StoreUnavailable):
+        both.leave()
+    assert [node.name for node in scene.store.pulse(KEY).nodes if node.member] == ["a"]
