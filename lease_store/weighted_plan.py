@@ -1,16 +1,18 @@
 """Planning by load: every node gets about the same records per second instead of as many shards.
 
-Free shards go, heaviest first, to the node with the least load. A shard that is held moves only
-if its node gets rid of more than a tenth of its load by all such moves together, or carries more
-than the mean and one heaviest shard: so a weight that changes a little moves nothing, and yet no
-node ever carries more than that. Moves are chosen by loads and weights alone and repeated until
-none is left, so that a plan that was carried out is followed by an empty one.
+Free shards go, heaviest first, to the node with the least load. Shards that are held move from the
+heaviest nodes to the lightest, one at a time, until both are within a twentieth of the mean or no
+move helps. All these moves are made only if together they take more than a tenth off the highest
+load, or add more than a tenth of the mean to the lowest, or if a node carries more than the mean
+and one heaviest shard: so a weight that changes a little moves nothing, and yet no node ever
+carries more than that. They are chosen by loads and weights alone, so that a plan that was carried
+out is followed by an empty one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lease_store.assignment_plan import (
@@ -28,7 +30,9 @@ from lease_store.records import Group, ShardLease, Snapshot
 from lease_store.states import ShardState
 
 RELIEF_MIN = 0.1
-"""The part of its load that a node must get rid of for its shards to move."""
+"""By which part the highest or lowest load has to get better for shards to move."""
+LEVEL = 0.05
+"""How far from the mean, as a part of it, loads count as level."""
 
 _Entry = tuple[bool, object, ShardId]
 
@@ -80,6 +84,7 @@ class _Share:
             del self.shelves[weight]
 
     def rank(self) -> tuple[float, int, object]:
+        """Sorts by load; among equals by count and by name."""
         return self.load, self.count, rank_key(self.node)
 
 
@@ -116,7 +121,7 @@ class _Levelling:
 
     def shed(self) -> None:
         """Take from nodes what is more than the cap allows, lightest first."""
-        for share in self._heavy_first():
+        for share in sorted(self.shares.values(), key=_Share.rank, reverse=True):
             while self._cap is not None and share.count > self._cap and share.shelves:
                 taker = self._lightest()
                 if taker is None:
@@ -124,28 +129,45 @@ class _Levelling:
                 self._move(share, taker, min(share.shelves))
 
     def level(self) -> None:
-        """Relieve one node after the other, from the first again after each that was."""
-        while any(self._relieve(share) for share in self._heavy_first()):
-            pass
+        """Move shards from the heaviest nodes to the lightest; undone where it helps little."""
+        before = self._extremes()
+        moved: list[tuple[_Share, _Share, float, _Entry]] = []
+        # Givers only get lighter and the lightest only heavier: who cannot help now never can.
+        stuck: set[NodeName] = set()
+        while (pair := self._pair(stuck)) is not None:
+            giver, taker = pair
+            weight = _best(giver, taker)
+            if weight is None:
+                stuck.add(giver.node)
+                continue
+            stuck.discard(taker.node)
+            moved.append((giver, taker, weight, self._move(giver, taker, weight)))
+        if not self._worth_it(before, self._extremes()):
+            for giver, taker, weight, entry in reversed(moved):
+                taker.remove(weight, entry)
+                giver.put(weight, entry)
+                self.targets[entry[2]] = giver.node
 
-    def _relieve(self, giver: _Share) -> bool:
-        """Move shards away from a node for as long as that helps; undone where it helps little."""
-        before = giver.load
-        moved: list[tuple[_Share, float, _Entry]] = []
-        while True:
-            taker = self._lightest(giver)
-            weight = _best(giver, taker) if taker else None
-            if taker is None or weight is None:
-                break
-            moved.append((taker, weight, self._move(giver, taker, weight)))
-        relieved = giver.load < (1 - RELIEF_MIN) * before
-        if moved and (relieved or before > self._mean + self._heaviest):
-            return True
-        for taker, weight, entry in reversed(moved):
-            taker.remove(weight, entry)
-            giver.put(weight, entry)
-            self.targets[entry[2]] = giver.node
-        return False
+    def _pair(self, stuck: Collection[NodeName]) -> tuple[_Share, _Share] | None:
+        """The heaviest node that may give and the lightest that may take; None if all is level."""
+        givers = [share for share in self.shares.values() if share.node not in stuck]
+        giver = max(givers, key=_Share.rank, default=None)
+        taker = self._lightest(giver)
+        if giver is None or taker is None:
+            return None
+        too_much = min((1 + LEVEL) * self._mean, self._mean + self._heaviest)
+        level = giver.load <= too_much and taker.load >= (1 - LEVEL) * self._mean
+        return None if level else (giver, taker)
+
+    def _extremes(self) -> tuple[float, float]:
+        loads = [share.load for share in self.shares.values()]
+        return min(loads), max(loads)
+
+    def _worth_it(self, before: tuple[float, float], after: tuple[float, float]) -> bool:
+        """Whether moves relieve the heaviest node, or help the lightest, by more than a tenth."""
+        relieved = after[1] < (1 - RELIEF_MIN) * before[1]
+        helped = after[0] > before[0] + RELIEF_MIN * self._mean
+        return relieved or helped or before[1] > self._mean + self._heaviest
 
     def _move(self, giver: _Share, taker: _Share, weight: float) -> _Entry:
         entry = giver.take(weight)
@@ -161,12 +183,6 @@ class _Levelling:
             if share is not giver and (self._cap is None or share.count < self._cap)
         )
         return min(able, key=_Share.rank, default=None)
-
-    def _heavy_first(self) -> list[_Share]:
-        return sorted(
-            self.shares.values(),
-            key=lambda share: (-share.load, -share.count, rank_key(share.node)),
-        )
 
 
 def _entry(shard: ShardId, *, kept: bool) -> _Entry:
@@ -270,6 +286,6 @@ def _proof(
         )
     else:
         lines.append(
-            f"no node could get rid of more than {RELIEF_MIN:.0%} of its load: nothing else moves"
+            f"moving more would level the loads by less than {RELIEF_MIN:.0%}: nothing else moves"
         )
     return tuple(lines)

@@ -194,3 +194,18 @@ def test_a_dead_nodes_shards_are_planned_for_but_not_claimed_yet() -> None:
     decided = plan(snap, live=[NODES[0]])
     assert dict(decided.counts) == {"node-a": 2}
     assert (decided.actions, decided.moves) == ((), 1)
+
+
+def test_a_new_node_gets_its_share_with_few_moves() -> None:
+    """From each of ten nodes a little, although no one of them gets rid of a tenth of its load."""
+    owners = [f"node-{number}" for number in range(10)]
+    shards = {
+        str(number): (owners[number % 10], 8.0 if number % 3 else 10.0) for number in range(300)
+    }
+    members = [Node(NodeName(name), 1, "i") for name in [*owners, "node-new"]]
+    decided = planned(snapshot(shards, members))  # type: ignore[arg-type]
+    mean = sum(weight for _, weight in shards.values()) / 11
+    assert {action.gains for action in decided.actions} == {"node-new"}
+    assert len({action.shard for action in decided.actions}) <= 300 / 11
+    assert min(load for _, load in decided.loads) >= 0.95 * mean - 10
+    assert max(load for _, load in decided.loads) <= 1.05 * mean + 10
