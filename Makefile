@@ -1,6 +1,6 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test check lint types format bench install install-dev constraints clean
+.PHONY: help demo ui test check lint types format bench simulate-release install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 export PYTHON
 
 help: ## List all targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp-run ## Consume a log of 8 shards from start to proof: make demo [INPUT="a.log b.log"]
 	@$(BIN)/leasehold demo --home "$(HOME_DIR)" $(foreach file,$(INPUT),--input "$(file)")
@@ -40,6 +40,10 @@ bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
 	@set -e; for file in benchmarks/[a-z]*.py; do \
 		name=$$(basename "$$file" .py); echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; \
 	done
+
+simulate-release: $(VENV)/.stamp-dev ## Simulate the protocol over 20,000 seeds of 5,000 steps (hours of CPU time)
+	@LEASEHOLD_SIMULATION_SEEDS=20000 LEASEHOLD_SIMULATION_STEPS=5000 \
+		$(BIN)/python -m pytest -q -s --timeout 0 tests/simulation/test_protocol.py -k no_seed
 
 install: $(VENV)/.stamp-run ## Install what the demo and the command line need, into .venv
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CONNECT = "connect"
 CLASSIC = "classic"
 CONNECT_SCHEME = "sc://"
+CONNECT_MODE_VARIABLES = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE")
 _MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
 CONNECT_PORT_DEFAULT = 15002
 LISTENER_TIMEOUT_S = 10.0
@@ -189,6 +190,10 @@ def builder_conf(mode: str, folder: Path) -> dict[str, str]:
     if mode.startswith(CONNECT_SCHEME):
         _require_listener(mode)
         return {"spark.remote": mode}
+    for variable in CONNECT_MODE_VARIABLES:
+        # A parent that is a client of a Connect server says so in its environment; pyspark would
+        # take that for this process's wish.
+        os.environ.pop(variable, None)
     os.environ.update(spark_environment(folder, os.environ))
     conf = server_conf(folder)
     if mode == CLASSIC:

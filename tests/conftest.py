@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 from itertools import count
 
@@ -11,6 +12,11 @@ from tests import mariadb as mariadb_server
 from tests.mariadb import MariaDB
 
 _numbers = count(1)
+
+# A shell that runs the tests in the background has them ignore interrupts, and every process that
+# they start would inherit that; Dagster's would then ignore SIGTERM as well.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

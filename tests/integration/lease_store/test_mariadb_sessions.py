@@ -170,8 +170,10 @@ def test_names_out_of_grammar_are_refused_by_the_table_too(
     try:
         with connection.cursor() as cursor, pytest.raises(Exception, match=r"CONSTRAINT|too long"):
             cursor.execute(
-                "INSERT INTO consumer_group VALUES (%s, 's', 1, 20, 120, 'balanced', 'begin', "
-                "NULL, 0, 0, 0, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))",
+                "INSERT INTO consumer_group (consume_group, logstream_sig, ordered, timeout_s, "
+                "handoff_limit_s, assignment, initial_position, weighted, paused, generation, "
+                "create_time, update_time) VALUES (%s, 's', 1, 20, 120, 'balanced', 'begin', "
+                "0, 0, 0, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))",
                 (name.encode(),),
             )
     finally:

@@ -11,7 +11,13 @@ import pytest
 
 from assets import spark_session
 from assets.spark_resource import SparkResource
-from assets.spark_session import builder_conf, check_mode, server_conf, spark_environment
+from assets.spark_session import (
+    CONNECT_MODE_VARIABLES,
+    builder_conf,
+    check_mode,
+    server_conf,
+    spark_environment,
+)
 from lease_store.errors import InvalidSetting, SparkUnavailable
 
 
@@ -45,9 +51,11 @@ def test_a_remote_address_needs_no_java(tmp_path: Path) -> None:
 
 
 def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH"):
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", *CONNECT_MODE_VARIABLES):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     conf = builder_conf("spark://master:7077", tmp_path)
+    # What a parent with a Connect session left in the environment does not count here.
+    assert not set(CONNECT_MODE_VARIABLES) & os.environ.keys()
     assert conf["spark.master"] == "spark://master:7077"
     assert "spark.driver.host" not in conf
     local = builder_conf("classic", tmp_path)
