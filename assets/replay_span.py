@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Self
 
 from assets.rewriting import Unit
 from lease_store.errors import RewriteRefused, shown
 from lease_store.records import Batch
+from shard_sources.positions import parse_time
 from shard_sources.source import Position
 
 Bound = str | datetime | None
@@ -87,13 +88,7 @@ class ReplaySpan:
 def _bound(text: str | None, unbounded: Position) -> Bound:
     if text is None or text == unbounded:
         return None
-    if text.isdecimal():
-        return text  # a cursor, although ISO 8601 would take some numbers for a date
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return parse_time(text) or text
 
 
 def _numbered(cursor: str, batches: Sequence[Batch]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from lease_store.errors import InvalidSetting, shown
+from shard_sources.positions import parse_position
 from shard_sources.source import Position
 
 
@@ -12,17 +13,12 @@ def initial_position(text: str) -> Position | datetime:
     """The place that a group's `initial_position` names.
 
     Raises:
-        InvalidSetting: it is not `begin`, `end` or an ISO 8601 time with an offset from UTC.
+        InvalidSetting: it is not `begin`, `end` or an ISO 8601 time.
     """
-    if text in (Position.BEGIN, Position.END):
-        return Position(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
+    position = parse_position(text)
+    if position is None:
         raise InvalidSetting(
             f"The initial position is {shown(text)}: use 'begin', 'end' or a time such as "
             "2026-01-31T08:00:00+00:00."
         )
-    return time
+    return position

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from lease_store.client.feed import Fetched, Record
 from lease_store.errors import CursorExpired, CursorInvalid, InvalidSetting, shown
 from lease_store.identifiers import ShardId
+from shard_sources.positions import parse_position
 from shard_sources.source import Limits, Position, ReadRange, ShardSource
 
 BYTES_MAX_DEFAULT = 16 * 1024 * 1024
@@ -90,12 +91,9 @@ def _records(shard: ShardId, rows: Sequence[Mapping[str, Any]], end: str) -> tup
 
 
 def _position(position: str) -> Position | datetime:
-    if position in (Position.BEGIN, Position.END):
-        return Position(position)
-    try:
-        moment = datetime.fromisoformat(position)
-    except ValueError:
+    found = parse_position(position)
+    if found is None:
         raise InvalidSetting(
             f"{shown(position)} is no position in a shard: use 'begin', 'end' or an ISO 8601 time."
-        ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        )
+    return found

@@ -122,8 +122,7 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
     Raises:
         CheckpointRefused: the text is none of these, or lies outside what the shard holds.
     """
-    from datetime import UTC, datetime
-
+    from shard_sources.positions import parse_time
     from shard_sources.source import Limits, Position
 
     if text in (Position.BEGIN, Position.END):
@@ -135,15 +134,11 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
         return text
     except (UserMistake, SourceError, ValueError) as error:
         refusal = error if isinstance(error, LeaseholdError) else None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        at = None
-    # A bare number is a cursor out of bounds, although ISO 8601 would take some for a date.
-    if at is None or text.isdigit():
+    at = parse_time(text)
+    if at is None:
         bounds = source.bounds([shard])[shard]
         raise CheckpointRefused(
             f"{shown(text)} is no cursor of shard {shown(shard)}, which holds {bounds.begin} to "
             f"{bounds.end}: use one of these, begin, end or an ISO 8601 time."
         ) from refusal
-    return source.cursor_at(shard, at if at.tzinfo is not None else at.replace(tzinfo=UTC))
+    return source.cursor_at(shard, at)

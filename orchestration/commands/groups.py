@@ -92,17 +92,13 @@ def _changed(
 
 
 def _position(text: str) -> str:
-    from datetime import datetime
+    from shard_sources.positions import parse_position
 
-    if text in ("begin", "end"):
-        return text
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
+    if parse_position(text) is None:
         raise InvalidSetting(
             f"--initial-position {shown(text)} is not a position: use begin, end or an ISO 8601 "
             "time such as 2026-01-31T12:00:00Z."
-        ) from None
+        )
     return text
 
 
