@@ -41,18 +41,17 @@ def build_definitions(
     jobs: list[dg.JobDefinition] = []
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
-    with warnings.catch_warnings():
-        # Dagster's own sensor decorator sets a parameter that Dagster calls beta.
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        for stream in streams:
-            assets.append(build_shard_asset(stream, deployment))
-            assets.append(build_lease_asset(stream, deployment))
-            job = build_consume_job(stream, deployment)
-            jobs += [job, build_compact_job(stream, deployment)]
-            sensors.append(build_shard_list_sensor(stream, deployment))
-            sensors.append(build_rebalance_sensor(stream, deployment, job))
-            sensors.append(build_outbox_sensor(stream, deployment))
-            schedules.append(build_schedule(stream, deployment, job))
+    # Dagster copies sensors while it loads them, and warns of a parameter that it set itself.
+    warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
+    for stream in streams:
+        assets.append(build_shard_asset(stream, deployment))
+        assets.append(build_lease_asset(stream, deployment))
+        job = build_consume_job(stream, deployment)
+        jobs += [job, build_compact_job(stream, deployment)]
+        sensors.append(build_shard_list_sensor(stream, deployment))
+        sensors.append(build_rebalance_sensor(stream, deployment, job))
+        sensors.append(build_outbox_sensor(stream, deployment))
+        schedules.append(build_schedule(stream, deployment, job))
     return dg.Definitions(
         assets=assets,
         jobs=jobs,
