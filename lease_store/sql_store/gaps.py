@@ -38,8 +38,8 @@ class SqlGaps(SqlTenures):
                 tx.connection.execute(statements.insert_gap(values))
             else:
                 before = write.replaces
-                tx.connection.execute(
-                    statements.update_gap(key, gap.shard, before.start, before.end, values)
+                self._change_row(
+                    tx, statements.update_gap(key, gap.shard, before.start, before.end, values)
                 )
             self._journal(tx, key, [gap_note(write.gap, tenure)], str(tenure.holder))
             if write.moves:
@@ -62,7 +62,7 @@ class SqlGaps(SqlTenures):
             accepted = statements.update_gap(
                 key, gap.shard, gap.start, gap.end, {"acknowledged": True}
             )
-            tx.connection.execute(accepted)
+            self._change_row(tx, accepted)
             self._journal(tx, key, [acknowledgement(gap)], observer)
             return Changed((gap.shard,))
 

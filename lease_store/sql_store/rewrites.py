@@ -34,7 +34,7 @@ class SqlRewrites(SqlTenures):
                 return tx.abandon(RewriteByOther(known))
             values = {"run": run, "kind": kind.value, "claimed_at": self._clock()}
             if row:
-                tx.connection.execute(statements.update_claim(key, shard, values))
+                self._change_row(tx, statements.update_claim(key, shard, values))
             else:
                 values |= key_values(key) | {"shard_id": shard}
                 tx.connection.execute(statements.insert_claim(values))
@@ -53,7 +53,7 @@ class SqlRewrites(SqlTenures):
                 # A run's name is used once: whatever an earlier try of this call did, it stays.
                 return tx.abandon(Changed((shard,)) if sent and known is None else Stale())
             sent = True
-            tx.connection.execute(statements.update_claim(key, shard, {"run": ""}))
+            self._change_row(tx, statements.update_claim(key, shard, {"run": ""}))
             return Changed((shard,))
 
         return self._write("release_rewrite", work)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from threading import Lock
 
+from sqlalchemy import Update
 from sqlalchemy.exc import SQLAlchemyError
 
 from lease_store import schema
@@ -184,6 +185,15 @@ class SqlVerbs:
                 raise Raced
             self._journal(tx, key, [note for step in steps for note in step.notes], observer)
         return Changed(tuple(step.after.shard for step in steps))
+
+    def _change_row(self, tx: Transaction, change: Update) -> None:
+        """Change one row that was read in this transaction, under a lock that covers it.
+
+        Raises:
+            Raced: it is not there any more.
+        """
+        if tx.connection.execute(change).rowcount != 1:
+            raise Raced
 
     def _journal(
         self, tx: Transaction, key: GroupKey, notes: Iterable[Note], observer: str

@@ -102,8 +102,10 @@ def plan(
     if as_json:
         show_json({"plan": planned, "explanation": reasons})
         return
-    say(f"Plan for {key}: {planned.moves} moves (fewest possible: {planned.moves_minimum}).")
     loads = dict(planned.loads)
+    # By load, no count proves that fewer moves would do as well.
+    bound = "at least needed" if loads else "fewest possible"
+    say(f"Plan for {key}: {planned.moves} moves ({bound}: {planned.moves_minimum}).")
     if loads:
         show_table(
             "Shards and load per node after it",

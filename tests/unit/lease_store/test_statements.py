@@ -40,7 +40,7 @@ def test_statements_are_expressions_and_all_in_one_place(path: Path) -> None:
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not imported & {"text", "literal_column", "TextClause"}
     assert not attributes & {"exec_driver_sql", "raw_connection"}
-    if path.name != "statements.py":
+    if not path.name.endswith("statements.py"):
         assert not imported & {"select", "insert", "update", "delete"}
 
 
