@@ -23,9 +23,12 @@ class Deployment:
         nodes: the nodes that this deployment serves: it claims shards and launches runs for them.
         timing: the durations of the protocol for groups that this deployment creates.
         output_folder: where committed output of a stream's group lives.
+        upkeep_file: where the rebalance sensor notes what it costs, for `leasehold status`; None
+            where nobody looks.
     """
 
     store: Callable[[], LeaseStore]
     nodes: tuple[NodeName, ...]
     timing: Timing
     output_folder: Callable[[GroupKey], Path]
+    upkeep_file: Callable[[GroupKey], Path] | None = None

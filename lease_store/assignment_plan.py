@@ -132,7 +132,10 @@ class Plan:
         lines += [str(action) for action in self.actions]
         lines += [str(shard) for shard in self.unassigned]
         lines += [f"{node} then has a load of {load:g} records/s" for node, load in self.loads]
-        lines.append(f"{self.moves} changes of owner; the fewest possible are {self.moves_minimum}")
+        least = self.moves_minimum
+        # By load, no count proves that fewer moves would do as well.
+        bound = f"at least {least} are needed" if self.loads else f"the fewest possible are {least}"
+        lines.append(f"{self.moves} changes of owner; {bound}")
         lines += self.proof
         return lines
 

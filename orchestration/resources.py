@@ -31,6 +31,7 @@ def deployment_of(settings: Settings) -> Deployment:
         nodes=settings.node_names,
         timing=settings.timing,
         output_folder=lambda key: settings.output_folder(key.stream, key.group),
+        upkeep_file=lambda key: settings.upkeep_file(key.stream, key.group),
     )
 
 

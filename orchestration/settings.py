@@ -141,6 +141,10 @@ class Settings(BaseModel):
         """Where the local log of a stream lives."""
         return self.home.absolute() / "logs" / stream
 
+    def upkeep_file(self, stream: StreamName, group: str) -> Path:
+        """Where this deployment notes what staying in a group costs."""
+        return self.home.absolute() / "upkeep" / stream / f"{group}.json"
+
     def output_folder(self, stream: StreamName, group: str) -> Path:
         """Where committed output of a stream and group lives."""
         return self.home.absolute() / "output" / stream / group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from assets.deployment import Deployment
 from assets.shard_stream import ShardStream
@@ -13,6 +14,7 @@ from lease_store.liveness import Clock
 from lease_store.rebalancing import Rebalancer
 from lease_store.records import Node
 from lease_store.tick_report import TickReport
+from lease_store.upkeep import Upkeep
 from sensors.launch_round import LaunchRounds
 from sensors.shard_list import sync_listing
 
@@ -45,6 +47,7 @@ class RebalanceMemory:
             clock=clock,
             settings={name: Node(name, 0, "", address=address) for name in deployment.nodes},
         )
+        self._upkeep = Upkeep(clock)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
     def incarnation(self, node: NodeName) -> str:
@@ -58,7 +61,7 @@ class RebalanceMemory:
         only at the next tick.
         """
         with suppress(UnknownGroup):
-            report = self._rebalancer.tick(remembered)
+            report = self._tick(remembered)
             if report.snapshot.shards:
                 return report
             remembered = report.remembered
@@ -68,4 +71,18 @@ class RebalanceMemory:
             self._stream.source.list_shards(),
             timeout_s=self._deployment.timing.timeout_s,
         )
-        return self._rebalancer.tick(remembered)
+        return self._tick(remembered)
+
+    def _tick(self, remembered: str) -> TickReport:
+        report = self._rebalancer.tick(remembered)
+        self._upkeep.add(report.statements)
+        if self._deployment.upkeep_file is not None:
+            noted = self._upkeep.report(
+                term_s=report.snapshot.group.timeout_s,
+                nodes=len(self._deployment.nodes),
+                at=datetime.now(UTC),
+            )
+            # What is only for people to look at must not keep a node from beating.
+            with suppress(OSError):
+                noted.save(self._deployment.upkeep_file(self._stream.key))
+        return report

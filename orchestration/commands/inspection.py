@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lease_store.assignment_plan import rank_key
+from lease_store.upkeep import UpkeepReport
 from orchestration.commands.groups import described
 from orchestration.commands.options import GroupName, Home, Json, Stream
 from orchestration.commands.target import Target
@@ -50,8 +51,10 @@ def status(
         }
         for node in snapshot.nodes
     ]
+    upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
     if as_json:
-        show_json({"group": described(snapshot.group), "nodes": nodes, "shards": shards})
+        group_ = described(snapshot.group)
+        show_json({"group": group_, "nodes": nodes, "shards": shards, "upkeep": upkeep})
         return
     paused = ", paused" if snapshot.group.paused else ""
     show_table(
@@ -73,8 +76,24 @@ def status(
         ),
         numeric=("checkpoint", "lag", "epoch"),
     )
+    if upkeep is not None:
+        _show_upkeep(upkeep)
     if trouble:
         say(f"The lag is not known: {trouble}")
+
+
+def _show_upkeep(upkeep: UpkeepReport) -> None:
+    """What staying in the group costs the deployment of this home."""
+    show_table(
+        f"Upkeep in the lease term of {upkeep.term_s:g} s before {upkeep.at}: {upkeep.ticks} ticks "
+        f"for {upkeep.nodes} nodes",
+        ("statement", "number", "writes"),
+        (
+            (kind, count, "yes" if kind in upkeep.writes else "no")
+            for kind, count in upkeep.statements.items()
+        ),
+        numeric=("number",),
+    )
 
 
 def plan(

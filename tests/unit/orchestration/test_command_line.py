@@ -23,6 +23,7 @@ from lease_store.records import (
     ShardListing,
 )
 from lease_store.store import LeaseStore, Opened
+from lease_store.upkeep import UpkeepReport
 from orchestration.command_line import main
 from orchestration.settings import PREFIX, Settings
 from shard_sources.local_log import LocalLog
@@ -218,6 +219,15 @@ def test_status_shows_owner_checkpoint_and_lag(
     table = run("status").out
     assert "already_alloc" in table
     assert max(len(line) for line in table.splitlines()) <= 100
+
+
+def test_status_shows_what_staying_costs(run, store: LeaseStore, home: Path) -> None:
+    store.groups()
+    assert run("status", "--json").json["upkeep"] is None
+    noted = UpkeepReport("2026-01-02T12:00:00+00:00", 20.0, 2, 4, {"beat": 8, "pulse": 4})
+    noted.save(home / "upkeep" / KEY.stream / f"{KEY.group}.json")
+    assert run("status", "--json").json["upkeep"]["statements"] == {"beat": 8, "pulse": 4}
+    assert "lease term of 20 s" in " ".join(run("status").out.split())
 
 
 def test_plan_explains_itself_and_changes_nothing(run, store: LeaseStore) -> None:

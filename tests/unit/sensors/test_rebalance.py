@@ -20,6 +20,7 @@ from lease_store.memory_store import MemoryStore
 from lease_store.records import ShardListing
 from lease_store.states import ShardState
 from lease_store.store import Opened
+from lease_store.upkeep import UpkeepReport
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import ScriptedSource, memory_deployment, scripted_stream
@@ -329,6 +330,25 @@ def test_an_idle_tick_is_three_statements_however_many_shards(instance):
         for _ in range(6):
             scene.tick()
         assert scene.store.statements.total() - before <= 3 * 6
+
+
+def test_what_ticks_cost_is_noted_for_the_status_command(instance, tmp_path):
+    scene = Scene(instance, nodes="a", clock=Clock(step_s=0.5))
+    path = tmp_path / "upkeep" / "orders.json"
+    scene.deployment = replace(scene.deployment, upkeep_file=lambda key: path)
+    scene.restart()
+    scene.sync()
+    scene.tick()
+    scene.tick()
+    noted = UpkeepReport.load(path)
+    assert noted is not None
+    assert (noted.ticks, noted.nodes) == (2, 1)
+    assert noted.statements["pulse"] == 2
+    assert noted.writes["claim"] == 1
+    # A folder that cannot be written costs the note, and no beat.
+    scene.deployment = replace(scene.deployment, upkeep_file=lambda key: path / "no" / "folder")
+    scene.restart()
+    assert "nothing to change" in said(scene.tick())
 
 
 class Clock:

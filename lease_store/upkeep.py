@@ -1,0 +1,80 @@
+"""What staying in a group costs: statements and writes over one lease term, by kind."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self, cast
+
+from lease_store.liveness import Clock
+
+READS = frozenset({"pulse", "snapshot", "progress", "throughput"})
+"""The verbs of rebalancing that only read; every other one writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepReport:
+    """The statements of one process for one group in the lease term before `at`.
+
+    Attributes:
+        at: when it was written, for people.
+        term_s: T, the lease term that was looked back on, in seconds.
+        nodes: how many nodes the process serves.
+        ticks: how many ticks the term held.
+        statements: the number of statements, by verb.
+    """
+
+    at: str
+    term_s: float
+    nodes: int
+    ticks: int
+    statements: Mapping[str, int]
+
+    @property
+    def writes(self) -> dict[str, int]:
+        """The statements that write; a beat writes one row, whatever the number of shards."""
+        return {kind: count for kind, count in self.statements.items() if kind not in READS}
+
+    def save(self, path: Path) -> None:
+        """Write the report whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(json.dumps(asdict(self)))
+        os.replace(draft, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """The report at a path; None where there is none, or none that can be read."""
+        try:
+            content = json.loads(path.read_text())
+            return cls(**cast("dict[str, Any]", content))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+class Upkeep:
+    """Counts the statements of the newest lease term; `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ticks: deque[tuple[float, Counter[str]]] = deque()
+
+    def add(self, statements: Mapping[str, int]) -> None:
+        """Take note of one tick."""
+        self._ticks.append((self._clock(), Counter(statements)))
+
+    def report(self, *, term_s: float, nodes: int, at: datetime) -> UpkeepReport:
+        """What the ticks of the last `term_s` seconds asked of the store; older ones are let go."""
+        since = self._clock() - term_s
+        while self._ticks and self._ticks[0][0] <= since:
+            self._ticks.popleft()
+        total = Counter[str]()
+        for _, statements in self._ticks:
+            total += statements
+        kinds = dict(sorted(total.items()))
+        return UpkeepReport(at.isoformat(), term_s, nodes, len(self._ticks), kinds)
