@@ -11,23 +11,24 @@ as_root() {
     fi
 }
 
-# Installs the first of the named packages that the system's package manager has.
+# Installs the first group of packages that the system's package manager has; an argument a group.
+# shellcheck disable=SC2086 # the names of a group are words on purpose
 system_install() {
     if command -v apt-get >/dev/null 2>&1; then
         as_root apt-get update -q >/dev/null 2>&1 || true
-        for package in "$@"; do
+        for packages in "$@"; do
             if as_root env DEBIAN_FRONTEND=noninteractive \
-                apt-get install -y -q --no-install-recommends "$package" >/dev/null 2>&1; then
+                apt-get install -y -q --no-install-recommends $packages >/dev/null 2>&1; then
                 return 0
             fi
         done
     elif command -v dnf >/dev/null 2>&1; then
-        for package in "$@"; do
-            if as_root dnf install -y -q "$package" >/dev/null 2>&1; then return 0; fi
+        for packages in "$@"; do
+            if as_root dnf install -y -q $packages >/dev/null 2>&1; then return 0; fi
         done
     elif command -v brew >/dev/null 2>&1; then
-        for package in "$@"; do
-            if brew install --quiet "$package" >/dev/null 2>&1; then return 0; fi
+        for packages in "$@"; do
+            if brew install --quiet $packages >/dev/null 2>&1; then return 0; fi
         done
     fi
     return 1

@@ -4,7 +4,8 @@ set -eu
 . "$(dirname "$0")/system_packages.sh"
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin
 
-# Usage: need WHAT 'PROGRAM…' PACKAGE…
+# Usage: need WHAT 'PROGRAM…' 'PACKAGE…'…
+# Any of the programs will do; of the groups of packages, the first that can be had is installed.
 need() {
     what=$1
     programs=$2
@@ -26,6 +27,12 @@ here() {
     return 1
 }
 
-# The core package is the server program alone: nothing is started when it is installed.
-need "MariaDB's server" 'mariadbd mysqld' mariadb-server-core mariadb-server-core-10.6 mariadb-server mariadb
+# The core packages are the programs alone: nothing is started when they are installed. What makes
+# a new database reads its options with a program of the client's.
+mariadb() {
+    need "$1" "$2" 'mariadb-server-core mariadb-client-core' \
+        'mariadb-server-core-10.6 mariadb-client-core-10.6' mariadb-server mariadb
+}
+mariadb "MariaDB's server" 'mariadbd mysqld'
+mariadb "MariaDB's client" 'my_print_defaults'
 need "Chromium" 'chromium chromium-browser google-chrome' chromium chromium-browser
