@@ -33,7 +33,7 @@ LINE_LENGTH_MAX = 100
 BANNED_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)|Manager$|Helper$")
 BANNED_TEXT = {
     "an unfinished part": re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b"),
-    "a package index": re.compile(r"index-url|find-links|trusted-host", re.IGNORECASE),
+    "a package index": re.compile(r"index[-]url|find[-]links|trusted[-]host", re.IGNORECASE),
     "a path of one machine": re.compile(r"(?<![\w.])/(?:work|root|home/\w+)/"),
 }
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".sh", ".cfg", ".ini", ""}
