@@ -1,7 +1,7 @@
 """The asset of a stream: materializing a partition consumes that shard from its checkpoint."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -95,7 +95,10 @@ def _materialize(
         replayed = replay_partitions(
             context, stream, deployment, spark=spark, shards=shards, span=span
         )
-        yield _replayed(context, replayed)
+        # Shards that keep their old output fail the run after the others were replayed.
+        if failure := replayed.failure():
+            raise dg.Failure(failure, allow_retries=False)
+        yield _shown(context, stream, shards, replayed)
         return
     placer = Placer(
         context.instance,
@@ -110,30 +113,25 @@ def _materialize(
     if refusal:
         done.deliver(context)
         raise dg.Failure(refusal, allow_retries=False)
-    single = len(shards) == 1
-    for shard in shards:
-        context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
-        for check in () if single else done.checks(shard):
-            log_check(context, check.evaluation(stream, shard))
-    checks = [check for shard in shards for check in done.checks(shard)]
-    yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=joint_results(checks))
+    yield _shown(context, stream, shards, done)
     # Dagster has stored the event before it asks for more, so that flagging now loses nothing.
     done.mark_delivered()
 
 
-def _replayed(
-    context: dg.AssetExecutionContext, done: ReplayedPartitions
+def _shown(
+    context: dg.AssetExecutionContext,
+    stream: ShardStream,
+    shards: Sequence[ShardId],
+    done: ShardRun | ReplayedPartitions,
 ) -> dg.MaterializeResult[Any]:
-    """The event of a replay; shards that keep their old output fail the run after the others."""
-    if failure := done.failure():
-        raise dg.Failure(failure, allow_retries=False)
-    single, stream = len(done.reports) == 1, done.stream
-    for shard in done.reports:
+    """What a run did, as the event of its partitions; a range has one result per check."""
+    checks = {shard: done.checks(shard) for shard in shards}
+    for shard in shards:
         context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
-        for check in () if single else done.checks(shard):
+        for check in () if len(shards) == 1 else checks[shard]:
             log_check(context, check.evaluation(stream, shard))
-    checks = [check for shard in done.reports for check in done.checks(shard)]
-    return dg.MaterializeResult(asset_key=asset_key(stream), check_results=joint_results(checks))
+    results = joint_results(check for shard in shards for check in checks[shard])
+    return dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
 
 
 def _consume(

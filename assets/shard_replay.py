@@ -18,8 +18,8 @@ from assets.run_process import ended_runs, process_gone
 from assets.shard_stream import ShardStream
 from assets.spark_resource import SparkResource
 from assets.spark_sweeper import SparkSweeper
-from lease_store.errors import LeaseholdError
 from lease_store.identifiers import ShardId
+from shard_sources.lag import lags_of
 
 FROM, TO = "from", "to"
 
@@ -73,16 +73,11 @@ class ReplayedPartitions:
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
         """The shard's checks as it stands; a replay adds nothing to what they look at."""
-        store, source = self.deployment.store(), self.stream.source
-        gaps = [g for g in store.gaps(self.stream.key) if g.shard == shard and not g.acknowledged]
-        leases = {lease.shard: lease for lease in store.snapshot(self.stream.key).shards}
-        lag: int | None = None
-        try:
-            bounds = source.bounds([shard])[shard]
-            lag = source.lag(shard, leases[shard].check_point or bounds.begin, bounds)
-        except LeaseholdError:
-            pass  # the lag check says that it is not known
-        return check_shard(self.stream, None, gaps=gaps, lag=lag)
+        store, key = self.deployment.store(), self.stream.key
+        gaps = [g for g in store.gaps(key) if g.shard == shard and not g.acknowledged]
+        own = (lease for lease in store.snapshot(key).shards if lease.shard == shard)
+        lags, _ = lags_of(self.stream.source, own)
+        return check_shard(self.stream, None, gaps=gaps, lag=lags.get(shard))
 
 
 def replay_partitions(
