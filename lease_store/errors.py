@@ -63,10 +63,6 @@ class UnknownShard(UserMistake):
     """The group has no shard of this id."""
 
 
-class UnknownNode(UserMistake):
-    """The group has no node of this name."""
-
-
 class NodeNameTaken(UserMistake):
     """Another live process answers to this node name."""
 
