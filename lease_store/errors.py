@@ -123,6 +123,14 @@ class LogCorrupt(SourceError):
     """Stored bytes of a log do not have the form that was written."""
 
 
+class PayloadTooLarge(SourceError):
+    """A compressed payload expands to more bytes than are allowed."""
+
+
+class PayloadDamaged(SourceError):
+    """A compressed payload is cut off, of another codec, or of another size than declared."""
+
+
 class TransformError(UserMistake):
     """The user's transform raised, or returned something that cannot be committed."""
 
