@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from assets import failpoints
 from assets.attempt_reports import latest
 from assets.consumption_report import ConsumptionReport, StopReason
 from assets.gap_handling import GapHandling
@@ -27,6 +26,7 @@ from assets.quarantine_limit import check_quarantined
 from assets.shard_stream import ShardStream
 from assets.starting_position import initial_position
 from assets.sweep import SweepOutcome, SweepResult
+from lease_store import failpoints
 from lease_store.consumer_states import ConsumerState, ShardConsumer
 from lease_store.errors import (
     CursorExpired,
@@ -36,6 +36,7 @@ from lease_store.errors import (
     StoreError,
     SweepInterrupted,
 )
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Batch, BatchCommit, Intent, Tenure
 from lease_store.store import Changed, LeaseStore, NotHeld, OpenByOther, Opened
@@ -157,7 +158,7 @@ class Consumer:
         deadline = self._clock() + self._budget_s
         try:
             self._open_all(shards)
-            failpoints.reach("after_open")
+            failpoints.reach(Failpoint.AFTER_OPEN)
             while self._open:
                 self._look_up(deadline)
                 if planned := self._plan_all():
@@ -167,8 +168,9 @@ class Consumer:
         except LeaseholdError as error:
             self._stop_all(StopReason.FAILED, str(error))
         finally:
-            failpoints.reach("before_close")
+            failpoints.reach(Failpoint.BEFORE_CLOSE)
             self._stop_all(StopReason.INTERRUPTED)
+        failpoints.reach(Failpoint.AFTER_CLOSE)
         return self._with_lag_after()
 
     # -- INITIALIZING ---------------------------------------------------------------------------
@@ -346,10 +348,10 @@ class Consumer:
             return
         for batch in current:
             batch.consumption.numbered = True
-        failpoints.reach("after_intent")
+        failpoints.reach(Failpoint.AFTER_INTENT)
         began = self._clock()
         results = self._sweeper([batch.range_ for batch in current])
-        failpoints.reach("after_write")
+        failpoints.reach(Failpoint.AFTER_WRITE)
         commits = [
             commit
             for batch in current
@@ -358,7 +360,7 @@ class Consumer:
         if not self._heartbeat.trusted:
             self._stop_all(StopReason.UNTRUSTED, self._distrust())
             return
-        failpoints.reach("before_commit")
+        failpoints.reach(Failpoint.BEFORE_COMMIT)
         self._commit(commits)
         self._sweeps += 1
         self._sweeping_s += self._clock() - began
@@ -403,7 +405,7 @@ class Consumer:
         if not commits:
             return
         outcomes = self._store.commit(commits)
-        failpoints.reach("after_commit")
+        failpoints.reach(Failpoint.AFTER_COMMIT)
         done = [commit for commit in commits if isinstance(outcomes[commit.tenure.shard], Changed)]
         for commit in commits:
             open_ = self._open[commit.tenure.shard]

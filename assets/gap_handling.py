@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lease_store import failpoints
 from lease_store.errors import CursorExpired, GapHeld
+from lease_store.failpoints import Failpoint
 from lease_store.records import GapPolicy, Tenure
 from lease_store.store import LeaseStore
 from shard_sources.source import ShardSource
@@ -54,7 +56,9 @@ class GapHandling:
         elif end == start:
             # The source contradicts itself: what it calls removed is where it begins.
             raise CursorExpired(why)
+        failpoints.reach(Failpoint.BEFORE_GAP)
         self.store.record_gap(tenure, start=start, end=end, reason=why)
+        failpoints.reach(Failpoint.AFTER_GAP)
         return end
 
     def _accepted_end(self, tenure: Tenure, start: str) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lease_store import failpoints
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import ShardLease, Snapshot
 from lease_store.states import ShardState
@@ -154,5 +156,6 @@ def close_ended_tenure(
         return opened.consumer_owner not in (None, node)
     if not isinstance(opened, Opened):
         return False
+    failpoints.reach(Failpoint.DURING_BURIAL)
     store.close_tenure(opened.tenure, reason=f"run {ended} ended without closing it")
     return True

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from assets import failpoints
+from lease_store import failpoints
 from lease_store.errors import RewriteRefused, StoreError
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
 from lease_store.store import Changed, LeaseStore, RewriteByOther
@@ -52,9 +53,9 @@ def swap(
 ) -> bool:
     """Put new output into the ledger; False where the claim or a batch is not as it was."""
     touch_replaced(output_root, replaced)
-    failpoints.reach("before_swap")
+    failpoints.reach(Failpoint.BEFORE_SWAP)
     outcome = store.rewrite_batches(key, shard, run, rewrites, reason=reason)
-    failpoints.reach("after_swap")
+    failpoints.reach(Failpoint.AFTER_SWAP)
     return isinstance(outcome, Changed)
 
 
@@ -98,7 +99,7 @@ def rewriting(
             f"Run {other.run} is {DOING[other.kind]} shard {shard} of {key}: wait for it to end, "
             f"or, if it has certainly ended, repeat this with --replaces {other.run}."
         )
-    failpoints.reach("after_rewrite_claim")
+    failpoints.reach(Failpoint.AFTER_REWRITE_CLAIM)
     try:
         yield
     finally:

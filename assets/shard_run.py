@@ -13,6 +13,8 @@ from assets.consumption_report import ConsumptionReport, StopReason
 from assets.materialization import CommittedRange, committed_ranges, range_metadata
 from assets.partitions import asset_key
 from assets.shard_stream import ShardStream
+from lease_store import failpoints
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import ShardId
 from lease_store.records import BatchCommit, Gap
 from lease_store.store import LeaseStore
@@ -130,6 +132,8 @@ class ShardRun:
         May be called again and again: each batch is in one report.
         """
         delivered = self.undelivered()
+        if delivered:
+            failpoints.reach(Failpoint.BEFORE_REPORT)
         for shard in delivered:
             context.log_event(
                 dg.AssetMaterialization(
@@ -150,6 +154,7 @@ class ShardRun:
         ranges = (self._ranges or {}).values()
         sequences = [event.sequence for found in ranges for event in found.events]
         if sequences:
+            failpoints.reach(Failpoint.AFTER_REPORT)
             self._store.mark_delivered(self._stream.key, sequences)
         self._ranges = None
 

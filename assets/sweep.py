@@ -18,16 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from assets import attempt_reports, failpoints
+from assets import attempt_reports
 from assets.shard_files import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
 from assets.shard_stream import Transform
 from assets.spark_failures import session_is_gone, users_error
+from lease_store import failpoints
 from lease_store.errors import (
     LeaseholdError,
     SparkUnavailable,
     SweepInterrupted,
     TransformError,
 )
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import ShardId, StreamName
 from lease_store.records import BatchStatistics, DataFile
 from shard_sources.source import ReadRange
@@ -318,18 +320,18 @@ def _interruptible(spark: SparkSession, job: SweepJob) -> Generator[None]:
 
 @contextmanager
 def _failpoint_during_write(folder: Path) -> Generator[None]:
-    if not failpoints.armed("during_write"):
+    if not failpoints.armed(Failpoint.DURING_WRITE):
         yield
         return
 
     def await_first_file() -> None:
         while not any(folder.glob("*.parquet")):
             time.sleep(0.001)
-        failpoints.reach("during_write")
+        failpoints.reach(Failpoint.DURING_WRITE)
 
     threading.Thread(target=await_first_file, daemon=True).start()
     yield
-    failpoints.reach("during_write")
+    failpoints.reach(Failpoint.DURING_WRITE)
 
 
 def _explain(error: Exception, folder: Path, job: SweepJob, shards: Sequence[ShardId]) -> Exception:

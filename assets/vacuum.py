@@ -20,7 +20,9 @@ from pathlib import Path
 
 from assets.spark_sweeper import attempt_label
 from assets.sweep import ATTEMPTS_FOLDER
+from lease_store import failpoints
 from lease_store.errors import RewriteRefused
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import GroupKey
 from lease_store.records import BatchState
 from lease_store.store import LeaseStore
@@ -79,6 +81,8 @@ def vacuum(
     others = [found for found in files if found.path not in named]
     idle = [found for found in others if Path(found.path).parts[1] not in kept]
     old = [found for found in idle if found.age > older_than]
+    if old and not dry_run:
+        failpoints.reach(Failpoint.BEFORE_VACUUM)
     if not dry_run:
         _remove(output_root, old)
         _remove_empty(
@@ -143,6 +147,7 @@ def _remove(output_root: Path, old: Collection[_Found]) -> None:
                 f"{output_root / found.path} cannot be removed ({error.strerror}): let this "
                 "account write to the output folder."
             ) from error
+        failpoints.reach(Failpoint.DURING_VACUUM)
 
 
 def _remove_empty(output_root: Path, folders: Collection[_Found]) -> None:

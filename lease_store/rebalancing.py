@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from lease_store import failpoints
 from lease_store.assignment_modes import check_member
 from lease_store.assignment_plan import (
     BeginTransfer,
@@ -27,6 +28,7 @@ from lease_store.errors import (
     StoreError,
     shown,
 )
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import IDENTIFIER_LENGTH_MAX, GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock, Observations, parse_memory, steady_clock
 from lease_store.planning import orphans, plan
@@ -122,6 +124,7 @@ class Rebalancer:
         observations.see(pulse.nodes)
         try:
             moved = self._keep_alive(pulse) if self._beats else False
+            failpoints.reach(Failpoint.AFTER_BEAT)
             moved = self._bury(pulse) or moved
             rounds, decided = self._settle(pulse, moved=moved)
             self._count("progress")
@@ -369,6 +372,7 @@ class Rebalancer:
                 self._decisions.append(f"freed {len(lost)} orphans: {lost[0]}")
                 return True
             own = [action for action in decided.actions if action.gains in self._serves]
+            failpoints.reach(Failpoint.AFTER_PLAN)
             asked = self._claim([action for action in own if isinstance(action, Claim)], decided)
             moves = [action for action in own if not isinstance(action, Claim)]
             for place, action in enumerate(moves):
@@ -398,6 +402,7 @@ class Rebalancer:
             observer=self._observer,
             reason=f"it was free; {decided.summary}",
         )
+        failpoints.reach(Failpoint.AFTER_CLAIM)
         for node in sorted({claim.node for claim in claims}, key=rank_key):
             asked = [claim.shard for claim in claims if claim.node == node]
             won = tuple(shard for shard in asked if isinstance(outcomes.get(shard), Changed))

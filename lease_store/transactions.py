@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from lease_store import failpoints
 from lease_store.database_errors import ADVICE, Verdict, error_number, verdict
 from lease_store.engine import WRITE_OPTION
 from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
@@ -141,6 +142,7 @@ class Transactions:
                     if transaction.abandoned or not write:
                         transaction.connection.rollback()
                         return outcome
+                    failpoints.reach_in_transaction(kind)
                     sent = (outcome, transaction.id)
                     transaction.connection.commit()
                 return outcome

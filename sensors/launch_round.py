@@ -12,7 +12,9 @@ import dagster as dg
 from assets.ownership import close_ended_tenure
 from assets.run_process import ended_runs
 from assets.shard_stream import ShardStream
+from lease_store import failpoints
 from lease_store.errors import LeaseLost
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Snapshot
 from lease_store.store import Changed, LeaseStore, Opened
@@ -85,6 +87,8 @@ class LaunchRounds:
         for launch in launches:
             self._history.note(launch, check_points, self.clock())
             notes.append(f"launched a run for {_count(len(launch.shards))} of {launch.node}")
+        if launches:
+            failpoints.reach(Failpoint.BEFORE_LAUNCH)
         launched = sum(len(launch.shards) for launch in launches)
         if launched < len(ready):
             notes.append(f"{_count(len(ready) - launched)} left until a run of the node has ended")

@@ -10,7 +10,9 @@ from assets.materialization import committed_ranges, materialization_of
 from assets.partitions import definition_name
 from assets.run_process import ended_runs
 from assets.shard_stream import ShardStream
+from lease_store import failpoints
 from lease_store.errors import LeaseholdError
+from lease_store.failpoints import Failpoint
 from lease_store.records import OutboxEvent
 from sensors import EVERY_LOOP_S
 
@@ -67,6 +69,8 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
         ended = ended_runs(context.instance, {event.run for event in pending})
         due = due_events(pending, ended, EVENTS_PER_TICK_MAX)
         ranges = committed_ranges(due)
+        if ranges:
+            failpoints.reach(Failpoint.BEFORE_EMIT)
         said = (
             f"{len(pending)} undelivered, {len(pending) - len(due)} left to their runs, "
             f"{len(due)} delivered as {len(ranges)} materializations."

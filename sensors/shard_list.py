@@ -9,7 +9,9 @@ import dagster as dg
 from assets.deployment import Deployment
 from assets.partitions import definition_name, shard_partitions
 from assets.shard_stream import ShardStream
+from lease_store import failpoints
 from lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
+from lease_store.failpoints import Failpoint
 from lease_store.records import ShardListing
 from lease_store.store import LeaseStore
 from sensors import EVERY_LOOP_S
@@ -78,6 +80,8 @@ def build_shard_list_sensor(stream: ShardStream, deployment: Deployment) -> dg.S
         known = set(context.instance.get_dynamic_partitions(stream.name))
         missing = [row.shard for row in listing if row.shard not in known]
         adding = missing[:PARTITIONS_PER_TICK_MAX]
+        if adding:
+            failpoints.reach(Failpoint.BEFORE_PARTITIONS)
         requests = [partitions.build_add_request(adding)] if adding else []
         said = f"{done}; {len(adding)} of {len(missing)} missing partitions added."
         return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=said)

@@ -14,7 +14,7 @@ import pytest
 
 from assets.committed_output import committed_files, iter_records
 from assets.consumption_report import StopReason
-from assets.failpoints import ENVIRONMENT_VARIABLE
+from lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from lease_store.identifiers import ShardId
 from lease_store.verification import verify
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
@@ -22,24 +22,29 @@ from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, s
 pytestmark = pytest.mark.spark
 
 POINTS = (
-    "after_open",
-    "after_intent",
-    "during_write",
-    "after_write",
-    "before_commit",
-    "after_commit",
-    "before_close",
+    Failpoint.IN_OPEN_TENURE,
+    Failpoint.AFTER_OPEN,
+    Failpoint.IN_RECORD_INTENTS,
+    Failpoint.AFTER_INTENT,
+    Failpoint.DURING_WRITE,
+    Failpoint.AFTER_WRITE,
+    Failpoint.BEFORE_COMMIT,
+    Failpoint.IN_COMMIT,
+    Failpoint.AFTER_COMMIT,
+    Failpoint.BEFORE_CLOSE,
+    Failpoint.IN_CLOSE_TENURE,
+    Failpoint.AFTER_CLOSE,
 )
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
 def test_each_record_is_left_once(
-    point: str, home: Path, spark_folder: Path, connect_session: Any
+    point: Failpoint, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: SIGKILL at a named step; then a run that knows the dead one to have ended."""
     killed = subprocess.run(
         [sys.executable, "-m", __name__, str(home), str(spark_folder)],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point},
+        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
         cwd=PROJECT,
         capture_output=True,
         text=True,

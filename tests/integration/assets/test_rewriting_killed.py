@@ -14,10 +14,10 @@ import pytest
 
 from assets.committed_output import committed_paths, iter_records
 from assets.compaction import Compactor
-from assets.failpoints import ENVIRONMENT_VARIABLE
 from assets.replay import Replayer
 from assets.replay_span import ReplaySpan
 from assets.vacuum import vacuum
+from lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from lease_store.identifiers import ShardId
 from lease_store.verification import verify
 from tests.integration.assets.runs import PROJECT
@@ -26,7 +26,14 @@ from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 SHARD = ShardId("0")
 BATCHES = 5
 RECORDS = 20
-POINTS = ("after_rewrite_claim", "before_swap", "after_swap")
+POINTS = (
+    Failpoint.AFTER_REWRITE_CLAIM,
+    Failpoint.BEFORE_SWAP,
+    Failpoint.IN_REWRITE_BATCHES,
+    Failpoint.AFTER_SWAP,
+)
+VACUUM_POINTS = (Failpoint.BEFORE_VACUUM, Failpoint.DURING_VACUUM)
+HOUR = timedelta(hours=1)
 
 
 def rewrite(home: ConsumedHome, how: str, run: str, ended: str = "") -> str:
@@ -64,16 +71,11 @@ def check(home: ConsumedHome, generation: int) -> None:
     assert verify(home.store, KEY) == []
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("how", ["replay", "compact"])
-def test_all_old_or_all_new(tmp_path: Path, how: str, point: str) -> None:
-    """Method: SIGKILL at a named step; look; repeat with the dead run's name; remove the rest."""
-    home = ConsumedHome(tmp_path / "home", shards=1)
-    home.append(RECORDS)
-    home.consume("run-1")
+def kill_at(point: Failpoint, home: Path, how: str) -> None:
+    """Do it in a process of its own, which dies at that point."""
     killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(tmp_path / "home"), how],
-        env={**os.environ, ENVIRONMENT_VARIABLE: point},
+        [sys.executable, "-m", __name__, str(home), how],
+        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
         cwd=PROJECT,
         capture_output=True,
         text=True,
@@ -81,21 +83,61 @@ def test_all_old_or_all_new(tmp_path: Path, how: str, point: str) -> None:
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    swapped = int(point == "after_swap")
+
+
+def age(home: ConsumedHome) -> None:
+    """Make everything written so far old enough for vacuum."""
+    then = time.time() - 2 * HOUR.total_seconds()
+    for path in home.output.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def files(home: ConsumedHome) -> set[str]:
+    return {str(path) for path in home.output.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
+@pytest.mark.parametrize("how", ["replay", "compact"])
+def test_all_old_or_all_new(tmp_path: Path, how: str, point: Failpoint) -> None:
+    """Method: SIGKILL at a named step; look; repeat with the dead run's name; remove the rest."""
+    home = ConsumedHome(tmp_path / "home", shards=1)
+    home.append(RECORDS)
+    home.consume("run-1")
+    kill_at(point, tmp_path / "home", how)
+    swapped = int(point is Failpoint.AFTER_SWAP)
     check(home, swapped)
     assert "Run killed is" in rewrite(home, how, "second"), "nobody knows that it has ended"
     assert rewrite(home, how, "third", ended="killed") == ""
     check(home, 1 if how == "compact" else 1 + swapped)
     assert home.store.rewrites(KEY) == []
-    then = time.time() - 7_200
-    for path in home.output.rglob("*"):
-        os.utime(path, (then, then))
-    vacuum(home.store, KEY, home.output, older_than=timedelta(hours=1))
-    left = {str(path) for path in home.output.rglob("*") if path.is_file()}
-    assert left == set(committed_paths(home.store, KEY, home.output))
+    age(home)
+    vacuum(home.store, KEY, home.output, older_than=HOUR)
+    assert files(home) == set(committed_paths(home.store, KEY, home.output))
     check(home, 1 if how == "compact" else 1 + swapped)
     home.store.close()
 
 
+@pytest.mark.parametrize("point", VACUUM_POINTS, ids=lambda point: point.label)
+def test_a_vacuum_that_was_killed_is_repeated(tmp_path: Path, point: Failpoint) -> None:
+    """Method: two rewrites leave orphans; SIGKILL a vacuum before and after its first removal."""
+    home = ConsumedHome(tmp_path / "home", shards=1)
+    home.append(RECORDS)
+    home.consume("run-1")
+    assert rewrite(home, "replay", "second") == ""
+    age(home)
+    before = files(home)
+    kill_at(point, tmp_path / "home", "vacuum")
+    assert len(before - files(home)) == int(point is Failpoint.DURING_VACUUM)
+    check(home, 1)
+    vacuum(home.store, KEY, home.output, older_than=HOUR)
+    assert files(home) == set(committed_paths(home.store, KEY, home.output))
+    check(home, 1)
+    home.store.close()
+
+
 if __name__ == "__main__":
-    rewrite(ConsumedHome(Path(sys.argv[1])), sys.argv[2], "killed")
+    its_home = ConsumedHome(Path(sys.argv[1]))
+    if sys.argv[2] == "vacuum":
+        vacuum(its_home.store, KEY, its_home.output, older_than=HOUR)
+    else:
+        rewrite(its_home, sys.argv[2], "killed")

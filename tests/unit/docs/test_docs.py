@@ -12,6 +12,7 @@ import pytest
 
 from assets.consumption_report import StopReason
 from lease_store import tables
+from lease_store.failpoints import Failpoint
 from lease_store.states import EDGES, ShardState
 from orchestration.settings import Settings, StreamSettings
 from tests.unit.docs import command_line_page
@@ -245,3 +246,12 @@ def test_all_benchmarks_are_listed() -> None:
     text = (DOCS / "reference/benchmarks.md").read_text("utf-8")
     named = set(re.findall(r"python -m benchmarks\.(\w+)", text))
     assert named == {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+
+
+def test_all_failpoints_are_documented() -> None:
+    documented = [
+        (int(row[0]), code(row[1])[0], row[2])
+        for row in rows(DOCS / "reference/failpoints.md")
+        if row[0].isdecimal()
+    ]
+    assert documented == [(point.number, point.label, point.interrupts) for point in Failpoint]

@@ -1,0 +1,68 @@
+"""Failpoints: numbered without a hole, all of them in use, and each file arms one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("lease_store", "assets", "sensors", "orchestration", "shard_sources")
+CODE = "from lease_store.failpoints import Failpoint, reach; reach(Failpoint.AFTER_COMMIT)"
+
+
+def test_numbers_have_no_hole() -> None:
+    assert [point.number for point in Failpoint] == list(range(1, len(Failpoint) + 1))
+
+
+def test_every_failpoint_is_reached_somewhere() -> None:
+    """By name, or as the transaction that it lies in."""
+    text = "".join(
+        path.read_text("utf-8") for name in PACKAGES for path in (ROOT / name).rglob("*.py")
+    )
+    used = {f"Failpoint.{point.name}" for point in Failpoint}
+    used &= set(re.findall(r"(?:reach|armed)\((Failpoint\.\w+)\)", text))
+    for point in Failpoint:
+        if point.label.startswith("in_"):
+            assert f'"{point.label.removeprefix("in_")}"' in text, point
+        else:
+            assert f"Failpoint.{point.name}" in used, point
+
+
+def run(variable: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, ENVIRONMENT_VARIABLE: variable}
+    return subprocess.Popen([sys.executable, "-c", CODE], env=environment, cwd=ROOT)
+
+
+def test_a_process_dies_at_the_named_place_only() -> None:
+    assert run("after_commit").wait(60) == -signal.SIGKILL
+    assert run("before_commit").wait(60) == 0
+    assert run("").wait(60) == 0
+
+
+def test_a_file_arms_one_process(tmp_path: Path) -> None:
+    (tmp_path / "after_commit").touch()
+    first = run(f"{FOLDER_MARK}{tmp_path}")
+    assert first.wait(60) == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [f"after_commit.{first.pid}"]
+    assert run(f"{FOLDER_MARK}{tmp_path}").wait(60) == 0
+
+
+def test_a_file_can_ask_for_a_freeze(tmp_path: Path) -> None:
+    (tmp_path / "after_commit").write_text("STOP")
+    with run(f"{FOLDER_MARK}{tmp_path}") as process:
+        seen = psutil.Process(process.pid)
+        deadline = time.monotonic() + 60
+        while seen.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert seen.status() == psutil.STATUS_STOPPED
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
