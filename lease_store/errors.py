@@ -115,6 +115,24 @@ class SourceUnavailable(SourceError):
     """The source does not answer; trying again later is safe."""
 
 
+class SourceThrottled(SourceUnavailable):
+    """The service asks for fewer requests, and went on asking while they were repeated.
+
+    Attributes:
+        retry_after_s: how long the service asked to wait, in seconds; 0 where it did not say.
+    """
+
+    retry_after_s: float = 0.0
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SourceRefused(SourceError, UserMistake):
+    """The service does not accept the credentials, or they may not do what was asked."""
+
+
 class CursorExpired(SourceError):
     """Retention has removed the records at this cursor."""
 
@@ -181,6 +199,10 @@ class CursorInvalid(SourceError, UserMistake):
 
 class UnknownSource(UserMistake):
     """No source of this name is installed."""
+
+
+class SourceLibraryMissing(UserMistake):
+    """The client library of a source is not installed."""
 
 
 class ModuloSettingMissing(AssignmentConflict):

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -27,6 +27,7 @@ from pydantic import (
 from lease_store.errors import InvalidSetting, LeaseholdError, shown
 from lease_store.identifiers import GroupKey, NodeName, StreamName
 from lease_store.records import TIMEOUT_DEFAULT_S, Timing
+from shard_sources.registry import LOCAL_LOG, source_options
 
 SETTINGS_FILE = "leasehold.toml"
 HOME_DEFAULT = Path(".leasehold")
@@ -37,12 +38,13 @@ NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT"
 
 
 class StreamSettings(BaseModel):
-    """A stream named in `leasehold.toml`: `[[streams]]`."""
+    """A stream named in `leasehold.toml`: `[[streams]]`, and its source's `[streams.options]`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    source: Literal["local"] = "local"
+    source: str = LOCAL_LOG
+    options: Mapping[str, Any] = Field(default={})
     group: str = "default"
     ordered: bool = True
     batch_records_max: int = Field(default=100_000, gt=0)
@@ -58,6 +60,16 @@ class StreamSettings(BaseModel):
             InvalidIdentifier: the name or the group is not of the grammar.
         """
         return GroupKey.parse(self.group, self.name)
+
+    @property
+    def source_options(self) -> BaseModel:
+        """The options in the form that the stream's source gives them.
+
+        Raises:
+            UnknownSource: there is no source of this name.
+            InvalidSetting: an option is missing, unknown or of the wrong form.
+        """
+        return source_options(self.source, self.options)
 
 
 class Settings(BaseModel):
@@ -193,6 +205,7 @@ def load_settings(**overrides: object) -> Settings:
         ("lease_timeout_s", lambda: settings.timing),
         ("nodes", lambda: settings.node_names),
         ("streams", lambda: [stream.key for stream in settings.streams]),
+        ("streams", lambda: [stream.source_options for stream in settings.streams]),
     ):
         try:
             derive()

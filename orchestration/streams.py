@@ -5,20 +5,25 @@ from __future__ import annotations
 from assets.shard_stream import ShardStream
 from lease_store.identifiers import StreamName
 from orchestration.settings import Settings, StreamSettings
+from shard_sources.registry import open_source
 from shard_sources.source import Limits
+from shard_sources.source_kind import StreamPlace
 
 
 def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream:
     """One stream of the settings.
 
-    A local log that does not exist yet is no error here: the shard list sensor says so at every
-    tick until it does, and the other streams go on.
-    """
-    from shard_sources.local_log import LocalLog
+    A log or service that is not there yet is no error here: the shard list sensor says so at
+    every tick until it is, and the other streams go on.
 
+    Raises:
+        SourceLibraryMissing: the source's client library is not installed.
+    """
+    stream = StreamName(declared.name)
+    place = StreamPlace(stream, settings.log_folder(stream))
     return ShardStream(
         name=declared.name,
-        source=LocalLog(settings.log_folder(StreamName(declared.name))),
+        source=open_source(declared.source, declared.source_options, place),
         group=declared.group,
         ordered=declared.ordered,
         limits=Limits(declared.batch_records_max, declared.batch_bytes_max),

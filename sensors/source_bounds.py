@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lease_store.errors import SourceError, SourceUnavailable
+from lease_store.errors import SourceError, SourceRefused, SourceUnavailable
 from lease_store.identifiers import ShardId
 from shard_sources.source import ShardBounds, ShardSource
 
@@ -17,13 +17,13 @@ def bounds_of(
     """The bounds that the source knows, and one sentence for each shard that has none.
 
     Raises:
-        SourceUnavailable: the source does not answer at all.
+        SourceUnavailable, SourceRefused: the source does not answer at all.
     """
     if not shards:
         return {}, []
     try:
         return source.bounds(shards), []
-    except SourceUnavailable:
+    except (SourceUnavailable, SourceRefused):
         raise
     except SourceError as error:
         if len(shards) == 1:

@@ -1,29 +1,30 @@
-"""Sources by name: how a Spark worker builds the reader that the driver described by options.
+"""Sources by name: in settings, and in the options that describe a reader to Spark's workers.
 
 A package of the user's adds a source with an entry point of the group `leasehold.sources`: its
-name is the value of the option `source`, its object a callable from options to a reader.
+name is what `source` says in the settings, its object a `SourceKind`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
 
-from lease_store.errors import UnknownSource, shown
-from shard_sources.source import ShardReader
+from pydantic import BaseModel, ValidationError
+
+from lease_store.errors import InvalidSetting, SourceLibraryMissing, UnknownSource, shown
+from shard_sources.source import ShardReader, ShardSource
+from shard_sources.source_kind import SourceKind, StreamPlace
 
 ENTRY_POINT_GROUP = "leasehold.sources"
-
-ReaderFactory = Callable[[Mapping[str, str]], ShardReader]
-
-
-def _local_log(options: Mapping[str, str]) -> ShardReader:
-    from shard_sources.local_log import LocalLogReader
-
-    return LocalLogReader(options["root"])
-
-
-_BUILT_IN: dict[str, ReaderFactory] = {"local_log": _local_log}
+LOCAL_LOG = "local_log"
+# Named, not imported: a deployment pays for the source that it uses.
+_BUILT_IN = {
+    LOCAL_LOG: "shard_sources.local_log.kind",
+}
 
 
 def source_names() -> list[str]:
@@ -31,23 +32,93 @@ def source_names() -> list[str]:
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
+def source_kind(name: str) -> SourceKind:
+    """The installed source of this name.
+
+    Raises:
+        UnknownSource: there is none, or its package cannot be used.
+    """
+    if name in _BUILT_IN:
+        return import_module(_BUILT_IN[name]).KIND
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            found = point.load()
+        except Exception as error:
+            raise UnknownSource(
+                f"The source {shown(name)} cannot be loaded from {point.value}: "
+                f"{type(error).__name__}: {shown(error)}."
+            ) from error
+        if isinstance(found, SourceKind):
+            return found
+        raise UnknownSource(
+            f"The entry point {point.value} of the source {shown(name)} is no SourceKind."
+        )
+    raise UnknownSource(
+        f"There is no source {shown(name)}: installed are {', '.join(source_names())}."
+    )
+
+
+def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
+    """The options of a source, typed and checked.
+
+    Raises:
+        UnknownSource: there is no such source.
+        InvalidSetting: an option is missing, unknown or of the wrong form; values are not shown.
+    """
+    model = source_kind(name).options
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+    option = ".".join(str(part) for part in first["loc"])
+    whose = f"of the source {shown(name)}"
+    if first["type"] == "extra_forbidden":
+        raise InvalidSetting(f"{shown(option)} is no option {whose}{_suggestion(option, model)}")
+    if first["type"] == "missing":
+        raise InvalidSetting(f"The option {shown(option)} {whose} is missing.")
+    said = first["msg"].removeprefix("Value error, ").rstrip(".")
+    which = f"The option {shown(option)}" if option else "An option"
+    raise InvalidSetting(f"{which} {whose} is not valid: {said}.")
+
+
+def _suggestion(option: str, model: type[BaseModel]) -> str:
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    if near := get_close_matches(option, names, n=1):
+        return f"; did you mean {near[0]}?"
+    return f"; it has {', '.join(sorted(names)) if names else 'none'}."
+
+
+def open_source(name: str, options: BaseModel, place: StreamPlace) -> ShardSource:
+    """The source of a stream; nothing is asked of its service yet.
+
+    Raises:
+        UnknownSource: there is no such source.
+        SourceLibraryMissing: its client library is not installed.
+    """
+    kind = source_kind(name)
+    _check_library(name, kind)
+    return kind.open(options, place)
+
+
 def reader_from_options(options: Mapping[str, str]) -> ShardReader:
     """The reader that `ShardSource.spark_options` of its source describes.
 
     Raises:
         UnknownSource: no source of this name is installed, or an option that it needs is missing.
+        SourceLibraryMissing: its client library is not installed here.
     """
     name = options.get("source", "")
-    factory = _BUILT_IN.get(name)
-    if factory is None:
-        for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-            factory = point.load()
-            break
-    if factory is None:
-        raise UnknownSource(
-            f"There is no source {shown(name)}: installed are {', '.join(source_names())}."
-        )
+    kind = source_kind(name)
+    _check_library(name, kind)
     try:
-        return factory(options)
+        return kind.reader(options)
     except KeyError as missing:
         raise UnknownSource(f"The source {shown(name)} needs the option {missing}.") from None
+
+
+def _check_library(name: str, kind: SourceKind) -> None:
+    if kind.library and find_spec(kind.library) is None:
+        raise SourceLibraryMissing(
+            f"The source {shown(name)} needs the library {kind.library}, which is not installed "
+            f"here: run `{kind.install}`, on Spark's workers too."
+        )

@@ -53,7 +53,8 @@ class PlannedRange:
 
     Attributes:
         end: the cursor after the last record of the batch; equal to the start when there is none.
-        records: the number of records in it.
+        records: the number of records in it; where the service numbers records with holes, the
+            most that it can hold.
         last: a read-only shard ends here.
     """
 
@@ -84,12 +85,18 @@ class ShardReader(Protocol):
             CursorExpired: retention has removed the start of the range.
             LogCorrupt: the stored bytes are damaged.
             SourceUnavailable: the service does not answer.
+            SourceThrottled: it asks for patience, and asking again did not help.
+            SourceRefused: it does not accept the credentials.
         """
         ...
 
 
 class ShardSource(ShardReader, Protocol):
-    """A sharded log."""
+    """A sharded log.
+
+    Every call may raise what `read` raises, and asks the service again by itself where that can
+    help. None of them leaves a record out without an error.
+    """
 
     def list_shards(self) -> list[ShardListing]:
         """All shards that the log still knows, in order of creation."""
@@ -104,10 +111,14 @@ class ShardSource(ShardReader, Protocol):
         ...
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch that starts at `start` ends.
+        """Where a batch that starts at `start` ends: at least one record, if there is any.
+
+        The end is fixed here, before anything is recorded or read. A source whose service cannot
+        say where a number of bytes or records ends looks for itself, by reading.
 
         Raises:
             CursorExpired: retention has removed `start`.
+            CursorInvalid: `start` is not a cursor of the shard.
         """
         ...
 

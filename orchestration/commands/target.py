@@ -17,7 +17,7 @@ from lease_store.errors import (
     UnknownStream,
     shown,
 )
-from lease_store.identifiers import GroupKey, GroupName, ShardId, StreamName
+from lease_store.identifiers import GroupKey, GroupName, ShardId
 from lease_store.records import Group, ShardLease
 from orchestration.settings import Settings, StreamSettings, load_settings
 
@@ -116,10 +116,21 @@ class Target:
         return declared_stream(self.declared(name), self.settings)
 
     def local_log(self, name: str | None) -> LocalLog:
-        """The local log of a declared stream; it may not exist yet."""
+        """The local log of a declared stream; it may not exist yet.
+
+        Raises:
+            InvalidSetting: the stream has another source.
+        """
         from shard_sources.local_log import LocalLog
 
-        return LocalLog(self.settings.log_folder(StreamName(self.declared(name).name)))
+        declared = self.declared(name)
+        source = self.stream(name).source
+        if isinstance(source, LocalLog):
+            return source
+        raise InvalidSetting(
+            f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: this "
+            "command works on local logs, so use the service's own tools."
+        )
 
     def group(self, stream: str | None, group: str | None) -> Group:
         """A consumer group as it is stored.

@@ -73,7 +73,9 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("LEASEHOLD_STREAMS", "{", "streams"),
         ("LEASEHOLD_STREAMS", '[{"name": "a/b"}]', "not a valid stream name"),
         ("LEASEHOLD_STREAMS", '[{"name": "a"}, {"name": "a"}]', "declared twice"),
-        ("LEASEHOLD_STREAMS", '[{"name": "a", "source": "ftp"}]', "source"),
+        ("LEASEHOLD_STREAMS", '[{"name": "a", "source": "ftp"}]', "no source 'ftp'"),
+        ("LEASEHOLD_STREAMS", '[{"name": "a", "options": {"rot": "x"}}]', "did you mean root?"),
+        ("LEASEHOLD_STREAMS", '[{"name": "a", "options": 3}]', "options"),
     ],
 )
 def test_a_wrong_variable_is_one_sentence_that_names_it(

@@ -10,7 +10,7 @@ from shard_sources.local_log import LocalLog
 from shard_sources.local_log.segments import list_segments
 from shard_sources.local_log.writing import shard_folder
 from shard_sources.source import ReadRange
-from tests.unit.shard_sources.source_conformance import values_of
+from tests.sources.world import values_of
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 ZERO = ShardId("0")

@@ -21,28 +21,13 @@ from lease_store.identifiers import ShardId
 from shard_sources.local_log import LocalLog, Record
 from shard_sources.local_log import format as segment_format
 from shard_sources.local_log.format import segment_schema
-from shard_sources.source import Limits, ReadRange, ShardSource
+from shard_sources.source import Limits, ReadRange
+from tests.sources.world import values_of
 from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, new_log, read_all
-from tests.unit.shard_sources.source_conformance import SourceConformance, values_of
 
 CHUNKS = st.lists(
     st.lists(st.binary(max_size=60) | st.just(b"\r") | st.just(b"a\r\n"), max_size=12), max_size=8
 )
-
-
-class TestConformance(SourceConformance):
-    def new_source(self, folder: Path) -> LocalLog:
-        return new_log(folder, segment_bytes_max=2_000)
-
-    def put(self, source: ShardSource, shard: ShardId, values: list[bytes], at: datetime) -> None:
-        assert isinstance(source, LocalLog)
-        with source.writer(shard) as writer:
-            for number, value in enumerate(values):
-                writer.append([Record(value, event_time=at + timedelta(seconds=number))])
-
-    def split(self, source: ShardSource, shard: ShardId) -> tuple[ShardId, ShardId]:
-        assert isinstance(source, LocalLog)
-        return source.split(shard)
 
 
 class TestRoundTrip:

@@ -1,14 +1,71 @@
+"""Sources by name: found, checked, and refused in one sentence."""
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ConfigDict, SecretStr
 
-from lease_store.errors import UnknownSource
+from lease_store.errors import InvalidSetting, LeaseholdError, SourceLibraryMissing, UnknownSource
+from lease_store.identifiers import StreamName
 from shard_sources import registry
 from shard_sources.local_log import LocalLog, LocalLogReader
-from shard_sources.registry import reader_from_options, source_names
+from shard_sources.registry import (
+    open_source,
+    reader_from_options,
+    source_kind,
+    source_names,
+    source_options,
+)
+from shard_sources.source_kind import SourceKind, StreamPlace
+
+PLACE = StreamPlace(StreamName("orders"), Path("logs/orders"))
+
+
+class OwnOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    address: str
+    word: SecretStr = SecretStr("")
+
+
+class OwnSource(LocalLog):
+    pass
+
+
+def _open(options: OwnOptions, place: StreamPlace) -> OwnSource:
+    return OwnSource(place.folder / options.address)
+
+
+def _reader(options: Mapping[str, str]) -> OwnSource:
+    return OwnSource(options["address"])
+
+
+KIND = SourceKind(OwnOptions, _open, _reader)
+LACKING = SourceKind(OwnOptions, _open, _reader, "no_such_library", "pip install no-such-library")
+NO_KIND = OwnSource
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages of the user's, as far as the registry sees them."""
+    points = [
+        EntryPoint(name, f"{__name__}:{attribute}", registry.ENTRY_POINT_GROUP)
+        for name, attribute in (
+            ("mine", "KIND"),
+            ("lacking", "LACKING"),
+            ("odd", "NO_KIND"),
+            ("broken", "nothing.here"),
+        )
+    ]
+
+    def entry_points(**wanted: str) -> EntryPoints:
+        return EntryPoints(points).select(**wanted)
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
 def test_builds_the_reader_of_the_local_log(tmp_path: Path) -> None:
@@ -18,11 +75,49 @@ def test_builds_the_reader_of_the_local_log(tmp_path: Path) -> None:
     assert reader.root == tmp_path
 
 
-def test_an_unknown_source_is_told_what_is_installed() -> None:
-    with pytest.raises(UnknownSource, match=r"no source 'kafca': installed are local_log\."):
-        reader_from_options({"source": "kafca"})
-    with pytest.raises(UnknownSource):
-        reader_from_options({})
+def test_opens_a_local_log_in_its_place_or_where_its_option_says(tmp_path: Path) -> None:
+    log = open_source("local_log", source_options("local_log", {}), PLACE)
+    assert isinstance(log, LocalLog)
+    assert log.root == PLACE.folder.absolute()
+    log = open_source("local_log", source_options("local_log", {"root": str(tmp_path)}), PLACE)
+    assert isinstance(log, LocalLog)
+    assert log.root == tmp_path
+
+
+def test_a_package_of_the_users_adds_a_source() -> None:
+    assert {"local_log", "mine"} <= set(source_names())
+    source = open_source("mine", source_options("mine", {"address": "here"}), PLACE)
+    assert isinstance(source, OwnSource)
+    assert source.root == (PLACE.folder / "here").absolute()
+    assert isinstance(reader_from_options({"source": "mine", "address": "here"}), OwnSource)
+
+
+def test_all_built_in_sources_can_be_named_without_their_libraries() -> None:
+    for name in registry._BUILT_IN:  # pyright: ignore[reportPrivateUsage]
+        kind = source_kind(name)
+        assert bool(kind.library) == bool(kind.install)
+        assert kind.options.model_config.get("extra") == "forbid"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("kafca", "no source 'kafca': installed are "),
+        ("", "no source ''"),
+        ("odd", "is no SourceKind"),
+        ("broken", "'broken' cannot be loaded from"),
+        ("line\nfeed", "no source"),
+    ],
+)
+def test_an_unknown_source_is_one_sentence(name: str, says: str) -> None:
+    for attempt in (
+        lambda: source_options(name, {}),
+        lambda: reader_from_options({"source": name}),
+    ):
+        with pytest.raises(UnknownSource) as refused:
+            attempt()
+        assert says in str(refused.value)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_missing_option_is_named() -> None:
@@ -30,19 +125,31 @@ def test_a_missing_option_is_named() -> None:
         reader_from_options({"source": "local_log"})
 
 
-def test_a_package_of_the_users_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("mine", f"{__name__}:OwnReader", registry.ENTRY_POINT_GROUP)
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "The option 'address' of the source 'mine' is missing."),
+        ({"address": "x", "adress": "y"}, "'adress' is no option of the source 'mine'; did you"),
+        ({"address": "x", "zzz": "y"}, "it has address, word."),
+        ({"address": 3}, "The option 'address' of the source 'mine' is not valid:"),
+        ({"address": ["hunter2"]}, "is not valid"),
+    ],
+)
+def test_wrong_options_are_one_sentence_without_their_values(
+    given: dict[str, object], says: str
+) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        source_options("mine", given)
+    assert says in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
-    def entry_points(**wanted: str) -> EntryPoints:
-        return EntryPoints([point]).select(**wanted)
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
-    assert source_names() == ["local_log", "mine"]
-    reader = reader_from_options({"source": "mine", "address": "here"})
-    assert isinstance(reader, OwnReader)
-    assert reader.options["address"] == "here"
-
-
-class OwnReader:
-    def __init__(self, options: dict[str, str]) -> None:
-        self.options = options
+def test_a_missing_library_is_named_with_the_command_that_installs_it() -> None:
+    options = source_options("lacking", {"address": "x"})
+    for attempt in (
+        lambda: open_source("lacking", options, PLACE),
+        lambda: reader_from_options({"source": "lacking", "address": "x"}),
+    ):
+        with pytest.raises(SourceLibraryMissing, match="pip install no-such-library") as refused:
+            attempt()
+        assert isinstance(refused.value, LeaseholdError)

@@ -1,0 +1,47 @@
+"""The sources that every case of this folder runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from lease_store.identifiers import ShardId
+from tests.integration.assets.conftest import connect_session, spark_folder
+from tests.sources.world import SourceWorld
+
+__all__ = ["connect_session", "spark_folder"]
+
+WORLDS = {
+    "local_log": "tests.sources.worlds.local_log:LocalLogWorld",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(notion): skipped for a service that lacks the notion")
+
+
+@pytest.fixture(params=sorted(WORLDS))
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SourceWorld]:
+    """An empty log of each kind."""
+    module, name = WORLDS[request.param].split(":")
+    made: type[SourceWorld] = getattr(import_module(module), name)
+    for mark in request.node.iter_markers("needs"):
+        for notion in mark.args:
+            if why := made.lacks.get(notion):
+                pytest.skip(f"{request.param} does not know that {notion}: {why}")
+    world = made(tmp_path)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+@pytest.fixture
+def shard(world: SourceWorld) -> ShardId:
+    """The first shard, filled with `VALUES`."""
+    shard = world.source.list_shards()[0].shard
+    world.fill(shard)
+    return shard

@@ -1,0 +1,112 @@
+"""The shard list, bounds, and what becomes of shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from lease_store.identifiers import ShardId
+from shard_sources.source import Limits, Position
+from tests.sources.world import START, STEP, VALUES, NewRecord, Notion, SourceWorld
+
+
+def test_lists_writable_shards_without_parents(world: SourceWorld) -> None:
+    listed = world.source.list_shards()
+    assert len(listed) >= 2
+    assert len({entry.shard for entry in listed}) == len(listed)
+    assert all(isinstance(entry.shard, ShardId) for entry in listed)
+    assert all(not entry.parents and not entry.read_only for entry in listed)
+    assert all(entry.subscribable for entry in listed)
+    assert world.source.list_shards() == listed
+
+
+@pytest.mark.needs(Notion.LINEAGE)
+def test_shards_share_the_hash_range(world: SourceWorld) -> None:
+    listed = world.source.list_shards()
+    assert all(entry.hash_begin < entry.hash_end for entry in listed)
+
+
+def test_bounds_are_those_of_the_shards_that_were_asked_for(world: SourceWorld) -> None:
+    first, second = (entry.shard for entry in world.source.list_shards()[:2])
+    world.fill(first, VALUES[:3])
+    bounds = world.source.bounds([first, second])
+    assert set(bounds) == {first, second}
+    assert bounds[first].begin != bounds[first].end
+    assert bounds[second].begin == bounds[second].end
+    assert world.source.bounds([]) == {}
+
+
+def test_an_empty_shard_begins_where_it_ends(world: SourceWorld) -> None:
+    shard = world.source.list_shards()[1].shard
+    bounds = world.source.bounds([shard])[shard]
+    assert bounds.begin == bounds.end
+    assert not bounds.finished
+    plan = world.source.plan(shard, bounds.begin, Limits())
+    assert (plan.end, plan.records, plan.last) == (bounds.end, 0, False)
+    assert world.source.lag(shard, bounds.begin, bounds) in (0, None)
+    assert world.rows(shard, bounds.begin, bounds.end) == []
+
+
+def test_an_empty_shard_is_read_from_its_end_when_records_come(world: SourceWorld) -> None:
+    """Goal: what was fixed as the start of a shard before its first record loses none."""
+    shard = world.source.list_shards()[1].shard
+    for position in (Position.BEGIN, Position.END, START):
+        assert world.source.cursor_at(shard, position)
+    ends = [world.source.cursor_at(shard, position) for position in Position]
+    world.fill(shard, VALUES[:4])
+    for end in ends:
+        assert [row["value"] for row in world.rest(shard, end)] == list(VALUES[:4])
+
+
+@pytest.mark.needs(Notion.GROWTH)
+def test_a_new_shard_stands_beside_the_others(world: SourceWorld) -> None:
+    before = world.source.list_shards()
+    added = world.grow()
+    after = {entry.shard: entry for entry in world.source.list_shards()}
+    assert set(after) - {entry.shard for entry in before} == {added}
+    assert not after[added].parents
+    world.fill(added, VALUES[:2])
+    assert [row["value"] for row in world.all_rows(added)] == list(VALUES[:2])
+
+
+@pytest.mark.needs(Notion.LINEAGE)
+def test_a_split_shard_ends_and_its_children_name_it(world: SourceWorld, shard: ShardId) -> None:
+    source, children = world.source, world.split(shard)
+    listed = {entry.shard: entry for entry in source.list_shards()}
+    assert listed[shard].read_only
+    assert all(listed[child].parents == (shard,) for child in children)
+    bounds = source.bounds([shard, *children])
+    assert bounds[shard].finished
+    assert not any(bounds[child].finished for child in children)
+    plan = source.plan(shard, bounds[shard].begin, Limits(records_max=3))
+    assert not plan.last
+    rest = source.plan(shard, plan.end, Limits())
+    assert rest.last
+    assert source.plan(shard, rest.end, Limits()).last
+    read = world.rows(shard, bounds[shard].begin, plan.end) + world.rows(shard, plan.end, rest.end)
+    assert [row["value"] for row in read] == list(VALUES)
+    assert world.rest(children[0], bounds[children[0]].begin) == []
+
+
+@pytest.mark.needs(Notion.LINEAGE)
+def test_an_empty_shard_that_was_split_is_at_its_last(world: SourceWorld) -> None:
+    shard = world.source.list_shards()[1].shard
+    world.split(shard)
+    bounds = world.source.bounds([shard])[shard]
+    assert bounds.finished
+    plan = world.source.plan(shard, bounds.begin, Limits())
+    assert plan.last
+    assert plan.records == 0
+
+
+@pytest.mark.needs(Notion.LINEAGE)
+def test_a_merged_shard_names_both_parents(world: SourceWorld, shard: ShardId) -> None:
+    other = world.source.list_shards()[1].shard
+    child = world.merge(shard, other)
+    listed = {entry.shard: entry for entry in world.source.list_shards()}
+    assert set(listed[child].parents) == {shard, other}
+    assert listed[shard].read_only
+    assert listed[other].read_only
+    assert not listed[child].read_only
+    world.put(child, [NewRecord(b"after", at=START + 100 * STEP)])
+    assert [row["value"] for row in world.all_rows(child)] == [b"after"]
+    assert [row["value"] for row in world.all_rows(shard)] == list(VALUES)

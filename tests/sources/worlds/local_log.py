@@ -1,0 +1,60 @@
+"""A local log in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from lease_store.identifiers import ShardId
+from shard_sources.local_log import LocalLog, Record, writing
+from tests.sources.world import NewRecord, Notion, SourceWorld
+from tests.unit.shard_sources.local_logs import data_files, new_log
+
+NO_SERVICE = "it is files in a folder"
+
+
+class LocalLogWorld(SourceWorld):
+    lacks: ClassVar[Mapping[Notion, str]] = {
+        Notion.NO_VALUE: "a record is bytes, an empty one included",
+        Notion.GROWTH: "a new shard always has parents",
+        Notion.NETWORK: NO_SERVICE,
+        Notion.THROTTLING: NO_SERVICE,
+        Notion.CREDENTIALS: NO_SERVICE,
+    }
+    source: LocalLog
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._patch = pytest.MonkeyPatch()
+        # No power fails here, so nothing waits for the disk.
+        self._patch.setattr(writing.os, "fsync", lambda _: None)
+        self.source = new_log(folder / "log", segment_bytes_max=2_000)
+
+    def close(self) -> None:
+        self._patch.undo()
+
+    def put(self, shard: ShardId, records: Sequence[NewRecord]) -> None:
+        with self.source.writer(shard) as writer:
+            for record in records:
+                assert record.value is not None
+                attributes = dict(record.attributes)
+                writer.append([Record(record.value, record.key, record.at, attributes)])
+
+    def split(self, shard: ShardId) -> tuple[ShardId, ShardId]:
+        return self.source.split(shard)
+
+    def merge(self, first: ShardId, second: ShardId) -> ShardId:
+        return self.source.merge(first, second)
+
+    def trim(self, shard: ShardId) -> None:
+        self.fill(shard)
+        assert self.source.retain(shard, "15") != "0"
+
+    def damage(self, shard: ShardId) -> None:
+        file = data_files(self.source, shard)[0]
+        stored = bytearray(file.read_bytes())
+        stored[len(stored) // 2] ^= 0xFF
+        file.write_bytes(stored)
