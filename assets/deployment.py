@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lease_store.assignment_plan import rank_key
 from lease_store.identifiers import GroupKey, NodeName
-from lease_store.records import Timing
+from lease_store.records import Node, Timing
 from lease_store.store import LeaseStore
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -20,11 +25,15 @@ class Deployment:
 
     Attributes:
         store: opens the lease store on first use and returns the same one from then on.
-        nodes: the nodes that this deployment serves: it claims shards and launches runs for them.
+        nodes: the nodes that this deployment keeps alive by itself, where there are no agents.
+        agents: whether its nodes have agents (`leasehold node`), which beat for them; then
+            whoever registers with the instance's address is a node of this deployment.
         timing: the durations of the protocol for groups that this deployment creates.
         output_folder: where committed output of a stream's group lives.
         upkeep_file: where the rebalance sensor notes what it costs, for `leasehold status`; None
             where nobody looks.
+        leaving: asked by runs between two batches; once true, they stop at that checkpoint,
+            because the node of this process leaves.
     """
 
     store: Callable[[], LeaseStore]
@@ -32,3 +41,15 @@ class Deployment:
     timing: Timing
     output_folder: Callable[[GroupKey], Path]
     upkeep_file: Callable[[GroupKey], Path] | None = None
+    agents: bool = False
+    leaving: Callable[[], bool] = _never
+
+    def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
+        """The nodes for which this deployment claims shards and launches runs.
+
+        `nodes` are the group's; `address` is the one that this deployment's nodes register with.
+        """
+        if not self.agents:
+            return self.nodes
+        found = (node.name for node in nodes if node.member and node.address == address)
+        return tuple(sorted(found, key=rank_key))

@@ -57,6 +57,7 @@ def consume_shards(
             sweeper=sweeper,
             heartbeat=heartbeat,
             clock=time.monotonic,
+            stop_requested=deployment.leaving,
             on_commit=on_commit,
         )
         reports = consumer.consume(shards)

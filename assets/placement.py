@@ -102,10 +102,11 @@ class Placer:
 
     def _blocking_run(self, shard: ShardId, placement: Placement) -> str:
         """Place one shard, or return the live run that has it open."""
-        store, served = self.deployment.store(), self.deployment.nodes
+        store = self.deployment.store()
         address = instance_address(self.instance)
         for _ in range(LOOKS_MAX):
             snapshot = store.snapshot(self.key)
+            served = self.deployment.served(snapshot.nodes, address)
             standing = standing_of(
                 snapshot, shard, served=served, address=address, wanted=self.wanted
             )

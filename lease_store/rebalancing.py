@@ -8,7 +8,7 @@ and a deployment that does not run cannot be given shards that nobody would cons
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from lease_store import failpoints
@@ -60,6 +60,8 @@ class Rebalancer:
         incarnation_of: makes a new incarnation for a node that has none to go on with.
         beats: whether this process keeps the served nodes alive; False where agents do.
         settings: assignment settings, address and readiness to register the nodes with.
+        serving: where agents beat: picks the served nodes from the group's at every tick, so that
+            a node that joins or leaves is served or not from then on.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Rebalancer:
         clock: Clock = steady_clock,
         beats: bool = True,
         settings: Mapping[NodeName, Node] | None = None,
+        serving: Callable[[Iterable[Node]], tuple[NodeName, ...]] | None = None,
     ) -> None:
         self._store = store
         self._key = key
@@ -83,6 +86,7 @@ class Rebalancer:
         self._observer = observer
         self._incarnation_of = incarnation_of
         self._beats = beats
+        self._serving = serving
         self._settings = dict(settings or {})
         self._observations: Observations | None = None
         self._incarnations: dict[NodeName, str] = {}
@@ -122,6 +126,8 @@ class Rebalancer:
         self._count("pulse")
         pulse = self._store.pulse(self._key)
         observations.see(pulse.nodes)
+        if self._serving is not None:
+            self._serves = self._serving(pulse.nodes)
         try:
             moved = self._keep_alive(pulse) if self._beats else False
             failpoints.reach(Failpoint.AFTER_BEAT)

@@ -17,6 +17,7 @@ from lease_store.errors import InvalidSetting
 from orchestration.resources import deployment_of, spark_of
 from orchestration.schedules import build_schedule
 from orchestration.settings import Settings, load_settings
+from sensors.janitor import build_janitor_sensor
 from sensors.outbox import build_outbox_sensor
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import build_shard_list_sensor
@@ -50,6 +51,7 @@ def build_definitions(
         jobs += [job, build_compact_job(stream, deployment)]
         sensors.append(build_shard_list_sensor(stream, deployment))
         sensors.append(build_rebalance_sensor(stream, deployment, job))
+        sensors.append(build_janitor_sensor(stream, deployment))
         sensors.append(build_outbox_sensor(stream, deployment))
         schedules.append(build_schedule(stream, deployment, job))
     return dg.Definitions(

@@ -32,6 +32,8 @@ def deployment_of(settings: Settings) -> Deployment:
         timing=settings.timing,
         output_folder=lambda key: settings.output_folder(key.stream, key.group),
         upkeep_file=lambda key: settings.upkeep_file(key.stream, key.group),
+        agents=settings.agents,
+        leaving=settings.leaving_mark.exists if settings.agent_node else lambda: False,
     )
 
 

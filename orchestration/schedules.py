@@ -62,7 +62,8 @@ def build_schedule(
             for node in snapshot.nodes
             if node.member and node.address == address
         }
-        nodes = tuple(node for node in deployment.nodes if node in incarnations)
+        served = deployment.served(snapshot.nodes, address)
+        nodes = tuple(node for node in served if node in incarnations)
         launches = due_launches(snapshot, nodes, taken, stream.shards_per_run)
         if not launches:
             return dg.SkipReason(f"No shard of {stream.name} is held here and idle.")

@@ -78,7 +78,11 @@ class Settings(BaseModel):
     Attributes:
         home: the folder of the embedded default: log, lease store, output, Dagster's home.
         database_url: SQLAlchemy URL of the lease store; None is SQLite in `home`.
-        nodes: the nodes that this deployment serves.
+        nodes: the nodes that this deployment keeps alive by itself, where there are no agents.
+        agents: whether its nodes have agents: `leasehold node` on each host.
+        agent_node: the node whose agent started this process; None elsewhere. Agents set it.
+        spark_state: folder of the embedded Spark server's state; by default `spark` in the home,
+            and `nodes/<node>/spark` under an agent.
         lease_timeout_s: T of new consumer groups, in seconds.
         spark: `connect` (a warm Spark Connect server, started on demand on the loopback),
             `classic` (a session in every run's own process), or an `sc://` or `spark://` address.
@@ -90,6 +94,9 @@ class Settings(BaseModel):
     home: Path = HOME_DEFAULT
     database_url: SecretStr | None = None
     nodes: tuple[str, ...] = ("local",)
+    agents: bool = False
+    agent_node: str | None = None
+    spark_state: Path | None = None
     lease_timeout_s: float = TIMEOUT_DEFAULT_S
     spark: str = "connect"
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
@@ -169,7 +176,20 @@ class Settings(BaseModel):
     @property
     def spark_folder(self) -> Path:
         """State of the embedded Spark Connect server, and class-data archives."""
-        return self.home.absolute() / "spark"
+        if self.spark_state is not None:
+            return self.spark_state.absolute()
+        return (
+            self.node_folder(self.agent_node) if self.agent_node else self.home.absolute()
+        ) / "spark"
+
+    def node_folder(self, node: str) -> Path:
+        """Where the agent of a node keeps its state and its logs."""
+        return self.home.absolute() / "nodes" / NodeName(node)
+
+    @property
+    def leaving_mark(self) -> Path:
+        """The file that tells runs of this process's node to stop at their next checkpoint."""
+        return self.node_folder(self.agent_node or "") / "leaving"
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -204,6 +224,7 @@ def load_settings(**overrides: object) -> Settings:
     for name, derive in (
         ("lease_timeout_s", lambda: settings.timing),
         ("nodes", lambda: settings.node_names),
+        ("agent_node", lambda: settings.agent_node and NodeName(settings.agent_node)),
         ("streams", lambda: [stream.key for stream in settings.streams]),
         ("streams", lambda: [stream.source_options for stream in settings.streams]),
     ):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -17,7 +16,6 @@ from assets.partitions import (
     consume_job_name,
     consume_op_name,
 )
-from assets.run_process import process_gone
 from assets.shard_replay import is_replay
 from assets.shard_stream import ShardStream
 
@@ -40,29 +38,37 @@ class ActiveRun:
         node: the node that it consumes as; None for a run that has not chosen yet.
         shards: the shards that it was launched for.
         started: whether its process has begun to work.
+        launched: whether it is a run of `consume_<stream>`, as sensors launch them.
+        process: its process, as `assets.run_process` notes it; empty while it has none.
     """
 
     run_id: str
     node: str | None
     shards: frozenset[str]
     started: bool
+    launched: bool = False
+    process: str = ""
 
 
 def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[ActiveRun]:
-    """All runs of a stream that have not ended, launched by whomever.
-
-    A run whose process this host knows to be gone is reported as failed and left out.
-    """
+    """All runs of a stream that have not ended, launched by whomever."""
     found: list[ActiveRun] = []
     for run in instance.get_runs(filters=dg.RunsFilter(statuses=ACTIVE), limit=RUNS_LIMIT):
         shards = _shards_of(run, stream)
         if shards is None:
             continue
-        if process_gone(run.tags.get(PROCESS_TAG, "")):
-            instance.report_run_failed(run, "The process of this run ended without a word.")
-            continue
         started = run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
-        found.append(ActiveRun(run.run_id, run.tags.get(NODE_TAG), shards, started))
+        process = run.tags.get(PROCESS_TAG, "")
+        found.append(
+            ActiveRun(
+                run.run_id,
+                run.tags.get(NODE_TAG),
+                shards,
+                started=started,
+                launched=run.job_name == consume_job_name(stream),
+                process=process,
+            )
+        )
     return found
 
 
@@ -81,29 +87,3 @@ def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
         partition = run.tags.get(PARTITION_TAG)
         return frozenset([partition] if partition else [])
     return None
-
-
-@dataclass(slots=True)
-class HoldingMemory:
-    """Which runs held a shard, to notice those that hold none any more and go on all the same.
-
-    A run that lost its last lease stops by itself at its next look. One that does not look (it
-    hangs in a job) is terminated after a grace time: it could commit nothing, but it costs cores.
-    """
-
-    _held_s: dict[str, float] = field(default_factory=dict)
-
-    def overdue(
-        self,
-        active: Collection[ActiveRun],
-        holding: Collection[str],
-        *,
-        now_s: float,
-        grace_s: float,
-    ) -> list[str]:
-        """Started runs that held a shard once and none for `grace_s` seconds now."""
-        for run_id in holding:
-            self._held_s[run_id] = now_s
-        started = {run.run_id for run in active if run.started}
-        self._held_s = {run: at for run, at in self._held_s.items() if run in started}
-        return sorted(run for run, at in self._held_s.items() if now_s - at > grace_s)

@@ -1,4 +1,4 @@
-"""One round of launching: bury the tenures of ended runs, then choose what the next runs serve."""
+"""One round of launching: which shards of the served nodes have something to read, and runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
-from assets.ownership import close_ended_tenure
-from assets.run_process import ended_runs
 from assets.shard_stream import ShardStream
 from lease_store import failpoints
 from lease_store.errors import LeaseLost
@@ -19,7 +17,7 @@ from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Snapshot
 from lease_store.store import Changed, LeaseStore, Opened
 from lease_store.tick_report import TickReport
-from sensors.active_runs import ActiveRun, HoldingMemory, active_runs
+from sensors.active_runs import ActiveRun, active_runs
 from sensors.launching import (
     IdleShard,
     Launch,
@@ -60,7 +58,6 @@ class LaunchRounds:
     clock: Callable[[], float]
     new_id: Callable[[], str]
     _history: LaunchHistory = field(default_factory=LaunchHistory)
-    _holding: HoldingMemory = field(default_factory=HoldingMemory)
 
     def run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
         """One round on what a tick of rebalancing found.
@@ -71,8 +68,6 @@ class LaunchRounds:
         """
         notes: list[str] = []
         active = active_runs(instance, self.stream)
-        self._close_ended(instance, report, active, notes)
-        self._stop_losers(instance, report, active, notes)
         if report.snapshot.group.paused:
             return Round(notes=(*notes, "the group is paused: nothing is launched"))
         ready = self._ready(report, active, notes)
@@ -93,53 +88,6 @@ class LaunchRounds:
         if launched < len(ready):
             notes.append(f"{_count(len(ready) - launched)} left until a run of the node has ended")
         return Round(tuple(launches), tuple(notes))
-
-    def _close_ended(
-        self,
-        instance: dg.DagsterInstance,
-        report: TickReport,
-        active: list[ActiveRun],
-        notes: list[str],
-    ) -> None:
-        """Close what runs left open that were killed before they could."""
-        rows = {
-            shard: row
-            for shard in self._owners(report)
-            if (row := report.progress.get(shard)) is not None and row.consumer_run
-        }
-        open_runs = {row.consumer_run for row in rows.values()}
-        ended = ended_runs(instance, open_runs - {run.run_id for run in active})
-        for shard, node in self._owners(report).items():
-            row = rows.get(shard)
-            if row is None or row.consumer_run not in ended:
-                continue
-            closed = close_ended_tenure(
-                self.store,
-                self.stream.key,
-                shard,
-                node,
-                ended=row.consumer_run,
-                closing=self.new_id(),
-            )
-            if closed:
-                notes.append(f"shard {shard} is free of run {row.consumer_run}, which ended")
-
-    def _stop_losers(
-        self,
-        instance: dg.DagsterInstance,
-        report: TickReport,
-        active: list[ActiveRun],
-        notes: list[str],
-    ) -> None:
-        """Terminate runs that lost all their leases and go on all the same."""
-        holding = {row.consumer_run for row in report.progress.values() if row.consumer_run}
-        overdue = self._holding.overdue(
-            active, holding, now_s=self.clock(), grace_s=report.snapshot.group.timeout_s
-        )
-        for run_id in overdue:
-            stopped = instance.run_launcher.terminate(run_id)
-            how = "terminated" if stopped else "to be terminated, which failed"
-            notes.append(f"run {run_id} holds no shard any more: {how}")
 
     def _ready(
         self, report: TickReport, active: list[ActiveRun], notes: list[str]
@@ -185,8 +133,12 @@ class LaunchRounds:
         }
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
-        """The node of each shard that a node of ours may consume."""
-        ours = {node.name for node in report.snapshot.nodes if node.address == self.address}
+        """The node of each shard that a node of ours may consume, and takes runs for."""
+        ours = {
+            node.name
+            for node in report.snapshot.nodes
+            if node.address == self.address and node.accepts_runs
+        }
         return {
             shard: node for node, shards in report.owned.items() if node in ours for shard in shards
         }

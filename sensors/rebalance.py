@@ -43,8 +43,8 @@ def build_rebalance_sensor(
         job=job,
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Keeps {', '.join(deployment.nodes)} alive, shares the shards of "
-        f"{stream.name} with the group's other nodes, and launches runs for what they hold.",
+        description=f"{_beating(deployment)}hares the shards of {stream.name} with the group's "
+        "other nodes, and launches runs for what they hold.",
     )
     def rebalance(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         remembered = context.cursor or ""
@@ -64,11 +64,17 @@ def build_rebalance_sensor(
             busy.release()
         said = "; ".join((report.explanation, *found.notes))
         context.log.info(said)
+        incarnations = {node.name: node.incarnation for node in report.snapshot.nodes}
         requests = [
-            run_request(stream, launch, known.incarnation(launch.node)) for launch in found.launches
+            run_request(stream, launch, incarnations[launch.node]) for launch in found.launches
         ]
         return dg.SensorResult(
             run_requests=requests, skip_reason=None if requests else said, cursor=remembered
         )
 
     return rebalance
+
+
+def _beating(deployment: Deployment) -> str:
+    """The beginning of the description: whom the sensor itself keeps alive."""
+    return "S" if deployment.agents else f"Keeps {', '.join(deployment.nodes)} alive, s"

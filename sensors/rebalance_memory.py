@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -36,23 +37,25 @@ class RebalanceMemory:
     ) -> None:
         self._stream = stream
         self._deployment = deployment
+        self._address = address
         store = deployment.store()
         self._rebalancer = Rebalancer(
             store,
             stream.key,
-            serves=deployment.nodes,
+            serves=() if deployment.agents else deployment.nodes,
             timing=deployment.timing,
             observer=observer,
             incarnation_of=lambda _: uuid.uuid4().hex,
             clock=clock,
+            beats=not deployment.agents,
+            serving=self._serving if deployment.agents else None,
             settings={name: Node(name, 0, "", address=address) for name in deployment.nodes},
         )
         self._upkeep = Upkeep(clock)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
-    def incarnation(self, node: NodeName) -> str:
-        """Under which incarnation a served node is alive; known after the first tick."""
-        return self._rebalancer.incarnations[node]
+    def _serving(self, nodes: Iterable[Node]) -> tuple[NodeName, ...]:
+        return self._deployment.served(nodes, self._address)
 
     def tick(self, remembered: str) -> TickReport:
         """One tick; for a group that has no shards yet, after asking the source for them.
@@ -79,7 +82,7 @@ class RebalanceMemory:
         if self._deployment.upkeep_file is not None:
             noted = self._upkeep.report(
                 term_s=report.snapshot.group.timeout_s,
-                nodes=len(self._deployment.nodes),
+                nodes=len(report.owned),
                 at=datetime.now(UTC),
             )
             # What is only for people to look at must not keep a node from beating.

@@ -19,7 +19,7 @@ def settings(tmp_path) -> Settings:
     return Settings(home=tmp_path / "home", nodes=("a", "b"))
 
 
-def test_a_stream_becomes_an_asset_a_job_three_sensors_and_a_stopped_schedule(settings):
+def test_a_stream_becomes_an_asset_a_job_four_sensors_and_a_stopped_schedule(settings):
     stream, _ = scripted_stream(name="orders.eu")
     repository = build_definitions([stream], settings).get_repository_def()
     key = dg.AssetKey(["orders.eu"])
@@ -33,7 +33,7 @@ def test_a_stream_becomes_an_asset_a_job_three_sensors_and_a_stopped_schedule(se
     assert repository.has_job("consume_orders_eu")
     sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
     running = dg.DefaultSensorStatus.RUNNING
-    names = ("orders_eu_shard_list", "orders_eu_rebalance", "orders_eu_outbox")
+    names = tuple(f"orders_eu_{what}" for what in ("shard_list", "rebalance", "janitor", "outbox"))
     assert sensors == dict.fromkeys(names, running)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED

@@ -10,8 +10,7 @@ from dagster import DagsterRunStatus
 
 from assets.consume_job import build_consume_job
 from assets.deployment import Deployment
-from assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
-from assets.run_process import process_note
+from assets.partitions import NODE_TAG, STREAM_TAG
 from assets.shard_stream import ShardStream
 from lease_store.errors import StoreUnavailable
 from lease_store.identifiers import NodeName, ShardId
@@ -167,74 +166,6 @@ def test_a_materialization_that_waits_in_the_queue_keeps_its_partition_to_itself
         )
     )
     assert not scene.tick().run_requests
-
-
-def test_what_a_killed_run_left_open_is_closed_and_launched_again(instance):
-    scene = Scene(instance, nodes="a")
-    scene.sync()
-    scene.source.ends = {"0": 5}
-    (request,) = scene.tick().run_requests
-    run = scene.add_run(request, DagsterRunStatus.FAILURE)
-    opened = scene.open("0", A, run)
-    assert f"shard 0 is free of run {run}" in said(scene.tick())
-    assert not scene.store.review([opened.tenure])[ShardId("0")].current
-    assert scene.row("0").consumer_run == ""
-
-
-def test_a_started_run_whose_process_is_gone_is_failed_and_its_shards_freed(instance):
-    scene = Scene(instance, nodes="a")
-    scene.sync()
-    scene.source.ends = {"0": 5}
-    (request,) = scene.tick().run_requests
-    host = process_note().partition("|")[0]
-    gone = {PROCESS_TAG: f"{host}|4194303|1.0"}
-    run = scene.add_run(request, DagsterRunStatus.STARTED, **gone)
-    scene.open("0", A, run)
-    scene.tick()
-    found = instance.get_run_by_id(run)
-    assert found is not None
-    assert found.status is DagsterRunStatus.FAILURE
-    assert scene.row("0").consumer_run == ""
-
-
-def test_a_living_run_keeps_its_tenure(instance):
-    scene = Scene(instance, nodes="a")
-    scene.sync()
-    scene.source.ends = {"0": 5}
-    (request,) = scene.tick().run_requests
-    run = scene.add_run(request, DagsterRunStatus.STARTED, **{PROCESS_TAG: process_note()})
-    opened = scene.open("0", A, run)
-    scene.tick()
-    assert scene.store.review([opened.tenure])[ShardId("0")].current
-
-
-def test_a_run_that_lost_its_last_lease_and_goes_on_is_terminated(instance, monkeypatch):
-    clock, terminated = Clock(), list[str]()
-
-    class Launcher:
-        def terminate(self, run_id: str) -> bool:
-            terminated.append(run_id)
-            return True
-
-    monkeypatch.setattr(type(instance), "run_launcher", property(lambda _: Launcher()))
-    scene = Scene(instance, nodes="a", clock=clock)
-    scene.sync()
-    scene.source.ends = {"0": 5}
-    (request,) = scene.tick().run_requests
-    run = scene.add_run(request, DagsterRunStatus.STARTED)
-    scene.open("0", A, run)
-    scene.tick()
-    cursor = scene.row("0").check_point or "0"
-    scene.store.force_checkpoint(
-        scene.stream.key, ShardId("0"), cursor, observer="test", reason="an operator's"
-    )
-    for _ in range(4):
-        clock.now_s += 5
-        scene.tick()
-        assert terminated == []
-    clock.now_s += 5
-    assert f"run {run} holds no shard any more: terminated" in said(scene.tick())
-    assert terminated == [run]
 
 
 def test_a_read_only_shard_without_unread_records_is_finished_and_frees_its_children(instance):

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+
+from assets.instance_address import ensure_instance_address
+from assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from assets.run_process import process_note
+from lease_store.errors import StoreUnavailable
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import Node
+from lease_store.store import Opened
+from sensors.janitor import build_janitor_sensor
+from sensors.launching import Launch
+from sensors.run_requests import run_request
+from sensors.shard_list import sync_listing
+from tests.unit.sensors.streams import memory_deployment, scripted_stream
+
+A = NodeName("a")
+ZERO = ShardId("0")
+
+
+class Scene:
+    """A node with one shard, and the runs that a test says Dagster knows of."""
+
+    def __init__(self, instance: dg.DagsterInstance, *, agents: bool = False) -> None:
+        self.instance = instance
+        self.now_s = 0.0
+        self.stream, _ = scripted_stream(1)
+        deployment, self.store = memory_deployment("a")
+        self.deployment = replace(deployment, agents=agents)
+        self.address = ensure_instance_address(instance)
+        self.sensor = build_janitor_sensor(self.stream, self.deployment, lambda: self.now_s)
+        sync_listing(self.store, self.stream, self.stream.source.list_shards(), timeout_s=20.0)
+        self.join(self.address)
+        lease_id = self.row().lease_id
+        self.store.claim(
+            self.stream.key, {ZERO: (A, lease_id)}, observer="test", reason="it was free"
+        )
+
+    def join(self, address: str) -> None:
+        self.store.register(self.stream.key, Node(A, 0, "first", address=address), observer="test")
+
+    def row(self):
+        (row,) = self.store.snapshot(self.stream.key).shards
+        return row
+
+    def clean(self) -> str:
+        with dg.build_sensor_context(instance=self.instance) as context:
+            result = self.sensor(context)
+        assert isinstance(result, dg.SkipReason)
+        return result.skip_message or ""
+
+    def add_run(self, status: DagsterRunStatus, process: str = "") -> str:
+        request = run_request(self.stream, Launch(A, (ZERO,)), "first")
+        run = dg.DagsterRun(
+            job_name="consume_orders_eu",
+            run_config=request.run_config,
+            status=status,
+            tags={NODE_TAG: A, STREAM_TAG: self.stream.name, PROCESS_TAG: process},
+        )
+        self.instance.add_run(run)
+        return run.run_id
+
+    def open(self, run: str) -> Opened:
+        opened = self.store.open_tenure(self.stream.key, ZERO, A, run)
+        assert isinstance(opened, Opened)
+        return opened
+
+    def lose(self) -> None:
+        """The shard's tenure ends without the run's knowledge."""
+        self.store.force_checkpoint(
+            self.stream.key, ZERO, "0", observer="test", reason="an operator's"
+        )
+
+    def status(self, run: str) -> DagsterRunStatus:
+        found = self.instance.get_run_by_id(run)
+        assert found is not None
+        return found.status
+
+
+class Launcher:
+    """Stands for the code server of a run: it ends it, knows nothing of it, or is gone."""
+
+    def __init__(self, answer: bool | Exception) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def terminate(self, run_id: str) -> bool:
+        self.asked.append(run_id)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+@pytest.fixture(params=[False, True], ids=["sensor-beats", "agents-beat"])
+def scene(instance: dg.DagsterInstance, request: pytest.FixtureRequest) -> Scene:
+    return Scene(instance, agents=request.param)
+
+
+def test_a_quiet_round_says_that_there_was_nothing_to_do(scene: Scene) -> None:
+    assert scene.clean() == "No run is dead, and none goes on without a lease."
+
+
+def test_what_a_killed_run_left_open_is_freed(scene: Scene) -> None:
+    run = scene.add_run(DagsterRunStatus.FAILURE)
+    opened = scene.open(run)
+    assert f"shard 0 is free of run {run}" in scene.clean()
+    assert not scene.store.review([opened.tenure])[ZERO].current
+    assert scene.row().consumer_run == ""
+    assert scene.row().consumer_owner == A
+
+
+def test_a_started_run_whose_process_is_gone_is_failed_and_its_shards_freed(scene: Scene) -> None:
+    host = process_note().partition("|")[0]
+    run = scene.add_run(DagsterRunStatus.STARTED, f"{host}|4194303|1.0")
+    scene.open(run)
+    assert f"run {run} failed: its process is gone" in scene.clean()
+    assert scene.status(run) is DagsterRunStatus.FAILURE
+    assert scene.row().consumer_run == ""
+
+
+def test_a_living_run_keeps_its_tenure(scene: Scene) -> None:
+    run = scene.add_run(DagsterRunStatus.STARTED, process_note())
+    opened = scene.open(run)
+    scene.clean()
+    assert scene.store.review([opened.tenure])[ZERO].current
+
+
+def test_a_run_of_another_deployment_with_the_same_node_name_is_left_alone(scene: Scene) -> None:
+    opened = scene.open("a-run-that-our-instance-does-not-know")
+    scene.join("another-instance")
+    scene.clean()
+    assert scene.store.review([opened.tenure])[ZERO].current
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "status"),
+    [
+        (True, "terminated", DagsterRunStatus.STARTED),
+        (False, "failed", DagsterRunStatus.FAILURE),
+        (ConnectionError("no server"), "failed", DagsterRunStatus.FAILURE),
+    ],
+)
+def test_a_run_that_lost_its_last_lease_is_terminated_or_failed_after_the_timeout(
+    scene: Scene,
+    answer: bool | Exception,
+    said: str,
+    status: DagsterRunStatus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher = Launcher(answer)
+    monkeypatch.setattr(type(scene.instance), "run_launcher", property(lambda _: launcher))
+    run = scene.add_run(DagsterRunStatus.STARTED)
+    scene.open(run)
+    scene.clean()
+    scene.lose()
+    for _ in range(4):
+        scene.now_s += 5
+        scene.clean()
+        assert launcher.asked == []
+    scene.now_s += 5
+    assert scene.clean().endswith(said)
+    assert launcher.asked == [run]
+    assert scene.status(run) is status
+
+
+def test_a_store_that_does_not_answer_is_one_sentence(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(key: object) -> None:
+        raise StoreUnavailable("The lease store does not answer.")
+
+    monkeypatch.setattr(scene.store, "pulse", down)
+    assert scene.clean() == "The lease store does not answer."

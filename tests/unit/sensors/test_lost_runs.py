@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from sensors.active_runs import ActiveRun
+from sensors.lost_runs import NEVER_HELD_GRACE_S, HoldingMemory
+
+
+def started(run_id: str, *, launched: bool = True) -> ActiveRun:
+    return ActiveRun(run_id, "a", frozenset({"0"}), started=True, launched=launched)
+
+
+def overdue(memory: HoldingMemory, active: list[ActiveRun], holding: set[str], now_s: float):
+    return memory.overdue(active, holding, now_s=now_s, grace_s=20.0)
+
+
+def test_a_run_that_holds_nothing_any_more_is_overdue_after_the_grace_time():
+    memory, run = HoldingMemory(), started("run-1")
+    assert overdue(memory, [run], {"run-1"}, 0.0) == []
+    assert overdue(memory, [run], set(), 20.0) == []
+    assert overdue(memory, [run], set(), 20.1) == ["run-1"]
+
+
+def test_a_run_that_still_starts_up_has_not_held_anything_yet():
+    memory, run = HoldingMemory(), started("run-1")
+    assert overdue(memory, [run], set(), 0.0) == []
+    assert overdue(memory, [run], set(), NEVER_HELD_GRACE_S) == []
+
+
+def test_a_run_that_died_before_it_opened_a_shard_is_overdue_in_the_end():
+    memory, run = HoldingMemory(), started("run-1")
+    assert overdue(memory, [run], set(), 0.0) == []
+    assert overdue(memory, [run], set(), NEVER_HELD_GRACE_S + 0.1) == ["run-1"]
+
+
+def test_a_run_for_one_partition_may_wait_for_its_shard_as_long_as_it_likes():
+    memory, run = HoldingMemory(), started("run-1", launched=False)
+    assert overdue(memory, [run], set(), 0.0) == []
+    assert overdue(memory, [run], set(), 10_000.0) == []
+
+
+def test_a_run_that_ended_is_forgotten():
+    memory, run = HoldingMemory(), started("run-1")
+    overdue(memory, [run], {"run-1"}, 0.0)
+    assert overdue(memory, [], set(), 30.0) == []
+    assert overdue(memory, [run], set(), 60.0) == []
