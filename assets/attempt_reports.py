@@ -26,6 +26,7 @@ from lease_store.records import DataFile
 # Spark and Arrow take a folder with this first letter for none of the data's.
 REPORTS_FOLDER = "_reports"
 _READ, _ERROR, _WRITTEN = "read", "error", "written"
+_TIMES = ("first_event_time", "last_event_time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,29 @@ class RangeStatistics:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that a task of a successful job wrote, and the shard it belongs to."""
+    """A file that a task of a successful job wrote, and the shard it belongs to.
+
+    The event times bound those of its records; None where they are not known.
+    """
 
     shard: str
     path: str
     records: int
     bytes: int
     quarantine: bool
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
 
     def data_file(self, attempt: str) -> DataFile:
         """The file as the ledger keeps it, relative to the stream's output folder."""
-        return DataFile(f"{attempt}/{self.path}", self.records, self.bytes, self.quarantine)
+        return DataFile(
+            f"{attempt}/{self.path}",
+            self.records,
+            self.bytes,
+            self.quarantine,
+            first_event_time=self.first_event_time,
+            last_event_time=self.last_event_time,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,7 @@ def report_error(folder: Path, shard: str | None, error: BaseException) -> None:
 
 def report_written(folder: Path, files: Iterable[WrittenFile]) -> None:
     """Tell which files the tasks that counted wrote; the job has succeeded."""
-    _write(folder, _WRITTEN, [asdict(file) for file in files])
+    _write(folder, _WRITTEN, [_plain(file) for file in files])
 
 
 def read_statistics(folder: Path) -> dict[str, RangeStatistics]:
@@ -120,7 +133,7 @@ def failures(folder: Path) -> list[ShardFailure]:
 def written_files(folder: Path) -> list[WrittenFile] | None:
     """The files of the job; None when it did not succeed."""
     for content in _contents(folder, _WRITTEN):
-        return [WrittenFile(**file) for file in content]
+        return [_written_file(file) for file in content]
     return None
 
 
@@ -139,6 +152,18 @@ def latest(one: datetime | None, other: datetime | None) -> datetime | None:
     """The larger of two times, either of which may be unknown."""
     known = [time for time in (one, other) if time is not None]
     return max(known, default=None)
+
+
+def _plain(file: WrittenFile) -> dict[str, Any]:
+    values = asdict(file)
+    return values | {name: time.isoformat() for name in _TIMES if (time := values[name])}
+
+
+def _written_file(values: dict[str, Any]) -> WrittenFile:
+    read = dict(values)
+    for name in _TIMES:
+        read[name] = datetime.fromisoformat(read[name]) if read[name] else None
+    return WrittenFile(**read)
 
 
 def _error(kind: str, message: str) -> LeaseholdError:

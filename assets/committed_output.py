@@ -5,11 +5,19 @@ What lies in the output folder besides was written by attempts that never counte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assets.committed_dataset import (
+    ALWAYS,
+    CommittedPart,
+    EventSpan,
+    committed_parts,
+    no_time_column,
+)
+from assets.shard_files import TIME_COLUMN
 from lease_store.errors import LogCorrupt
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import Batch, DataFile
@@ -91,13 +99,53 @@ def read_committed(
     store: LeaseStore,
     key: GroupKey,
     output_root: Path,
-    shard: ShardId | None = None,
+    *,
+    shards: Collection[ShardId] | None = None,
+    span: EventSpan = ALWAYS,
+    time_column: str = TIME_COLUMN,
 ) -> DataFrame:
-    """Committed output as a Spark DataFrame: what the ledger names at this moment."""
+    """Committed output as a Spark DataFrame: what the ledger names at this moment.
+
+    Args:
+        spark: the session.
+        store: the lease store.
+        key: the consumer group.
+        output_root: the folder of the group's output, which Spark's workers reach too.
+        shards: only these shards; None is all.
+        span: only records whose event time lies in it.
+        time_column: the column that `span` means, if the transform calls it otherwise.
+
+    Raises:
+        OutputUnreadable: there is no such time column.
+    """
+    pruned = span if time_column == TIME_COLUMN else ALWAYS
+    parts = committed_parts(store.batches(key), output_root, shards=shards, span=pruned)
+    return parquet_frame(spark, parts, key, span, time_column)
+
+
+def parquet_frame(
+    spark: SparkSession,
+    parts: Sequence[CommittedPart],
+    key: GroupKey,
+    span: EventSpan = ALWAYS,
+    time_column: str = TIME_COLUMN,
+) -> DataFrame:
+    """Whole files of committed output as a Spark DataFrame; see `read_committed`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
     from assets.shard_data_source import SCHEMA
 
-    paths = committed_paths(store, key, output_root, shard)
-    if not paths:
+    if not parts:
         return spark.createDataFrame([], SCHEMA)
     # A transform may have changed over time: a column that came later is null before.
-    return spark.read.option("mergeSchema", "true").parquet(*paths)
+    paths = [str(part.path) for part in parts]
+    frame = spark.read.option("mergeSchema", "true").parquet(*paths)
+    if span.everything:
+        return frame
+    if time_column not in frame.columns:
+        raise no_time_column(key, time_column, frame.columns)
+    if span.since is not None:
+        frame = frame.where(F.col(time_column) >= F.lit(span.since))
+    if span.until is not None:
+        frame = frame.where(F.col(time_column) < F.lit(span.until))
+    return frame

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,9 +229,25 @@ class Compactor:
             records, bytes_ = _concatenate(
                 [(self._output_root / part.path, part.records) for part in parts], folder / name
             )
-            made.append(DataFile(f"{attempt}/{name}", records, bytes_, quarantine, together))
+            made.append(
+                DataFile(
+                    f"{attempt}/{name}", records, bytes_, quarantine, together, *time_bounds(parts)
+                )
+            )
         sync_folder(folder)
         return tuple(made)
+
+
+def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | None]:
+    """Between which event times the records of files lie; None where one of them does not say."""
+    firsts = [part.first_event_time for part in parts]
+    lasts = [part.last_event_time for part in parts]
+    if None in firsts or None in lasts:
+        return None, None
+    return (
+        min((time for time in firsts if time is not None), default=None),
+        max((time for time in lasts if time is not None), default=None),
+    )
 
 
 def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, int]:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from assets.attempt_reports import latest
 from assets.consumption_report import ConsumptionReport, StopReason
 from assets.gap_handling import GapHandling
 from assets.quarantine_limit import check_quarantined
 from assets.shard_stream import ShardStream
 from assets.starting_position import initial_position
 from assets.sweep import SweepOutcome, SweepResult
+from assets.watermark import watermark_after
 from lease_store import failpoints
 from lease_store.consumer_states import ConsumerState, ShardConsumer
 from lease_store.errors import (
@@ -389,7 +389,7 @@ class Consumer:
             files=result.files,
             statistics=result.statistics,
             finished=batch.last,
-            watermark=latest(open_.report.last_event_time, result.statistics.last_event_time),
+            watermark=watermark_after(self._stream, result),
         )
 
     def _pass_gap_or_stop(self, open_: _Consumption, error: CursorExpired) -> None:

@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.checks import check_specs, joint_results
+from assets.committed_input import COMMITTED_OUTPUT
 from assets.deployment import Deployment
 from assets.node_consumption import consume_shards
 from assets.partitions import (
@@ -60,7 +61,7 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         group_name="streams",
         partitions_def=partitions,
         metadata={"consumer_group": str(stream.key)},
-    )
+    ).with_io_manager_key(COMMITTED_OUTPUT)
 
     @dg.multi_asset(
         name=asset_op_name(stream),

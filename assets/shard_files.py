@@ -10,10 +10,11 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from assets.attempt_reports import WrittenFile
+from assets.attempt_reports import WrittenFile, earliest, latest
 from lease_store.errors import TransformError, shown
 from lease_store.identifiers import ShardId
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 SHARD_COLUMN = "shard_id"
+TIME_COLUMN = "event_time"
 ERROR_COLUMN = "quarantine_error"
 QUARANTINE_COLUMNS = ("shard_id", "cursor", "event_time", "key", "value", ERROR_COLUMN)
 COMPRESSION = "zstd"
@@ -42,6 +44,14 @@ class _OpenFile:
     records: int = 0
     buffered: list[pa.RecordBatch] = field(default_factory=list)
     buffered_bytes: int = 0
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+
+    def see(self, rows: pa.RecordBatch) -> None:
+        """Widen the bounds of the event times by these rows."""
+        first, last = event_times(rows)
+        self.first_event_time = earliest(self.first_event_time, first)
+        self.last_event_time = latest(self.last_event_time, last)
 
     def flush(self) -> None:
         """Write what waits as one row group."""
@@ -114,6 +124,8 @@ class ShardFiles:
                     open_file.records,
                     size,
                     open_file.quarantine,
+                    open_file.first_event_time,
+                    open_file.last_event_time,
                 )
             )
         if written:
@@ -138,6 +150,7 @@ class ShardFiles:
         target.buffered.append(rows)
         target.buffered_bytes += rows.nbytes
         target.records += rows.num_rows
+        target.see(rows)
         self._buffered_bytes += rows.nbytes
         if target.buffered_bytes >= ROW_GROUP_BYTES:
             self._buffered_bytes -= target.buffered_bytes
@@ -192,6 +205,20 @@ def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     starts = [0, *(change + 1 for change in changes)]
     for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
         yield column[start].as_py(), batch.slice(start, end - start)
+
+
+def event_times(rows: pa.RecordBatch) -> tuple[datetime | None, datetime | None]:
+    """The smallest and largest event time of rows; None where the column tells no moments."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute
+
+    at = rows.schema.get_field_index(TIME_COLUMN)
+    if at < 0 or not (pa.types.is_timestamp(kind := rows.schema.field(at).type) and kind.tz):
+        return None, None
+    bounds = pc.min_max(rows.column(at).cast(pa.timestamp("us", tz="UTC"), safe=False)).as_py()
+    return bounds["min"], bounds["max"]
 
 
 def sync_folder(folder: Path) -> None:

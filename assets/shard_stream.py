@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from lease_store.errors import InvalidSetting
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Transform = Callable[["DataFrame"], "DataFrame"]
+
+
+class WatermarkOf(StrEnum):
+    """Whose event times say how far a shard has come.
+
+    `source`: those of the records as they were read; right where the transform leaves the column
+    `event_time` alone. `output`: those that the transform wrote; for one that makes `event_time`
+    out of the record itself. A batch without output then moves no watermark.
+    """
+
+    SOURCE = "source"
+    OUTPUT = "output"
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class ShardStream:
         assignment: how shards are shared among the nodes.
         gap_policy: what becomes of records that were removed before they were read.
         initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
+        watermark_of: whose event times say how far a shard has come.
         limits: how much one batch of one shard may hold.
         shards_per_run: the most shards that one sensor or schedule run serves.
         run_budget_s: how long a run goes on before it leaves the rest to the next, in seconds.
@@ -52,6 +66,7 @@ class ShardStream:
     assignment: AssignmentMode = AssignmentMode.BALANCED
     gap_policy: GapPolicy = GapPolicy.HOLD
     initial_position: str = "begin"
+    watermark_of: WatermarkOf = WatermarkOf.SOURCE
     limits: Limits = field(default_factory=Limits)
     shards_per_run: int = 64
     run_budget_s: float = 300.0

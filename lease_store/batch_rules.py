@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from lease_store.errors import IntentConflict, shown
 from lease_store.identifiers import GroupKey
@@ -21,6 +22,12 @@ def group_of(tenures: Sequence[Tenure]) -> GroupKey:
     if len({tenure.shard for tenure in tenures}) != len(tenures):
         raise ValueError("One call may name each shard once.")
     return tenures[0].key
+
+
+def raised(watermark: datetime | None, to: datetime | None) -> datetime | None:
+    """A shard's watermark after a commit: it never goes back, whatever event times come late."""
+    known = [time for time in (watermark, to) if time is not None]
+    return max(known, default=None)
 
 
 def may_advance(check_point: str | None, start: str) -> bool:

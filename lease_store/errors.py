@@ -149,6 +149,10 @@ class PayloadDamaged(SourceError):
     """A compressed payload is cut off, of another codec, or of another size than declared."""
 
 
+class OutputUnreadable(UserMistake):
+    """Committed output cannot be read in the way that was asked for."""
+
+
 class TransformError(UserMistake):
     """The user's transform raised, or returned something that cannot be committed."""
 

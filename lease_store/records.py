@@ -239,6 +239,8 @@ class DataFile:
 
     `batches` is the number of consecutive batches of the shard whose records it holds: those of
     the batch that lists it, and of the following ones, which then list no file of this kind.
+    `first_event_time` and `last_event_time` bound the column `event_time` of its records, as the
+    transform left it; None where they are not known.
     """
 
     path: str
@@ -246,6 +248,8 @@ class DataFile:
     bytes: int
     quarantine: bool = False
     batches: int = 1
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from assets.committed_input import COMMITTED_OUTPUT, committed_input
 from assets.compact_job import build_compact_job
 from assets.consume_job import build_consume_job
 from assets.lease_asset import build_lease_asset
@@ -59,7 +60,10 @@ def build_definitions(
         jobs=jobs,
         sensors=sensors,
         schedules=schedules,
-        resources={"spark": spark_of(settings)},
+        resources={
+            "spark": spark_of(settings),
+            COMMITTED_OUTPUT: committed_input(streams, deployment),
+        },
         # A run has one step: a process of its own for it would only cost a second of start-up.
         executor=dg.in_process_executor,
     )

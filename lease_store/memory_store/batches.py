@@ -13,6 +13,7 @@ from lease_store.batch_rules import (
     group_of,
     intended_batch,
     may_advance,
+    raised,
 )
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
@@ -99,7 +100,7 @@ class MemoryBatches(MemoryRows):
             run=commit.tenure.run,
         )
         rows.outbox[event.sequence] = event
-        watermark = commit.watermark or row.watermark
+        watermark = raised(row.watermark, commit.watermark)
         rows.shards[shard] = replace(row, check_point=commit.end, watermark=watermark)
         return self._finish(rows, commit.tenure, commit.end) if commit.finished else Changed()
 

@@ -15,6 +15,7 @@ from lease_store.batch_rules import (
     intended_batch,
     may_advance,
     next_in_line,
+    raised,
 )
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import (
@@ -164,7 +165,7 @@ class SqlBatches(SqlTenures):
         outcomes: dict[ShardId, Changed | Stale] = {}
         for commit in commits:
             shard = commit.tenure.shard
-            watermark = commit.watermark or rows[shard].watermark
+            watermark = raised(rows[shard].watermark, commit.watermark)
             values = {"check_point": commit.end, "watermark": watermark}
             self._write_current(tx, commit.tenure, values)
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)

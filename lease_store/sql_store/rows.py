@@ -33,6 +33,7 @@ from lease_store.transitions import Note
 
 Row = Mapping[Any, Any]
 REASON_LENGTH_MAX = 1_000
+FILE_TIMES = ("first_event_time", "last_event_time")
 
 
 def key_values(key: GroupKey) -> dict[str, Any]:
@@ -222,7 +223,7 @@ def batch_values(batch: Batch) -> dict[str, Any]:
 def output_values(files: tuple[DataFile, ...], statistics: BatchStatistics) -> dict[str, Any]:
     """The columns of a ledger row that describe the batch's output."""
     return {
-        "files": [asdict(file) for file in files],
+        "files": [file_values(file) for file in files],
         "records": statistics.records,
         "bytes": statistics.bytes,
         "written": statistics.written,
@@ -230,6 +231,25 @@ def output_values(files: tuple[DataFile, ...], statistics: BatchStatistics) -> d
         "first_event_time": statistics.first_event_time,
         "last_event_time": statistics.last_event_time,
     }
+
+
+def file_values(file: DataFile) -> dict[str, Any]:
+    """A file as the ledger's JSON holds it; what is not known is left out."""
+    values = asdict(file)
+    for name in FILE_TIMES:
+        time = values.pop(name)
+        if time is not None:
+            values[name] = time.isoformat()
+    return values
+
+
+def file_from(values: dict[str, Any]) -> DataFile:
+    """A file from the ledger's JSON."""
+    read: dict[str, Any] = dict(values)
+    for name in FILE_TIMES:
+        if name in read:
+            read[name] = datetime.fromisoformat(read[name])
+    return DataFile(**read)
 
 
 def batch_from(row: Row) -> Batch:
@@ -245,7 +265,7 @@ def batch_from(row: Row) -> Batch:
         holder=NodeName(row["holder"]),
         attempt=row["attempt"],
         generation=row["generation"],
-        files=tuple(DataFile(**file) for file in row["files"]),
+        files=tuple(file_from(file) for file in row["files"]),
         statistics=BatchStatistics(
             records=row["records"],
             bytes=row["bytes"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from assets.committed_input import COMMITTED_OUTPUT, committed_input
 from assets.committed_output import iter_records
 from assets.consume_job import build_consume_job
 from assets.deployment import Deployment
@@ -55,7 +56,10 @@ class Scene:
         self.defs = dg.Definitions(
             assets=[build_shard_asset(self.stream, deployment)],
             jobs=[build_consume_job(self.stream, deployment)],
-            resources={"spark": SparkResource(mode="connect", folder=str(spark_folder))},
+            resources={
+                "spark": SparkResource(mode="connect", folder=str(spark_folder)),
+                COMMITTED_OUTPUT: committed_input([self.stream], deployment),
+            },
             executor=dg.in_process_executor,
         )
         known = [row.shard for row in self.stream.source.list_shards()]
