@@ -37,7 +37,7 @@ def test_a_stream_becomes_an_asset_a_job_four_sensors_and_a_stopped_schedule(set
     assert sensors == dict.fromkeys(names, running)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-    assert repository.get_top_level_resources().keys() == {"spark"}
+    assert repository.get_top_level_resources().keys() == {"spark", "committed_output"}
 
 
 def test_building_opens_nothing_and_creates_nothing(settings):
