@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from lease_store.errors import InvalidSetting
-from lease_store.identifiers import GroupKey
-from lease_store.records import HANDOFF_LIMIT_DEFAULT_S, AssignmentMode, GapPolicy, Group
+from lease_store.identifiers import GroupKey, NodeName
+from lease_store.node_settings import NodeSettings, check_served, check_settings, node_row
+from lease_store.records import HANDOFF_LIMIT_DEFAULT_S, AssignmentMode, GapPolicy, Group, Node
 from shard_sources.source import Limits, ShardSource
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class ShardStream:
         group: the consumer group.
         ordered: whether the children of a split or merge wait for their parents.
         assignment: how shards are shared among the nodes.
+        nodes: node name to what that node says of itself, for the assignments `modulo`
+            (`lease_store.node_settings.Modulo`) and `pinned` (`Pinned`).
         gap_policy: what becomes of records that were removed before they were read.
         initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
         watermark_of: whose event times say how far a shard has come.
@@ -54,8 +57,9 @@ class ShardStream:
         lag_max: the most unread records a shard may have for its lag check to pass.
 
     Raises:
-        InvalidIdentifier: the name or the group is not of the grammar.
-        InvalidSetting: a number is not positive.
+        InvalidIdentifier: the name, the group or a node is not of the grammar.
+        InvalidSetting: a number is not positive, or nodes have settings of another assignment.
+        AssignmentConflict, ShardOccupied: the settings of two nodes contradict each other.
     """
 
     name: str
@@ -64,6 +68,7 @@ class ShardStream:
     group: str = "default"
     ordered: bool = True
     assignment: AssignmentMode = AssignmentMode.BALANCED
+    nodes: Mapping[str, NodeSettings] = field(default_factory=dict[str, NodeSettings], hash=False)
     gap_policy: GapPolicy = GapPolicy.HOLD
     initial_position: str = "begin"
     watermark_of: WatermarkOf = WatermarkOf.SOURCE
@@ -76,6 +81,7 @@ class ShardStream:
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)
+        check_settings(self.assignment, self.nodes)
         positive = {
             "shards_per_run": self.shards_per_run,
             "run_budget_s": self.run_budget_s,
@@ -93,6 +99,19 @@ class ShardStream:
     def key(self) -> GroupKey:
         """The consumer group within the stream."""
         return GroupKey.parse(self.group, self.name)
+
+    def check_nodes(self, served: Sequence[NodeName]) -> None:
+        """Whether the settings of nodes are those of the nodes that a deployment serves.
+
+        Raises:
+            InvalidSetting: settings of a node that it does not serve.
+            ModuloSettingMissing: a node without any, where the assignment is modulo.
+        """
+        check_served(self.name, self.assignment, self.nodes, served)
+
+    def node(self, name: NodeName, *, address: str) -> Node:
+        """The row that a served node registers with in the stream's group."""
+        return node_row(name, self.nodes.get(name), address=address)
 
     def new_group(self, timeout_s: float) -> Group:
         """The consumer group as this declaration wants it, with lease timeout T in seconds."""

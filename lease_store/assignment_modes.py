@@ -45,10 +45,18 @@ def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None
     Raises:
         AssignmentConflict: they do not; the subclass and its sentence say how.
     """
-    if group.assignment is not AssignmentMode.MODULO:
-        return
+    if group.assignment is AssignmentMode.MODULO:
+        check_modulo((node for node in members if node.member), candidate)
+
+
+def check_modulo(members: Iterable[Node], candidate: Node) -> None:
+    """Whether a node's modulo settings are whole, and agree with those of the members.
+
+    Raises:
+        AssignmentConflict: they do not; the subclass and its sentence say how.
+    """
     _check_range(candidate)
-    others = (node for node in members if node.member and node.name != candidate.name)
+    others = (node for node in members if node.name != candidate.name)
     for other in sorted(others, key=lambda node: rank_key(node.name)):
         _check_pair(other, candidate)
 

@@ -23,9 +23,8 @@ from sqlalchemy import (
 )
 
 from lease_store.columns import AutoNumber, EventTime, ExactText, JsonText, ServerTime, server_time
-from lease_store.identifiers import IDENTIFIER_LENGTH_MAX
+from lease_store.identifiers import CURSOR_LENGTH_MAX, IDENTIFIER_LENGTH_MAX
 
-CURSOR_LENGTH_MAX = 512
 NAME_LENGTH_MAX = 255
 
 metadata = MetaData()

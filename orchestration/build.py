@@ -34,10 +34,14 @@ def build_definitions(
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
 
     Raises:
-        InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart.
+        InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a
+            stream has settings of a node that the deployment does not serve.
+        ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
     """
     _check_names(streams)
     settings = settings or load_settings()
+    for stream in streams if settings.expected_nodes is not None else ():
+        stream.check_nodes(settings.node_names)
     deployment = deployment_of(settings)
     assets: list[dg.AssetsDefinition] = []
     jobs: list[dg.JobDefinition] = []

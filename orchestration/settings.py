@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from pydantic import (
 
 from lease_store.errors import InvalidSetting, LeaseholdError, shown
 from lease_store.identifiers import GroupKey, NodeName, StreamName
-from lease_store.records import TIMEOUT_DEFAULT_S, Timing
+from lease_store.node_settings import NodeSettings, check_served, check_settings
+from lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode, Timing
+from orchestration.node_table import NodeTable
 from shard_sources.registry import LOCAL_LOG, source_options
 
 SETTINGS_FILE = "leasehold.toml"
@@ -47,6 +49,8 @@ class StreamSettings(BaseModel):
     options: Mapping[str, Any] = Field(default={})
     group: str = "default"
     ordered: bool = True
+    assignment: AssignmentMode = AssignmentMode.BALANCED
+    nodes: Mapping[str, NodeTable] = Field(default={})
     batch_records_max: int = Field(default=100_000, gt=0)
     batch_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     shards_per_run: int = Field(default=64, gt=0)
@@ -70,6 +74,37 @@ class StreamSettings(BaseModel):
             InvalidSetting: an option is missing, unknown or of the wrong form.
         """
         return source_options(self.source, self.options)
+
+    @property
+    def node_settings(self) -> dict[str, NodeSettings]:
+        """What each node says of itself, by its name.
+
+        Raises:
+            InvalidSetting: a node's table is not valid; the sentence names the node.
+        """
+        found: dict[str, NodeSettings] = {}
+        for name, table in self.nodes.items():
+            try:
+                found[name] = table.settings
+            except LeaseholdError as error:
+                raise InvalidSetting(f"Node {shown(name)} of {shown(self.name)}: {error}") from None
+        return found
+
+    def check_nodes(self, served: Sequence[NodeName] | None) -> None:
+        """Whether the nodes' settings fit the assignment, each other, and the served nodes.
+
+        None where it is not known beforehand which nodes those are.
+
+        Raises:
+            InvalidSetting: they do not; see `lease_store.node_settings`.
+        """
+        nodes = self.node_settings
+        try:
+            check_settings(self.assignment, nodes)
+        except LeaseholdError as error:
+            raise InvalidSetting(f"Stream {shown(self.name)}: {error}") from None
+        if served is not None:
+            check_served(self.name, self.assignment, nodes, served)
 
 
 class Settings(BaseModel):
@@ -169,6 +204,11 @@ class Settings(BaseModel):
         return self.home.absolute() / "output" / stream / group
 
     @property
+    def expected_nodes(self) -> tuple[NodeName, ...] | None:
+        """The nodes that this deployment serves; None with agents, which come and go."""
+        return None if self.agents else self.node_names
+
+    @property
     def dagster_home(self) -> Path:
         """The embedded Dagster instance's home."""
         return self.home.absolute() / "dagster"
@@ -227,6 +267,10 @@ def load_settings(**overrides: object) -> Settings:
         ("agent_node", lambda: settings.agent_node and NodeName(settings.agent_node)),
         ("streams", lambda: [stream.key for stream in settings.streams]),
         ("streams", lambda: [stream.source_options for stream in settings.streams]),
+        (
+            "streams",
+            lambda: [each.check_nodes(settings.expected_nodes) for each in settings.streams],
+        ),
     ):
         try:
             derive()
@@ -243,7 +287,7 @@ def _invalid(error: ValidationError, origins: Mapping[str, str]) -> InvalidSetti
         return InvalidSetting(f"The settings are not valid: {_plain(first['msg'])}.")
     origin = origins.get(location[0], PREFIX + location[0].upper())
     if first["type"] == "extra_forbidden":
-        known = StreamSettings.model_fields if len(location) > 1 else Settings.model_fields
+        known = _siblings(location)
         return InvalidSetting(
             f"{origin} sets {shown('.'.join(location))}, which is no setting"
             f"{_suggestion(location[-1], known)}"
@@ -251,6 +295,14 @@ def _invalid(error: ValidationError, origins: Mapping[str, str]) -> InvalidSetti
     return InvalidSetting(
         f"Setting {shown('.'.join(location))} from {origin} is not valid: {_plain(first['msg'])}."
     )
+
+
+def _siblings(location: Sequence[str]) -> Mapping[str, object]:
+    """The settings that are known where one is that is not."""
+    if len(location) == 1:
+        return Settings.model_fields
+    # ("streams", number, "nodes", name, key), or ("streams", number, key)
+    return NodeTable.model_fields if "nodes" in location[2:-1] else StreamSettings.model_fields
 
 
 def _plain(message: str) -> str:

@@ -26,6 +26,8 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
         source=open_source(declared.source, declared.source_options, place),
         group=declared.group,
         ordered=declared.ordered,
+        assignment=declared.assignment,
+        nodes=declared.node_settings,
         limits=Limits(declared.batch_records_max, declared.batch_bytes_max),
         shards_per_run=declared.shards_per_run,
         run_budget_s=declared.run_budget_s,

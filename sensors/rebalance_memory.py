@@ -49,7 +49,7 @@ class RebalanceMemory:
             clock=clock,
             beats=not deployment.agents,
             serving=self._serving if deployment.agents else None,
-            settings={name: Node(name, 0, "", address=address) for name in deployment.nodes},
+            settings={name: stream.node(name, address=address) for name in deployment.nodes},
         )
         self._upkeep = Upkeep(clock)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from lease_store.errors import InvalidSetting
+from lease_store.identifiers import NodeName
+from lease_store.node_settings import Modulo
+from lease_store.records import AssignmentMode
 from orchestration.settings import PREFIX, load_settings
+from orchestration.streams import declared_streams
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +134,62 @@ def test_switches_of_tests_are_not_taken_for_settings(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LEASEHOLD_FAILPOINT", "after_intent")
     monkeypatch.setenv("LEASEHOLD_TEST_LOGS", "/nowhere")
     assert load_settings().nodes == ("local",)
+
+
+NODE_TABLES = """nodes = ["east", "west"]
+[[streams]]
+name = "visits"
+"""
+
+
+def test_what_nodes_say_of_themselves_is_read_from_the_file() -> None:
+    Path("leasehold.toml").write_text(
+        NODE_TABLES
+        + """assignment = "modulo"
+nodes.east = { source_count = 2, node_id = 0 }
+nodes.west = { source_count = 2, node_id = 1 }
+"""
+    )
+    (stream,) = declared_streams(load_settings())
+    assert stream.assignment is AssignmentMode.MODULO
+    assert stream.nodes == {"east": Modulo(2, 0), "west": Modulo(2, 1)}
+    Path("leasehold.toml").write_text(
+        NODE_TABLES + 'assignment = "pinned"\n[streams.nodes.west.pinned]\n0 = -1\n1 = "17"\n'
+    )
+    (stream,) = declared_streams(load_settings())
+    row = stream.node(NodeName("west"), address="here")
+    assert row.pinned == {"0": None, "1": "17"}
+    assert stream.node(NodeName("east"), address="here").pinned is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('assignment = "modul"', "'balanced', 'modulo' or 'pinned'"),
+        ('assignment = "modulo"', "no source_count and node_id of node 'east'"),
+        ('assignment = "modulo"\nnodes.eest = {source_count = 1, node_id = 0}', "'eest', which"),
+        ("nodes.east = {source_count = 1, node_id = 0}", "the assignment is balanced"),
+        ('assignment = "modulo"\nnodes.east = {source_count = 2}', "without a node_id"),
+        ('assignment = "modulo"\nnodes.east = {node_id = 2}', "without a source_count"),
+        ('assignment = "modulo"\nnodes.east = {source_cont = 2}', "did you mean source_count?"),
+        ('assignment = "modulo"\nnodes.east = {node_id = true}', "valid integer"),
+        ('assignment = "modulo"\nnodes.east = {source_count = 2, node_id = 2}', "from 0 to 1"),
+        (
+            'assignment = "modulo"\nnodes.east = {source_count = 2, node_id = 1}\n'
+            "nodes.west = {source_count = 2, node_id = 1}",
+            "which 'east' already has",
+        ),
+        ('assignment = "pinned"\nnodes.east = {}', "and not both"),
+        ('assignment = "pinned"\nnodes.east.pinned = {"a/b" = -1}', "not a valid shard name"),
+        ('assignment = "pinned"\nnodes.east.pinned = {0 = -7}', "is negative"),
+        (
+            'assignment = "pinned"\nnodes.east.pinned = {0 = 1}\nnodes.west.pinned = {0 = 2}',
+            "both name shard '0'",
+        ),
+    ],
+)
+def test_a_wrong_node_table_is_one_sentence(text: str, says: str) -> None:
+    Path("leasehold.toml").write_text(NODE_TABLES + text + "\n")
+    with pytest.raises(InvalidSetting, match=r"^[^\n]+$") as caught:
+        load_settings()
+    assert says in str(caught.value)
