@@ -4,10 +4,12 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The folder of the demo and of `make ui`; the files of the demo's input; arguments for pytest.
+# The folder of the demo and of `make ui`; the files of the demo's input; arguments for pytest and
+# for the release simulation.
 HOME_DIR ?= .leasehold
 INPUT ?=
 PYTEST_ARGS ?=
+SIMULATION_ARGS ?=
 export PYTHON
 
 help: ## List all targets
@@ -42,8 +44,7 @@ bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
 	done
 
 simulate-release: $(VENV)/.stamp-dev ## Simulate the protocol over 20,000 seeds of 5,000 steps (hours of CPU time)
-	@LEASEHOLD_SIMULATION_SEEDS=20000 LEASEHOLD_SIMULATION_STEPS=5000 \
-		$(BIN)/python -m pytest -q -s --timeout 0 tests/simulation/test_protocol.py -k no_seed
+	@$(BIN)/python -m tests.simulation.release $(SIMULATION_ARGS)
 
 install: $(VENV)/.stamp-run ## Install what the demo and the command line need, into .venv
 

@@ -89,4 +89,5 @@ def consume(run: Run) -> None:
         on_commit=run.acknowledge,
         replaces=run.replaces,
     )
-    consumer.consume(run.shards)
+    for report in consumer.consume(run.shards).values():
+        run.say(str(report))

@@ -101,6 +101,11 @@ class GroupMember:
         return self._clock() < self._trusted_until
 
     @property
+    def trusted_until(self) -> float:
+        """The moment, on the clock given, at which trust ends unless a beat renews it."""
+        return self._trusted_until
+
+    @property
     def group(self) -> Group:
         """The group as the last heartbeat saw it."""
         return self._last().snapshot.group

@@ -144,6 +144,11 @@ class PullClient:
             self._member.shutdown()
             self._tell()
 
+    @property
+    def trusted_until(self) -> float:
+        """The moment, on the clock given, until which the client may rely on its shards."""
+        return self._member.trusted_until
+
     # -- shards ---------------------------------------------------------------------------------
 
     def partitions(self) -> tuple[ShardId, ...]:

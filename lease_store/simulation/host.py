@@ -54,6 +54,7 @@ class Run:
         read: the sweep over ranges: takes the time that reading and writing take.
         stop_requested: whether the run was asked to stop.
         acknowledge: told of each batch that the run takes for committed.
+        say: told of what the run reports in words.
     """
 
     process: Process
@@ -69,6 +70,7 @@ class Run:
     read: Callable[[Iterable[tuple[ShardId, str, str]]], dict[ShardId, WrittenRange]]
     stop_requested: Callable[[], bool]
     acknowledge: Callable[[Sequence[BatchCommit]], None]
+    say: Callable[[str], None]
 
     @property
     def name(self) -> str:
@@ -142,6 +144,20 @@ class Host:
             if row is None or replace(row, lease_id=wanted.lease_id) != wanted:
                 return False
         return True
+
+    def trust_windows(self, name: NodeName, incarnation: str, *, ended: bool) -> list[float]:
+        """Until when, in virtual time, each process of a node's incarnation trusts itself.
+
+        With `ended`, processes that have ended count as well: their window was given to them all
+        the same, and only chance ended them before it did.
+        """
+        return [
+            self.virtual(run.heartbeat.trusted_until)
+            for run in self._world.runs.values()
+            if (run.node, run.incarnation) == (name, incarnation)
+            and (ended or not run.dead)
+            and not run.heartbeat.lost.is_set()
+        ]
 
     def take_runs(self, name: NodeName, accepts_runs: bool) -> None:
         """From now on a node's code server takes runs, or none."""
@@ -219,8 +235,10 @@ class Host:
                 store.sync_shards(world.key, world.log.listing(), observer=str(self.name))
                 self.listed_version = version
             report = rebalancer.tick(self.cursor)
-        except StoreError:
+        except StoreError as error:
+            world.watch.said(str(error))
             return
+        world.watch.said(report.remembered, report.explanation)
         self.cursor = report.remembered
         self.incarnations = dict(rebalancer.incarnations)
         world.ticked(self, report)
@@ -284,6 +302,7 @@ class Host:
             read=lambda ranges: self._read(process, ranges),
             stop_requested=lambda: self.leaving,
             acknowledge=lambda commits: world.watch.acknowledge(process, commits),
+            say=world.watch.said,
         )
         world.runs[run.name] = run
         self.runs.append(run)
@@ -297,9 +316,10 @@ class Host:
             world.watch.check_renewed(run.node, run.incarnation)
             world.schedule.spawn(run.process, lambda: self._beat(run), pause_s)
             world.parts.consume(run)
-        except StoreError:
-            pass  # A run that cannot go on ends; its launcher sees that.
+        except StoreError as error:
+            world.watch.said(str(error))  # A run that cannot go on ends; its launcher sees that.
         finally:
+            world.watch.said(run.heartbeat.reason)
             run.process.dead = True
 
     def _beat(self, run: Run) -> None:

@@ -13,9 +13,12 @@ from typing import Any
 from lease_store.simulation.configuration import SimulationConfig
 from lease_store.simulation.parts import Parts
 from lease_store.simulation.schedule import Crashed
+from lease_store.simulation.watch import Watch
 from lease_store.simulation.world import World
 
 VIOLATIONS_SHOWN_MAX = 100
+LOGGED = ("lease_store", "assets")
+"""The packages whose code a simulation runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class SeedOutcome:
 def run_seed(config: SimulationConfig, seed: int, parts: Parts) -> SeedOutcome:
     """Simulate one seed; the same configuration and seed always have the same outcome."""
     world = World(config, seed, parts)
-    with _quiet():
+    with _listening(world.watch):
         try:
             world.run()
         except (Exception, Crashed) as error:
@@ -131,12 +134,29 @@ def _percentile(ordered: Sequence[float], share: float) -> float | None:
     return round(ordered[max(math.ceil(share * len(ordered)) - 1, 0)], 3)
 
 
+class _Listener(logging.Handler):
+    """Reads every line that the simulated processes log."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._watch.said(self.format(record))
+
+
 @contextmanager
-def _quiet() -> Generator[None]:
-    """Simulated failures are no news for the log."""
-    former = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+def _listening(watch: Watch) -> Generator[None]:
+    """Simulated failures are no news for the real log, but nothing in them may be secret."""
+    listener = _Listener(watch)
+    loggers = [logging.getLogger(name) for name in LOGGED]
+    former = [(logger, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(listener)
+        logger.propagate = False
     try:
         yield
     finally:
-        logging.disable(former)
+        for logger, propagate in former:
+            logger.removeHandler(listener)
+            logger.propagate = propagate

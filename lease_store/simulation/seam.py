@@ -17,6 +17,15 @@ READS = frozenset(
 )  # fmt: skip
 CALL_S = 0.002
 READ_TIMEOUT_S = 5.0
+SECRET = "canary-of-the-simulated-password"
+"""Stands where a driver's errors carry the credentials: nothing may ever repeat it."""
+
+
+class DriverError(Exception):
+    """What a driver raises: its text holds the whole address of the database."""
+
+    def __init__(self) -> None:
+        super().__init__(f"(2013, 'mysql://leasehold:{SECRET}@db/leasehold: lost connection')")
 
 
 class StoreSeam:
@@ -46,19 +55,19 @@ class StoreSeam:
         world.count(verb)
         self._travel()
         if world.schedule.now < world.store_down_until:
-            raise StoreUnavailable("The simulated store is down.")
+            raise StoreUnavailable("The simulated store is down.") from DriverError()
         rates, chance = world.rates, world.schedule.chance
         if rates.lost_before and chance.random() < rates.lost_before:
             self._time_out()
             if verb in READS or chance.random() < 0.5:
-                raise StoreUnavailable("The simulated request was lost.")
-            raise OutcomeUnknown("The simulated request was lost.")
+                raise StoreUnavailable("The simulated request was lost.") from DriverError()
+            raise OutcomeUnknown("The simulated request was lost.") from DriverError()
         outcome = self._take_effect(verb, args, options)
         if rates.lost_after and chance.random() < rates.lost_after:
             self._time_out()
             if verb in READS:
-                raise StoreUnavailable("The simulated reply was lost.")
-            raise OutcomeUnknown("The simulated reply was lost.")
+                raise StoreUnavailable("The simulated reply was lost.") from DriverError()
+            raise OutcomeUnknown("The simulated reply was lost.") from DriverError()
         if rates.crash_before_reply and chance.random() < rates.crash_before_reply:
             world.incidents.kill(self._process)
         if rates.stalled_reply and chance.random() < rates.stalled_reply:

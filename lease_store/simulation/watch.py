@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import BatchCommit, Node, ShardLease, Snapshot, Tenure
 from lease_store.simulation.schedule import Process
+from lease_store.simulation.seam import SECRET
 from lease_store.states import EDGES, ShardState
 from lease_store.verification import check_history
 
@@ -80,6 +81,12 @@ class Watch:
                     "which it is not"
                 )
 
+    def said(self, *texts: str) -> None:
+        """I10: a process has said something, in a log line, a report or a cursor."""
+        for text in texts:
+            if SECRET in text:
+                self.violated(f"I10: a secret was said: {text.replace(SECRET, '***')[:200]}")
+
     def restored(self) -> None:
         """The store lost its last commits: start again from what it holds now."""
         snapshot = self._world.store.snapshot(self._world.key)
@@ -99,6 +106,8 @@ class Watch:
         ordered = snapshot.group.ordered
         for violation in check_history(snapshot.shards, journal, batches, gaps, ordered=ordered):
             self.violated(f"I3: {violation}")
+        for written in (snapshot, batches, journal, gaps):
+            self.said(str(written))
         committed = {batch.batch_id: batch for batch in batches}
         events = [event.batch_id for event in world.store.pending_events(world.key, limit=10**9)]
         if len(events) != len(set(events)):
@@ -218,7 +227,7 @@ class Watch:
             if after.consumer_epoch <= before.consumer_epoch:
                 self.violated(f"I7: epoch {after.consumer_epoch} of shard {shard} has two runs")
             node: object = args[2] if verb == "open_tenure" else None
-            if node != after.consumer_owner or after.consumer_run != process.name:
+            if node != after.consumer_owner or not _is_own(process, after.consumer_run):
                 self.violated(
                     f"I2: {process.name} opened shard {shard} for {node}, "
                     f"but {after.consumer_owner} may consume it"
@@ -244,6 +253,11 @@ class Watch:
             self.violated(f"I2: the checkpoint of shard {shard} went back")
         if verb == "commit":
             self._check_commit(process, _commit_of(args, shard), before, after)
+        elif not self._world.worked_through(process, shard, before.check_point, after.check_point):
+            self.violated(
+                f"I3: client {process.name} took the checkpoint of shard {shard} from "
+                f"{before.check_point} to {after.check_point} past records that nobody processed"
+            )
 
     def _check_commit(
         self, process: Process, commit: BatchCommit, before: ShardLease, after: ShardLease
@@ -276,6 +290,11 @@ class Watch:
         tenure = args[0]
         assert isinstance(tenure, Tenure)
         return tenure
+
+
+def _is_own(process: Process, run: str) -> bool:
+    """Whether a tenure's run is this process: a run has one name, a client numbers its tenures."""
+    return run == process.name or run.startswith(f"{process.name}.")
 
 
 def _commit_of(args: tuple[Any, ...], shard: ShardId) -> BatchCommit:

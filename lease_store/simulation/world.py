@@ -16,6 +16,7 @@ from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.planning import plan
 from lease_store.records import AssignmentMode, Group, Node, Snapshot
 from lease_store.shard_weights import planning_snapshot
+from lease_store.simulation.client_host import ClientHost
 from lease_store.simulation.configuration import Arrival, FaultRates, Faults, SimulationConfig
 from lease_store.simulation.host import TICK_S, Host, Run
 from lease_store.simulation.incidents import Incidents
@@ -37,6 +38,10 @@ WEIGHTED_SHARE = 0.15
 """How many of a swarm's groups level the load of their nodes instead of the number of shards."""
 SEVERAL_NODES_SHARE = 0.2
 """How many of a swarm's code servers serve two nodes instead of one."""
+CLIENTS_SHARE = 0.3
+"""How many of a swarm's groups have plain clients among their members."""
+CLIENT_SHARE = 0.4
+"""How many of such a group's members are plain clients."""
 ARRIVAL_TICKS = 3
 
 
@@ -83,6 +88,8 @@ class World:
             assignment=config.mode,
             weighted=swarm and chance.random() < WEIGHTED_SHARE,
         )
+        pinned = config.mode is AssignmentMode.PINNED
+        self._has_clients = swarm and chance.random() < CLIENTS_SHARE and not pinned
         self.fewest = FewestMoves(group)
         self.store.create_group(group)
 
@@ -319,18 +326,18 @@ class World:
         self.watch.membership_changed(snapshot)
 
     def trust_of(self, name: NodeName, incarnation: str, *, ended: bool) -> list[float]:
-        """Until when, in virtual time, each run of a node's incarnation trusts itself.
+        """See `Host.trust_windows`."""
+        return self._host_of(name).trust_windows(name, incarnation, ended=ended)
 
-        With `ended`, runs that have ended count as well: their window was given to them all the
-        same, and only chance ended them before it did.
-        """
-        return [
-            self._host_of(name).virtual(run.heartbeat.trusted_until)
-            for run in self.runs.values()
-            if (run.node, run.incarnation) == (name, incarnation)
-            and (ended or not run.dead)
-            and not run.heartbeat.lost.is_set()
-        ]
+    def worked_through(
+        self, process: Process, shard: ShardId, start: str | None, end: str | None
+    ) -> bool:
+        """Whether a client's user has processed `[start, end)`; True where no client is asked."""
+        for host in self.hosts:
+            for session in host.sessions if isinstance(host, ClientHost) else ():
+                if session.process is process:
+                    return session.has_done(shard, start, end)
+        return True
 
     def _host_of(self, name: NodeName) -> Host:
         return next(host for host in self.hosts if name in host.settings)
@@ -363,6 +370,9 @@ class World:
                 if place % self.config.nodes == index
             ]
             settings = replace(settings, pinned=dict.fromkeys(own))
+        if self._has_clients and self.schedule.chance.random() < CLIENT_SHARE:
+            self.hosts.append(ClientHost(self, settings))
+            return self.hosts[-1]
         served = [settings]
         balanced = self.config.mode is AssignmentMode.BALANCED
         if swarm and balanced and self.schedule.chance.random() < SEVERAL_NODES_SHARE:

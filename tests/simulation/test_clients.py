@@ -1,0 +1,65 @@
+"""Plain clients in the simulated group: they take part, and what they break is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from lease_store.memory_store import MemoryStore
+from lease_store.records import Tenure
+from lease_store.simulation import Faults, Parts, SeedOutcome, SimulationConfig, run_seed, world
+from lease_store.simulation.client_host import Session
+from lease_store.simulation.configuration import FaultRates
+from lease_store.transitions import holds
+from orchestration.simulated_consumption import consume
+
+SEEDS = 30
+MUTANT_SEEDS_MAX = 60
+
+
+def outcome(seed: int, parts: Parts | None = None) -> SeedOutcome:
+    config = SimulationConfig(nodes=5, faults=Faults.SWARM, seed=seed, steps=500)
+    return run_seed(config, seed, parts or Parts(consume))
+
+
+def test_clients_save_checkpoints_beside_runs_that_commit() -> None:
+    outcomes = [outcome(seed) for seed in range(SEEDS)]
+    assert [violation for each in outcomes for violation in each.violations] == []
+    with_both = [
+        each
+        for each in outcomes
+        if each.statements["save_checkpoint"] and each.statements["commit"]
+    ]
+    assert len(with_both) >= SEEDS / 10
+
+
+def test_a_client_that_confirms_what_it_never_processed_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Session, "work", lambda *_: None)
+    violations = [violation for seed in range(SEEDS) for violation in outcome(seed).violations]
+    assert any(violation.startswith("I3: client ") for violation in violations)
+
+
+class SavesWithoutToken(MemoryStore):
+    """Whoever saves a checkpoint saves it, whosever tenure the shard is in."""
+
+    def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
+        row = self._groups[tenure.key].shard(tenure.shard)
+        if row.consumer_run and row.consumer_owner and not holds(row, tenure):
+            tenure = Tenure(
+                tenure.key, tenure.shard, row.consumer_owner, row.consumer_epoch, row.consumer_run
+            )
+        super().save_checkpoint(tenure, cursor)
+
+
+def test_a_store_that_lets_a_stale_client_save_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients stop by their own clock: only a call that is under way in a pause comes too late."""
+    monkeypatch.setattr(world, "CLIENTS_SHARE", 1.0)
+    rates = FaultRates(slow_call=0.5, pause_host=0.02, force_checkpoint=0.02, join=0.01)
+    monkeypatch.setattr(FaultRates, "swarm", lambda _: rates)
+    for seed in range(MUTANT_SEEDS_MAX):
+        violations = outcome(seed, Parts(consume, store=SavesWithoutToken)).violations
+        if any(violation.startswith("I2: run ") for violation in violations):
+            assert outcome(seed).violations == ()
+            return
+    pytest.fail(f"no seed up to {MUTANT_SEEDS_MAX} finds it")

@@ -1,0 +1,82 @@
+"""I10: what a driver's error says of its credentials is repeated nowhere, and would be heard."""
+
+from __future__ import annotations
+
+import logging
+
+from lease_store.errors import StoreError
+from lease_store.heartbeat import Heartbeat
+from lease_store.rebalancing import Rebalancer
+from lease_store.simulation import Faults, Parts, SimulationConfig, run_seed
+from lease_store.tick_report import TickReport
+from orchestration.simulated_consumption import consume
+
+SEEDS = 15
+
+
+def found(parts: Parts) -> list[str]:
+    """The first seed's violations that anything says of a mutant."""
+    for seed in range(SEEDS):
+        config = SimulationConfig(nodes=4, faults=Faults.SWARM, seed=seed, steps=500)
+        violations = run_seed(config, seed, parts).violations
+        if violations:
+            return list(violations)
+    return []
+
+
+class RemembersTheCause(Rebalancer):
+    """Keeps the driver's own words in the text that travels to the next tick."""
+
+    _cause = ""
+
+    def tick(self, remembered: str = "") -> TickReport:
+        try:
+            report = super().tick(remembered)
+        except StoreError as error:
+            self._cause = str(error.__cause__)
+            raise
+        if self._cause:
+            self._decisions.append(f"the store failed before: {self._cause}")
+            report = type(report)(
+                **{
+                    **{name: getattr(report, name) for name in report.__slots__},
+                    "decisions": tuple(self._decisions),
+                }
+            )
+        return report
+
+
+class LogsTheCause(Heartbeat):
+    """Logs the driver's own words."""
+
+    def beat(self) -> float:
+        inner, store = self._store, self._store
+
+        class Logging:
+            def beat(self, *args: object) -> object:
+                try:
+                    return store.beat(*args)
+                except StoreError as error:
+                    logging.getLogger("lease_store.heartbeat").warning("%r", error.__cause__)
+                    raise
+
+        self._store = Logging()  # pyright: ignore
+        try:
+            return super().beat()
+        finally:
+            self._store = inner
+
+
+def test_a_secret_in_an_explanation_is_heard() -> None:
+    violations = found(Parts(consume, rebalancer=RemembersTheCause))
+    assert violations[0].startswith("I10: a secret was said: ")
+    assert "the store failed before" in violations[0]
+    assert "canary" not in violations[0]
+
+
+def test_a_secret_in_a_log_line_is_heard() -> None:
+    assert found(Parts(consume, heartbeat=LogsTheCause))[0].startswith("I10: ")
+
+
+def test_the_project_says_no_secret_under_the_same_seeds() -> None:
+    assert found(Parts(consume)) == []
