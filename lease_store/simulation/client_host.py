@@ -151,7 +151,7 @@ class ClientHost(Host):
                 self._tried(client.beat)
                 world.watch.check_renewed(self.name, session.process.name)
             if not self._consume(session):
-                world.schedule.sleep(min(2.0 * world.unit_s, self.timing.beat_s / 4))
+                world.schedule.sleep(min(3.0 * world.unit_s, self.timing.beat_s / 4))
         self._shut_down(session)
 
     def _tried(self, action: Callable[[], object]) -> bool:
@@ -182,8 +182,9 @@ class ClientHost(Host):
         """Connect what is new, and process one batch; whether there was one."""
         world, client = self._world, session.client
         chance = world.schedule.chance
+        connected = client.current_offsets()
         for shard in client.partitions():
-            if shard not in client.current_offsets():
+            if shard not in connected:
                 self._tried(lambda shard=shard: client.connect(shard))
         polled: list[PulledBatch | None] = []
         self._tried(lambda: polled.append(client.poll(records_max=BATCH_RECORDS_MAX)))
