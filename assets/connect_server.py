@@ -66,9 +66,11 @@ class ConnectServer:
     def read(cls, folder: Path) -> Self | None:
         """The state file's content; None when there is none or it is not readable."""
         try:
-            return cls(**json.loads((folder / STATE_FILE).read_text()))
-        except (OSError, ValueError, TypeError):
+            found = cls(**json.loads((folder / STATE_FILE).read_text()))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
+        whole = type(found.pid) is int and type(found.port) is int
+        return found if whole and isinstance(found.created, float) else None
 
     @property
     def address(self) -> str:

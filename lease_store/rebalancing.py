@@ -378,7 +378,8 @@ class Rebalancer:
                 self._decisions.append(f"freed {len(lost)} orphans: {lost[0]}")
                 return True
             own = [action for action in decided.actions if action.gains in self._serves]
-            failpoints.reach(Failpoint.AFTER_PLAN)
+            if own:
+                failpoints.reach(Failpoint.AFTER_PLAN)
             asked = self._claim([action for action in own if isinstance(action, Claim)], decided)
             moves = [action for action in own if not isinstance(action, Claim)]
             for place, action in enumerate(moves):

@@ -23,7 +23,7 @@ def delivered_before(cursor: str | None) -> list[int]:
     """The sequences that the tick before emitted; an unreadable cursor counts as none."""
     try:
         found = json.loads(cursor or "[]")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return []
     return [item for item in found if isinstance(item, int)] if isinstance(found, list) else []
 

@@ -19,8 +19,8 @@ def parse_time(text: str) -> datetime | None:
         return None
     try:
         parsed = pendulum.parse(text, exact=True)
-    except ValueError:
-        return None
+    except (ValueError, TypeError, OverflowError):
+        return None  # the last two come from texts that look like an interval
     if isinstance(parsed, pendulum.DateTime):
         moment = parsed.in_timezone("UTC")
         return datetime.combine(moment.date(), moment.time(), UTC)

@@ -51,7 +51,11 @@ class CommitProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                _shut(client)  # the server is down: so is the way to it
+                continue
             self._sockets += [client, server]
             gate = threading.Event()
             for target in (self._upwards, self._downwards):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from assets.consumption import Consumer
 from assets.consumption_report import ConsumptionReport
 from assets.shard_stream import ShardStream
@@ -22,11 +24,14 @@ KEY = GroupKey.parse("default", "demo")
 class ConsumedHome:
     """A home with a log of `shards` shards, all held by one node; opened where it is there."""
 
-    def __init__(self, home: Path, *, shards: int = 2, records_max: int = 4) -> None:
-        self.settings = Settings(home=home)
+    def __init__(
+        self, home: Path, *, shards: int = 2, records_max: int = 4, database_url: str | None = None
+    ) -> None:
+        url = SecretStr(database_url) if database_url else None
+        self.settings = Settings(home=home, database_url=url)
         self.log = LocalLog(self.settings.log_folder(KEY.stream))
         self.output = self.settings.output_folder(KEY.stream, KEY.group)
-        self.store = open_store(self.settings.store_url)
+        self.store = open_store(self.settings.store_url, upgrade=True)
         self.stream = ShardStream("demo", self.log, limits=Limits(records_max=records_max))
         self.sweeper = ArrowSweeper(self.log, self.output)
         if not self.log.exists:

@@ -1,0 +1,110 @@
+"""The account of a running node: exactly the grants of the operations page, and no verb more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lease_store import open_store
+from tests.mariadb import MariaDB
+
+pytestmark = pytest.mark.mariadb
+
+OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+DENIED = {1044, 1045, 1094, 1095, 1142, 1227, 1370}
+FORBIDDEN = [
+    "DELETE FROM batch",
+    "DELETE FROM lease_journal",
+    "TRUNCATE TABLE batch",
+    "DROP TABLE batch",
+    "ALTER TABLE batch ADD COLUMN more INT",
+    "CREATE TABLE more (id INT)",
+    "CREATE INDEX more ON batch (run)",
+    "CREATE TRIGGER more BEFORE UPDATE ON batch FOR EACH ROW SET @a = 1",
+    "CREATE VIEW more AS SELECT 1",
+    "CREATE USER 'more'@'%'",
+    "GRANT DELETE ON *.* TO 'node'@'127.0.0.1'",
+    "SELECT * FROM mysql.user",
+    "SELECT LOAD_FILE('/etc/passwd')",
+    "SELECT 'x' INTO OUTFILE '/tmp/leasehold-outfile'",
+    "SET GLOBAL read_only = 0",
+    "SET GLOBAL event_scheduler = ON",
+    "KILL 1",
+    "SHUTDOWN",
+]
+
+
+@pytest.fixture
+def database(mariadb: MariaDB, mariadb_url: str) -> Generator[str]:
+    """A database with our tables, and the account `node` as the operations page makes it."""
+    open_store(mariadb_url, upgrade=True).close()
+    name = mariadb_url.rsplit("/", 1)[1]
+    granted = re.findall(r"^GRANT ([A-Z, ]+) ON leasehold\.\* TO 'leasehold'@", text(), re.M)
+    assert granted == ["SELECT, INSERT, UPDATE"]
+    mariadb.execute(
+        f"CREATE USER 'node'@'127.0.0.1' IDENTIFIED BY '{mariadb.password}'",
+        f"GRANT {granted[0]} ON `{name}`.* TO 'node'@'127.0.0.1'",
+    )
+    yield name
+    mariadb.execute("DROP USER 'node'@'127.0.0.1'")
+
+
+def text() -> str:
+    return OPERATIONS.read_text("utf-8")
+
+
+def as_node(mariadb: MariaDB, database: str) -> Any:
+    import pymysql
+
+    return pymysql.connect(
+        host="127.0.0.1", port=mariadb.port, user="node", password=mariadb.password,
+        database=database, autocommit=True,
+    )  # fmt: skip
+
+
+def test_the_grants_are_these(mariadb: MariaDB, database: str) -> None:
+    rows = [str(row[0]) for row in mariadb.execute("SHOW GRANTS FOR 'node'@'127.0.0.1'")]
+    usage, *granted = rows
+    assert usage.startswith("GRANT USAGE ON *.* TO")
+    assert granted == [f"GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO `node`@`127.0.0.1`"]
+
+
+@pytest.mark.parametrize("statement", FORBIDDEN)
+def test_what_a_node_may_not_do(mariadb: MariaDB, database: str, statement: str) -> None:
+    connection = as_node(mariadb, database)
+    try:
+        with connection.cursor() as cursor:
+            if "LOAD_FILE" in statement:
+                # Without the privilege this one answers NULL instead of refusing.
+                cursor.execute(statement)
+                assert cursor.fetchall() == ((None,),)
+                return
+            with pytest.raises(Exception) as caught:
+                cursor.execute(statement)
+            assert caught.value.args[0] in DENIED, caught.value
+    finally:
+        connection.close()
+
+
+def test_the_server_runs_one_statement_at_a_time(mariadb: MariaDB, mariadb_url: str) -> None:
+    """No second statement behind a `;`, and no file of the client's."""
+    store = open_store(mariadb_url, upgrade=True)
+    with store._transactions.engine.connect() as connection:
+        for statement, number in (
+            ("SELECT 1; SELECT 2", 1064),
+            ("LOAD DATA LOCAL INFILE '/etc/hosts' INTO TABLE gap", None),
+        ):
+            with pytest.raises(Exception) as caught:
+                connection.exec_driver_sql(statement)
+            found = getattr(caught.value, "orig", None)
+            assert found is not None
+            if number is not None:
+                assert found.args[0] == number
+    assert mariadb.execute("SELECT COUNT(*) FROM gap", database=mariadb_url.rsplit("/", 1)[1]) == [
+        (0,)
+    ]
+    store.close()

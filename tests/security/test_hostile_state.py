@@ -1,0 +1,85 @@
+"""Ten thousand broken inputs for all that is read back: a typed refusal, or a fresh start."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from assets.connect_server import STATE_FILE, ConnectServer
+from assets.replay_span import ReplaySpan
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import ShardId
+from lease_store.liveness import Observations
+from sensors.outbox import delivered_before
+from shard_sources.local_log.shard_reading import parse_cursor
+from shard_sources.positions import parse_position
+
+INPUTS = 10_000
+CURSOR = '{"format": 1, "nodes": {"a": [7, 1.5, "a-1"]}, "incarnations": {"a": "a-1"}}'
+VALUES = [
+    None, True, -1, 10**400, 1e308, float("nan"), float("inf"), "", "x" * 5_000, [], {}, [[]],
+    {"a": {}}, [1, "a", None], "\0", "__import__('os')", "!!python/object:os.system",
+]  # fmt: skip
+
+
+def inputs(seed: int, valid: str) -> list[str]:
+    """Noise, changed and cut copies of a valid text, JSON of wrong shapes, deep nesting."""
+    dice = random.Random(seed)
+    found = ["", "[" * 100_000, '{"a":' * 100_000, "\0", "NaN", "1e999", "9" * 5_000, "-0", "٣"]
+    while len(found) < INPUTS:
+        choice = dice.randrange(4)
+        if choice == 0:
+            found.append("".join(dice.choices(string.printable, k=dice.randint(0, 60))))
+        elif choice == 1:
+            at = dice.randrange(len(valid) + 1)
+            found.append(valid[:at] + dice.choice(string.printable) + valid[at + 1 :])
+        elif choice == 2:
+            found.append(valid[: dice.randrange(len(valid))])
+        else:
+            keys = ["format", "nodes", "transfers", "incarnations", "a"]
+            shape = {key: dice.choice(VALUES) for key in dice.sample(keys, dice.randint(0, 5))}
+            found.append(json.dumps(dice.choice([shape, dice.choice(VALUES), [shape]])))
+    return found
+
+
+def test_a_cursor_of_the_rebalance_sensor() -> None:
+    """What cannot be understood is forgotten: the count starts again, which is always safe."""
+    for text in inputs(1, CURSOR):
+        remembered = Observations.recall(text, lambda: 0.0)
+        assert all(still_s >= 0 for still_s in remembered.lapsed(0.0).values())
+
+
+def test_a_cursor_of_the_outbox_sensor() -> None:
+    for text in inputs(2, "[7, 8, 9]"):
+        assert all(isinstance(item, int) for item in delivered_before(text))
+
+
+def test_a_checkpoint_of_a_local_log() -> None:
+    for text in inputs(3, "1234567"):
+        with suppress(LeaseholdError):
+            assert parse_cursor(ShardId("0"), text) >= 0
+
+
+def test_a_position_and_a_span_typed_by_a_user() -> None:
+    for text in inputs(4, "2026-03-29T12:00:00+02:00")[9:]:
+        parse_position(text)
+        with suppress(LeaseholdError):
+            ReplaySpan.parse(text, None)
+
+
+def test_the_state_file_of_the_spark_server(tmp_path: Path) -> None:
+    valid = '{"pid": 1, "created": 1.5, "port": 9, "session_id": "s", "version": "4"}'
+    for text in inputs(5, valid)[:1_000]:
+        (tmp_path / STATE_FILE).write_text(text, "utf-8")
+        server = ConnectServer.read(tmp_path)
+        assert server is None or not server.alive() or server.pid == 1
+
+
+@pytest.mark.parametrize("text", ["begin", "end", "2026-03-29"])
+def test_valid_positions_are_still_understood(text: str) -> None:
+    assert parse_position(text) is not None
