@@ -9,6 +9,8 @@ from functools import lru_cache
 from lease_store.errors import LeaseholdError
 from lease_store.identifiers import NodeName, ShardId
 
+SHOWN_SHARDS_MAX = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -152,3 +154,14 @@ def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
         if part
     )
     return parts, name
+
+
+def listed(shards: tuple[ShardId, ...]) -> str:
+    """Shards for a line of text: all of a few, the first of many."""
+    if not shards:
+        return "no shard"
+    ranked = sorted(shards, key=rank_key)
+    named = ", ".join(ranked[:SHOWN_SHARDS_MAX])
+    if len(ranked) > SHOWN_SHARDS_MAX:
+        return f"{len(ranked)} shards ({named}, …)"
+    return f"shards {named}" if len(ranked) > 1 else f"shard {named}"

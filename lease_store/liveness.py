@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 
 from lease_store.errors import InvalidIdentifier
 from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Node, ShardLease
+from lease_store.records import Group, Node, ShardLease
 from lease_store.states import ShardState
 
 Clock = Callable[[], float]
@@ -192,3 +192,10 @@ def _entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
         whose = incarnation if isinstance(incarnation, str) else ""
         found.append((name, value, float(unchanged_s), whose))
     return found
+
+
+def handoff_deadline_s(group: Group, lease: ShardLease) -> float:
+    """How long a transfer may take: what its holder announced, at most what the group allows."""
+    if lease.handoff_eta_s is None:
+        return group.handoff_limit_s
+    return min(lease.handoff_eta_s, group.handoff_limit_s)

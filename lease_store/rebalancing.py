@@ -14,11 +14,13 @@ from dataclasses import replace
 from lease_store import failpoints
 from lease_store.assignment_modes import check_member
 from lease_store.assignment_plan import (
+    SHOWN_SHARDS_MAX,
     BeginTransfer,
     CancelTransfer,
     Claim,
     Plan,
     Refusal,
+    listed,
     rank_key,
 )
 from lease_store.errors import (
@@ -30,16 +32,21 @@ from lease_store.errors import (
 )
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import IDENTIFIER_LENGTH_MAX, GroupKey, NodeName, ShardId
-from lease_store.liveness import Clock, Observations, parse_memory, steady_clock
+from lease_store.liveness import (
+    Clock,
+    Observations,
+    handoff_deadline_s,
+    parse_memory,
+    steady_clock,
+)
 from lease_store.planning import orphans, plan
-from lease_store.records import Group, Node, Pulse, ShardLease, Snapshot, Timing
+from lease_store.records import Group, Node, Pulse, Snapshot, Timing
 from lease_store.shard_weights import planning_snapshot
 from lease_store.states import ShardState
 from lease_store.store import Beaten, Changed, LeaseStore, Registered, Stale
 from lease_store.tick_report import TickReport
 
 ROUNDS_MAX = 4
-SHOWN_SHARDS_MAX = 12
 WEIGHING_S = 60.0
 """How long a plan by load relies on the weights that it was made with."""
 
@@ -170,7 +177,7 @@ class Rebalancer:
                 failure = error
                 continue
             if isinstance(outcome, Changed):
-                left.append(f"{name} left and freed {_listed(outcome.shards)}")
+                left.append(f"{name} left and freed {listed(outcome.shards)}")
         if failure is not None:
             raise failure
         return left
@@ -203,14 +210,33 @@ class Rebalancer:
         known = {node.name: node for node in pulse.nodes}
         changed = False
         for name in self._serves:
-            row = known.get(name)
+            # Those before it in the loop may just have joined or left.
+            row, pulse = known.get(name), replace(pulse, nodes=tuple(known.values()))
             wanted = self._wanted(name)
             if row is not None and replace(row, lease_id=wanted.lease_id) == wanted:
                 if not self._beat_due(name) or self._beat(name):
                     continue
                 self._decisions.append(f"{name} lost its place in the group: it joins again")
-            changed = self._register(pulse, wanted, row) or changed
+            if self._register(pulse, wanted, row):
+                known[name], changed = wanted, True
+            elif row is not None and self._resign(row, wanted):
+                known[name], changed = replace(row, incarnation=""), True
         return changed
+
+    def _resign(self, row: Node, wanted: Node) -> bool:
+        """Leave a group whose members contradict what the node says of itself now.
+
+        Of two nodes that changed their source_count, each would else be refused for ever, because
+        the other is a member with the old one.
+        """
+        if row.incarnation != wanted.incarnation:
+            return False
+        self._count("leave")
+        left = self._store.leave(self._key, row.name, row.incarnation)
+        if not isinstance(left, Changed):
+            return False
+        self._decisions.append(f"{row.name} left, freed {listed(left.shards)}")
+        return True
 
     def _wanted(self, name: NodeName) -> Node:
         """The row that the node shall have, but for its counter."""
@@ -295,9 +321,7 @@ class Rebalancer:
                 self._key, name, value, observer=self._observer, reason=reason
             )
             if isinstance(outcome, Changed):
-                self._decisions.append(
-                    f"evicted {name} ({reason}), freed {_listed(outcome.shards)}"
-                )
+                self._decisions.append(f"evicted {name} ({reason}), freed {listed(outcome.shards)}")
                 evicted = True
         return evicted
 
@@ -414,7 +438,7 @@ class Rebalancer:
             asked = [claim.shard for claim in claims if claim.node == node]
             won = tuple(shard for shard in asked if isinstance(outcomes.get(shard), Changed))
             if won:
-                self._decisions.append(f"{node} claimed {_listed(won)}: {decided.summary}")
+                self._decisions.append(f"{node} claimed {listed(won)}: {decided.summary}")
             if len(won) < len(asked):
                 self._decisions.append(f"{len(asked) - len(won)} claims of {node} came too late")
         return True
@@ -466,21 +490,3 @@ class Rebalancer:
             if lease.state.held and holder is not None and holder in owned:
                 owned[holder].append(lease.shard)
         return {name: tuple(sorted(shards, key=rank_key)) for name, shards in owned.items()}
-
-
-def handoff_deadline_s(group: Group, lease: ShardLease) -> float:
-    """How long a transfer may take: what its holder announced, at most what the group allows."""
-    if lease.handoff_eta_s is None:
-        return group.handoff_limit_s
-    return min(lease.handoff_eta_s, group.handoff_limit_s)
-
-
-def _listed(shards: tuple[ShardId, ...]) -> str:
-    """Shards for a line of text: all of a few, the first of many."""
-    if not shards:
-        return "no shard"
-    ranked = sorted(shards, key=rank_key)
-    named = ", ".join(ranked[:SHOWN_SHARDS_MAX])
-    if len(ranked) > SHOWN_SHARDS_MAX:
-        return f"{len(ranked)} shards ({named}, …)"
-    return f"shards {named}" if len(ranked) > 1 else f"shard {named}"

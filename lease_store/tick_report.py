@@ -45,7 +45,9 @@ class TickReport:
 
     @property
     def explanation(self) -> str:
-        """What was decided and why, or that nothing had to be, in one line."""
+        """What was decided and why, or that nothing had to be, in one line; and who is refused."""
+        refused = [str(refusal) for refusal in self.plan.refusals]
         if self.decisions:
-            return "; ".join(self.decisions)
-        return f"nothing to change at generation {self.generation}: {self.plan.summary}"
+            return "; ".join([*self.decisions, *refused])
+        idle = f"nothing to change at generation {self.generation}: {self.plan.summary}"
+        return "; ".join([idle, *refused])

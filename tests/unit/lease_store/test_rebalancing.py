@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import ModuloIdTaken, NodeNameTaken
+from lease_store.errors import ModuloCountMismatch, ModuloIdTaken, NodeNameTaken
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.rebalancing import Rebalancer
 from lease_store.records import AssignmentMode, Node, ShardListing, Timing
@@ -248,3 +248,63 @@ def test_a_name_that_was_left_is_simply_taken() -> None:
     (report,) = scene.tick(second)
     assert report.refusals == ()
     assert report.decisions[0] == "a joined"
+
+
+def modulo_settings(count: int, *names: str) -> dict[NodeName, Node]:
+    return {
+        NodeName(name): Node(NodeName(name), 0, "", source_count=count, node_id=place)
+        for place, name in enumerate(names)
+    }
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("order", ["abc", "cba", "bca"])
+def test_a_modulo_group_is_resized_by_new_settings_in_any_order(order: str, together: bool) -> None:
+    """A node whose settings changed is no member under the old ones, so nobody waits for nobody.
+
+    Served by one deployment, or each node by its own; the restart keeps the incarnations.
+    """
+    scene = Scene(shards=6, assignment=AssignmentMode.MODULO)
+    parties = [("a", "b")] if together else [("a",), ("b",)]
+    old = [scene.rebalancer(*names, settings=modulo_settings(2, "a", "b")) for names in parties]
+    said = [scene.tick(each)[0].remembered for each in old]
+    remembered = dict(zip(parties, said, strict=True))
+    assert scene.owners() == {str(i): "ab"[i % 2] for i in range(6)}
+    wanted = modulo_settings(3, "a", "b", "c")
+    resized = [tuple(order)] if together else [(name,) for name in order]
+    new = []
+    for names in resized:
+        rebalancer = scene.rebalancer(*names, settings=wanted)
+        rebalancer.tick(remembered.get(tuple(sorted(names)), remembered.get(("a", "b"), "")))
+        new.append(rebalancer)
+    reports = scene.tick(*new, times=3)
+    assert [report.refusals for report in reports] == [()] * len(new)
+    assert scene.owners() == {str(i): "abc"[i % 3] for i in range(6)}
+    assert verify(scene.store, KEY) == []
+
+
+def test_a_member_whose_new_settings_contradict_the_others_leaves_and_says_so() -> None:
+    scene = Scene(shards=4, assignment=AssignmentMode.MODULO)
+    a = scene.rebalancer("a", settings=modulo_settings(2, "a", "b"))
+    b = scene.rebalancer("b", settings=modulo_settings(2, "a", "b"))
+    scene.tick(a, b, times=2)
+    b.offer(Node(NodeName("b"), 0, "", source_count=3, node_id=1))
+    (_, report) = scene.tick(a, b)
+    assert [type(refusal.error) for refusal in report.refusals] == [ModuloCountMismatch]
+    assert "b could not join: Node 'b' has source_count 3" in report.explanation
+    assert "b left" in report.explanation
+    scene.tick(a, b, times=3)
+    assert scene.owners() == {"0": "a", "1": None, "2": "a", "3": None}
+
+
+def test_a_refusal_of_the_plan_is_in_the_explanation_as_long_as_it_lasts() -> None:
+    """The mode changed under members that give no numbers."""
+    scene = Scene(shards=2)
+    a, b = scene.rebalancer("a"), scene.rebalancer("b")
+    scene.tick(a, b, times=2)
+    group = scene.store.pulse(KEY).group
+    changed = replace(group, assignment=AssignmentMode.MODULO)
+    scene.store.update_group(changed, observer="test")
+    for report in (*scene.tick(a, b), *scene.tick(a, b)):
+        assert "a is refused: Node 'a' gives no source_count" in report.explanation
+        assert "b is refused" in report.explanation
