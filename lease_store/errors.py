@@ -7,6 +7,7 @@ to do. Values of foreign origin are escaped and cut, so that an error is always 
 from __future__ import annotations
 
 SHOWN_LENGTH_MAX = 80
+LINE_BYTES_MAX = 300
 
 
 def shown(text: object) -> str:
@@ -15,6 +16,16 @@ def shown(text: object) -> str:
     if len(escaped) <= SHOWN_LENGTH_MAX:
         return escaped
     return f"{escaped[:SHOWN_LENGTH_MAX]}… ({len(str(text))} characters)"
+
+
+def one_line(text: str) -> str:
+    """The first line of a foreign text, without control characters, cut to 300 bytes."""
+    first = next((line for line in text.splitlines() if line.strip()), "").strip()
+    printable = "".join(letter if letter.isprintable() else "?" for letter in first)
+    encoded = printable.encode(errors="replace")
+    if len(encoded) <= LINE_BYTES_MAX:
+        return encoded.decode()
+    return encoded[: LINE_BYTES_MAX - 3].decode(errors="ignore") + "…"
 
 
 class LeaseholdError(Exception):

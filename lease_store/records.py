@@ -342,6 +342,7 @@ class BatchCommit:
         attempt: the folder of the attempt, relative to the stream's output folder.
         finished: a read-only shard's checkpoint reached its end with this batch.
         watermark: the shard's new watermark, or None to leave it.
+        hooked: the stream's own hook is to be told of it too.
     """
 
     tenure: Tenure
@@ -353,6 +354,7 @@ class BatchCommit:
     statistics: BatchStatistics
     finished: bool = False
     watermark: datetime | None = None
+    hooked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,9 +385,21 @@ class JournalEntry:
     check_point: str | None = None
 
 
+class EventKind(StrEnum):
+    """Whom an event of the outbox is for: Dagster, or the hook of the stream's declaration."""
+
+    MATERIALIZATION = "materialization"
+    HOOK = "hook"
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxEvent:
-    """A row of the outbox: delivered at least once, with `batch_id` as its idempotency key."""
+    """A row of the outbox: delivered at least once, with `batch_id` as its idempotency key.
+
+    Attributes:
+        attempts: how often its delivery has failed.
+        error: how it failed last, in one line; empty where it did not.
+    """
 
     sequence: int
     kind: str
@@ -393,6 +407,26 @@ class OutboxEvent:
     batch_id: str
     payload: dict[str, Any]
     run: str
+    attempts: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingEvents:
+    """What a shard's undelivered events of one kind amount to; `oldest` comes next."""
+
+    shard: ShardId
+    count: int
+    oldest: OutboxEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryClaim:
+    """Who delivers a group's hook events: a node, and the fencing number of its turn."""
+
+    key: GroupKey
+    node: NodeName
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

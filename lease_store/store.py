@@ -17,6 +17,7 @@ from typing import Protocol
 
 from lease_store.draining import Draining
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from lease_store.outbox import Outbox
 from lease_store.records import (
     Batch,
     BatchCommit,
@@ -27,7 +28,6 @@ from lease_store.records import (
     Intent,
     JournalEntry,
     Node,
-    OutboxEvent,
     Progress,
     Pulse,
     RewriteClaim,
@@ -143,7 +143,7 @@ class TenureView:
     paused: bool = False
 
 
-class LeaseStore(Protocol):
+class LeaseStore(Outbox, Protocol):
     """The lease store of a deployment.
 
     Attributes:
@@ -442,17 +442,7 @@ class LeaseStore(Protocol):
         """
         ...
 
-    # -- outbox, journal, gaps ------------------------------------------------------------------
-
-    def pending_events(
-        self, key: GroupKey, *, run: str | None = None, limit: int = 500
-    ) -> list[OutboxEvent]:
-        """Undelivered events in commit order, of one run or of all."""
-        ...
-
-    def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
-        """Flag events as delivered."""
-        ...
+    # -- journal, gaps --------------------------------------------------------------------------
 
     def journal(
         self,

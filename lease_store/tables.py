@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from lease_store.columns import AutoNumber, EventTime, ExactText, JsonText, ServerTime, server_time
+from lease_store.errors import LINE_BYTES_MAX
 from lease_store.identifiers import CURSOR_LENGTH_MAX, IDENTIFIER_LENGTH_MAX
 
 NAME_LENGTH_MAX = 255
@@ -207,6 +208,8 @@ outbox = Table(
     Column("payload", JsonText, nullable=False),
     _name("run"),
     Column("delivered", Boolean, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("error", ExactText(LINE_BYTES_MAX), nullable=False, server_default=""),
     Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
     sqlite_autoincrement=True,
     **TABLE_OPTIONS,
@@ -240,6 +243,18 @@ rewrite_claim = Table(
     **TABLE_OPTIONS,
 )
 
+delivery_claim = Table(
+    "delivery_claim",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    # Empty where nobody is delivering: the account of a running node may not delete rows.
+    _name("worker_instance"),
+    _name("incarnation"),
+    Column("epoch", BigInteger, nullable=False),
+    **TABLE_OPTIONS,
+)
+
 GROUP_TABLES = (
     worker_instance,
     shard_lease,
@@ -248,5 +263,6 @@ GROUP_TABLES = (
     outbox,
     gap,
     rewrite_claim,
+    delivery_claim,
     consumer_group,
 )

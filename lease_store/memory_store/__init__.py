@@ -8,6 +8,7 @@ from lease_store.memory_store.batches import MemoryBatches
 from lease_store.memory_store.gaps import MemoryGaps
 from lease_store.memory_store.groups import MemoryGroups
 from lease_store.memory_store.nodes import MemoryNodes
+from lease_store.memory_store.outbox import MemoryOutbox
 from lease_store.memory_store.rewrites import MemoryRewrites
 from lease_store.memory_store.shards import MemoryShards
 from lease_store.memory_store.tenures import MemoryTenures
@@ -23,6 +24,7 @@ class MemoryStore(
     MemoryBatches,
     MemoryGaps,
     MemoryRewrites,
+    MemoryOutbox,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 

@@ -1,8 +1,8 @@
-"""The ledger, the outbox and the journal in memory."""
+"""The ledger and the journal in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lease_store.batch_rules import (
@@ -17,13 +17,13 @@ from lease_store.batch_rules import (
 )
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
+from lease_store.outbox import events_of
 from lease_store.records import (
     Batch,
     BatchCommit,
     BatchState,
     Intent,
     JournalEntry,
-    OutboxEvent,
     Tenure,
     Throughput,
 )
@@ -33,12 +33,11 @@ from lease_store.transitions import (
     PARENTS_OVER,
     finished,
     freed_to_start,
-    materialization_payload,
 )
 
 
 class MemoryBatches(MemoryRows):
-    """The verbs on batches, outbox and journal."""
+    """The verbs on batches and the journal."""
 
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
         """See `LeaseStore.record_intents`."""
@@ -91,15 +90,9 @@ class MemoryBatches(MemoryRows):
             return Stale()
         batch = replace(committed_batch(commit), committed_at=self._clock())
         rows.batches[shard, commit.sequence] = batch
-        event = OutboxEvent(
-            sequence=self._next_sequence(),
-            kind="materialization",
-            shard=shard,
-            batch_id=batch.batch_id,
-            payload=materialization_payload(commit),
-            run=commit.tenure.run,
-        )
-        rows.outbox[event.sequence] = event
+        for event in events_of(batch, commit):
+            sequence = self._next_sequence()
+            rows.outbox[sequence] = replace(event, sequence=sequence)
         watermark = raised(row.watermark, commit.watermark)
         rows.shards[shard] = replace(row, check_point=commit.end, watermark=watermark)
         return self._finish(rows, commit.tenure, commit.end) if commit.finished else Changed()
@@ -158,20 +151,6 @@ class MemoryBatches(MemoryRows):
                     max(known.last_at, at),
                 )
             return list(found.values())
-
-    def pending_events(
-        self, key: GroupKey, *, run: str | None = None, limit: int = 500
-    ) -> list[OutboxEvent]:
-        """See `LeaseStore.pending_events`."""
-        with self._rows("pending_events", key) as rows:
-            pending = [event for event in rows.outbox.values() if run is None or event.run == run]
-            return pending[:limit]
-
-    def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
-        """See `LeaseStore.mark_delivered`."""
-        with self._rows("mark_delivered", key) as rows:
-            for sequence in sequences:
-                rows.outbox.pop(sequence, None)
 
     def journal(
         self,

@@ -43,6 +43,8 @@ class GroupRows:
     outbox: dict[int, OutboxEvent] = field(default_factory=dict[int, OutboxEvent])
     gaps: list[Gap] = field(default_factory=list[Gap])
     rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
+    turn_of: tuple[NodeName, str] | None = None
+    turn_epoch: int = 0
 
     def copy(self) -> GroupRows:
         """The rows as they are now."""
@@ -55,6 +57,8 @@ class GroupRows:
             dict(self.outbox),
             list(self.gaps),
             dict(self.rewrites),
+            self.turn_of,
+            self.turn_epoch,
         )
 
     @property

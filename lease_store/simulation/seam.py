@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 READS = frozenset(
     {"groups", "pulse", "snapshot", "progress", "review", "batches", "pending_events", "journal",
-     "gaps"}
+     "gaps", "waiting_events"}
 )  # fmt: skip
 CALL_S = 0.002
 READ_TIMEOUT_S = 5.0

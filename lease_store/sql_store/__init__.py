@@ -9,11 +9,12 @@ from lease_store.sql_store.batches import SqlBatches
 from lease_store.sql_store.gaps import SqlGaps
 from lease_store.sql_store.groups import SqlGroups
 from lease_store.sql_store.nodes import SqlNodes
+from lease_store.sql_store.outbox import SqlOutbox
 from lease_store.sql_store.rewrites import SqlRewrites
 from lease_store.sql_store.shards import SqlShards
 
 __all__ = ["SqlStore"]
 
 
-class SqlStore(SqlGroups, SqlNodes, SqlShards, SqlBatches, SqlGaps, SqlRewrites):
+class SqlStore(SqlGroups, SqlNodes, SqlShards, SqlBatches, SqlGaps, SqlRewrites, SqlOutbox):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""

@@ -1,8 +1,8 @@
-"""The ledger, the outbox and the journal in SQL."""
+"""The ledger and the journal in SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,23 +18,24 @@ from lease_store.batch_rules import (
     raised,
 )
 from lease_store.identifiers import GroupKey, ShardId
+from lease_store.outbox import events_of
 from lease_store.records import (
     Batch,
     BatchCommit,
     BatchState,
     Intent,
     JournalEntry,
-    OutboxEvent,
     ShardLease,
     Tenure,
     Throughput,
 )
 from lease_store.sql_store import statements
+from lease_store.sql_store.outbox_statements import insert_events
 from lease_store.sql_store.rows import (
     batch_from,
     batch_values,
     entry_from,
-    event_from,
+    event_values,
     key_values,
     throughput_from,
 )
@@ -47,14 +48,11 @@ from lease_store.transitions import (
     finished,
     freed_to_start,
     holds,
-    materialization_payload,
 )
-
-DELIVERIES_PER_STATEMENT = 500
 
 
 class SqlBatches(SqlTenures):
-    """The verbs on batches, outbox and journal."""
+    """The verbs on batches and the journal."""
 
     # -- intents --------------------------------------------------------------------------------
 
@@ -171,18 +169,11 @@ class SqlBatches(SqlTenures):
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
             outcomes[shard] = Changed()
         events = [
-            key_values(key)
-            | {
-                "shard_id": batch.shard,
-                "kind": "materialization",
-                "batch_id": batch.batch_id,
-                "payload": materialization_payload(commit),
-                "run": batch.run,
-                "delivered": False,
-            }
+            key_values(key) | event_values(event)
             for batch, commit in zip(batches, commits, strict=True)
+            for event in events_of(batch, commit)
         ]
-        tx.connection.execute(statements.insert_events(), events)
+        tx.connection.execute(insert_events(), events)
         for commit in commits:
             if commit.finished:
                 row = rows[commit.tenure.shard]
@@ -220,7 +211,7 @@ class SqlBatches(SqlTenures):
         )
         return self._carry_out(tx, tenure.key, freed, observer)
 
-    # -- reading, outbox, journal ---------------------------------------------------------------
+    # -- reading, journal -----------------------------------------------------------------------
 
     def batches(
         self,
@@ -247,30 +238,6 @@ class SqlBatches(SqlTenures):
             return [throughput_from(row) for row in rows]
 
         return self._read("throughput", work)
-
-    def pending_events(
-        self, key: GroupKey, *, run: str | None = None, limit: int = 500
-    ) -> list[OutboxEvent]:
-        """See `LeaseStore.pending_events`."""
-
-        def work(tx: Transaction) -> list[OutboxEvent]:
-            self._group(tx, key)
-            statement = statements.select_pending(key, run=run, limit=limit)
-            return [event_from(row) for row in tx.connection.execute(statement).mappings()]
-
-        return self._read("pending_events", work)
-
-    def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
-        """See `LeaseStore.mark_delivered`. Marking the same again is harmless."""
-        ordered = sorted(sequences)
-
-        def work(tx: Transaction) -> None:
-            self._group(tx, key)
-            for start in range(0, len(ordered), DELIVERIES_PER_STATEMENT):
-                chunk = ordered[start : start + DELIVERIES_PER_STATEMENT]
-                tx.connection.execute(statements.mark_delivered(key, chunk))
-
-        self._write("mark_delivered", work)
 
     def journal(
         self,

@@ -300,7 +300,23 @@ def event_from(row: Row) -> OutboxEvent:
         batch_id=row["batch_id"],
         payload=row["payload"],
         run=row["run"],
+        attempts=row["attempts"],
+        error=row["error"],
     )
+
+
+def event_values(event: OutboxEvent) -> dict[str, Any]:
+    """A new event's columns."""
+    return {
+        "shard_id": event.shard,
+        "kind": event.kind,
+        "batch_id": event.batch_id,
+        "payload": event.payload,
+        "run": event.run,
+        "delivered": False,
+        "attempts": 0,
+        "error": "",
+    }
 
 
 def rewrite_claim_from(row: Row) -> RewriteClaim:

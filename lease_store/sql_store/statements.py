@@ -35,7 +35,6 @@ from lease_store.tables import (
     consumer_group,
     gap,
     lease_journal,
-    outbox,
     shard_lease,
     worker_instance,
 )
@@ -391,29 +390,7 @@ def withdraw_batches(key: GroupKey, shard: ShardId, sequence: int) -> Update:
     )
 
 
-# -- outbox and gaps ------------------------------------------------------------------------------
-
-
-def insert_events() -> Insert:
-    """New outbox rows."""
-    return insert(outbox)
-
-
-def select_pending(key: GroupKey, *, run: str | None, limit: int) -> Select[Any]:
-    """Undelivered events in order."""
-    chosen = select(outbox).where(of_group(outbox, key), outbox.c.delivered.is_(False))
-    if run is not None:
-        chosen = chosen.where(outbox.c.run == run)
-    return chosen.order_by(outbox.c.sequence).limit(limit)
-
-
-def mark_delivered(key: GroupKey, sequences: Collection[int]) -> Update:
-    """Flag events as delivered."""
-    return (
-        update(outbox)
-        .where(of_group(outbox, key), outbox.c.sequence.in_(sorted(sequences)))
-        .values(delivered=True)
-    )
+# -- gaps -----------------------------------------------------------------------------------------
 
 
 def insert_gap(values: dict[str, Any]) -> Insert:

@@ -10,6 +10,8 @@ from lease_store.errors import GroupExists, GroupInUse, GroupLimitReached, Unkno
 from lease_store.identifiers import GroupKey, GroupName, StreamName
 from lease_store.records import (
     AssignmentMode,
+    DeliveryClaim,
+    EventKind,
     Gap,
     Group,
     Intent,
@@ -161,6 +163,10 @@ def test_every_verb_names_a_group_that_does_not_exist(world: World) -> None:
         lambda: store.batches(key),
         lambda: store.pending_events(key),
         lambda: store.mark_delivered(key, [1]),
+        lambda: store.waiting_events(key, EventKind.HOOK),
+        lambda: store.take_turn(key, A, "i"),
+        lambda: store.settle_event(DeliveryClaim(key, A, 1), 1),
+        lambda: store.end_turn(DeliveryClaim(key, A, 1)),
         lambda: store.journal(key),
         lambda: store.record_gap(tenure, start="0", end="1", reason="test"),
         lambda: store.gaps(key),

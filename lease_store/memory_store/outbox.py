@@ -1,0 +1,96 @@
+"""The outbox in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.memory_store.rows import GroupRows, MemoryRows
+from lease_store.outbox import Settled, TurnOver, TurnTaken, failed_attempt
+from lease_store.records import DeliveryClaim, EventKind, OutboxEvent, WaitingEvents
+
+
+class MemoryOutbox(MemoryRows):
+    """The verbs on events, and the turn to deliver."""
+
+    def pending_events(
+        self,
+        key: GroupKey,
+        *,
+        kind: EventKind = EventKind.MATERIALIZATION,
+        run: str | None = None,
+        shard: ShardId | None = None,
+        limit: int = 500,
+    ) -> list[OutboxEvent]:
+        """See `LeaseStore.pending_events`."""
+        with self._rows("pending_events", key) as rows:
+            pending = [
+                event
+                for event in rows.outbox.values()
+                if event.kind == kind
+                and (run is None or event.run == run)
+                and (shard is None or event.shard == shard)
+            ]
+            return pending[:limit]
+
+    def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
+        """See `LeaseStore.mark_delivered`."""
+        with self._rows("mark_delivered", key) as rows:
+            for sequence in sequences:
+                rows.outbox.pop(sequence, None)
+
+    def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
+        """See `LeaseStore.waiting_events`."""
+        with self._rows("waiting_events", key) as rows:
+            found: dict[ShardId, WaitingEvents] = {}
+            for event in rows.outbox.values():
+                if event.kind == kind:
+                    known = found.get(event.shard, WaitingEvents(event.shard, 0, event))
+                    found[event.shard] = WaitingEvents(event.shard, known.count + 1, known.oldest)
+            return [found[shard] for shard in sorted(found)]
+
+    def take_turn(
+        self, key: GroupKey, node: NodeName, incarnation: str
+    ) -> DeliveryClaim | TurnTaken:
+        """See `LeaseStore.take_turn`."""
+        with self._rows("take_turn", key) as rows:
+            if not _alive(rows, node, incarnation):
+                return TurnTaken(None)
+            holder = rows.turn_of
+            if holder is not None and holder[0] != node and _alive(rows, *holder):
+                return TurnTaken(holder[0])
+            rows.turn_of = (node, incarnation)
+            rows.turn_epoch += 1
+            return DeliveryClaim(key, node, rows.turn_epoch)
+
+    def settle_event(
+        self, claim: DeliveryClaim, sequence: int, *, error: str = ""
+    ) -> Settled | TurnOver:
+        """See `LeaseStore.settle_event`."""
+        with self._rows("settle_event", claim.key) as rows:
+            if not _current(rows, claim):
+                return TurnOver()
+            event = rows.outbox.get(sequence)
+            if event is not None and error:
+                rows.outbox[sequence] = failed_attempt(event, error)
+            elif event is not None:
+                del rows.outbox[sequence]
+            return Settled()
+
+    def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
+        """See `LeaseStore.end_turn`."""
+        with self._rows("end_turn", claim.key) as rows:
+            if not _current(rows, claim):
+                return TurnOver()
+            rows.turn_of = None
+            return Settled()
+
+
+def _alive(rows: GroupRows, node: NodeName, incarnation: str) -> bool:
+    known = rows.nodes.get(node)
+    return known is not None and known.member and known.incarnation == incarnation
+
+
+def _current(rows: GroupRows, claim: DeliveryClaim) -> bool:
+    holder = rows.turn_of
+    return holder is not None and (holder[0], rows.turn_epoch) == (claim.node, claim.epoch)

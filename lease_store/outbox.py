@@ -1,0 +1,133 @@
+"""The outbox: what was committed and is still to be told, and whose turn it is to tell it.
+
+Each commit leaves its events in the same transaction. A run tells Dagster of its own, a sensor of
+those that died; the hook of a stream is called by whoever has the group's turn to deliver:
+
+1. Deployment A takes the turn as one of its nodes, and calls the hook for batch 7.
+2. Deployment B finds the turn with a live node, and leaves the hook to A.
+3. A's process dies, or is frozen until its node's volume lease lapses and the node is evicted.
+4. B takes the turn with a higher epoch, and calls the hook for batch 7 again.
+5. Should A wake up and settle batch 7, its epoch is over: nothing changes.
+
+So every batch is delivered at least once and, while no deliverer is taken for dead, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from lease_store.errors import one_line
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import (
+    Batch,
+    BatchCommit,
+    DeliveryClaim,
+    EventKind,
+    OutboxEvent,
+    WaitingEvents,
+)
+from lease_store.transitions import materialization_payload
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTaken:
+    """The turn to deliver is another's.
+
+    Attributes:
+        node: the live node that has it; None where the one that asked is not alive itself.
+    """
+
+    node: NodeName | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The turn was current, and the write took effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOver:
+    """The turn has passed to another since; nothing was changed."""
+
+
+class Outbox(Protocol):
+    """The verbs on events; part of every `lease_store.store.LeaseStore`."""
+
+    def pending_events(
+        self,
+        key: GroupKey,
+        *,
+        kind: EventKind = EventKind.MATERIALIZATION,
+        run: str | None = None,
+        shard: ShardId | None = None,
+        limit: int = 500,
+    ) -> list[OutboxEvent]:
+        """Undelivered events of a kind in commit order, of one run or shard or of all."""
+        ...
+
+    def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
+        """Flag events as delivered."""
+        ...
+
+    def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
+        """What is undelivered of a kind: one value per shard that has any, by shard."""
+        ...
+
+    def take_turn(
+        self, key: GroupKey, node: NodeName, incarnation: str
+    ) -> DeliveryClaim | TurnTaken:
+        """Take the turn to deliver a group's hook events, as a live node.
+
+        Condition: the turn is free, or is this node's, or its node is not alive any more under
+        the incarnation that took it. The epoch rises each time, so that taking it again fences
+        an earlier turn of the same node.
+        """
+        ...
+
+    def settle_event(
+        self, claim: DeliveryClaim, sequence: int, *, error: str = ""
+    ) -> Settled | TurnOver:
+        """Flag an event as delivered or, with an error, count the attempt that failed.
+
+        Condition: the turn is still the claim's. Of the error, one line is kept.
+        """
+        ...
+
+    def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
+        """Give the turn back, for whoever comes next."""
+        ...
+
+
+def hook_payload(commit: BatchCommit) -> dict[str, Any]:
+    """What a hook is told of a batch: what Dagster is told, and its files as they were committed.
+
+    Paths are relative to the output folder of the stream and group.
+    """
+    return materialization_payload(commit) | {
+        "files": [file.path for file in commit.files if not file.quarantine],
+    }
+
+
+def payloads(commit: BatchCommit) -> dict[EventKind, dict[str, Any]]:
+    """The events that a commit leaves, by kind."""
+    found: dict[EventKind, dict[str, Any]] = {
+        EventKind.MATERIALIZATION: materialization_payload(commit)
+    }
+    if commit.hooked:
+        found[EventKind.HOOK] = hook_payload(commit)
+    return found
+
+
+def events_of(batch: Batch, commit: BatchCommit) -> list[OutboxEvent]:
+    """The events that a commit leaves, not numbered yet."""
+    return [
+        OutboxEvent(0, kind.value, batch.shard, batch.batch_id, payload, batch.run)
+        for kind, payload in payloads(commit).items()
+    ]
+
+
+def failed_attempt(event: OutboxEvent, error: str) -> OutboxEvent:
+    """The event after one more failed attempt."""
+    return replace(event, attempts=event.attempts + 1, error=one_line(error) or "no message")

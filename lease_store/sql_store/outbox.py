@@ -1,0 +1,124 @@
+"""The outbox in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from lease_store.errors import one_line
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.outbox import Settled, TurnOver, TurnTaken
+from lease_store.records import DeliveryClaim, EventKind, OutboxEvent, WaitingEvents
+from lease_store.sql_store import outbox_statements as statements
+from lease_store.sql_store.rows import event_from, key_values
+from lease_store.sql_store.verbs import SqlVerbs
+from lease_store.transactions import Transaction
+
+DELIVERIES_PER_STATEMENT = 500
+
+
+class SqlOutbox(SqlVerbs):
+    """The verbs on events, and the turn to deliver."""
+
+    def pending_events(
+        self,
+        key: GroupKey,
+        *,
+        kind: EventKind = EventKind.MATERIALIZATION,
+        run: str | None = None,
+        shard: ShardId | None = None,
+        limit: int = 500,
+    ) -> list[OutboxEvent]:
+        """See `LeaseStore.pending_events`."""
+
+        def work(tx: Transaction) -> list[OutboxEvent]:
+            self._group(tx, key)
+            statement = statements.select_pending(key, kind, run=run, shard=shard, limit=limit)
+            return [event_from(row) for row in tx.connection.execute(statement).mappings()]
+
+        return self._read("pending_events", work)
+
+    def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
+        """See `LeaseStore.mark_delivered`. Marking the same again is harmless."""
+        ordered = sorted(sequences)
+
+        def work(tx: Transaction) -> None:
+            self._group(tx, key)
+            for start in range(0, len(ordered), DELIVERIES_PER_STATEMENT):
+                chunk = ordered[start : start + DELIVERIES_PER_STATEMENT]
+                tx.connection.execute(statements.mark_delivered(key, chunk))
+
+        self._write("mark_delivered", work)
+
+    def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
+        """See `LeaseStore.waiting_events`."""
+
+        def work(tx: Transaction) -> list[WaitingEvents]:
+            self._group(tx, key)
+            rows = tx.connection.execute(statements.select_waiting(key, kind)).mappings()
+            return [
+                WaitingEvents(ShardId(row["shard_id"]), row["waiting"], event_from(row))
+                for row in rows
+            ]
+
+        return self._read("waiting_events", work)
+
+    def take_turn(
+        self, key: GroupKey, node: NodeName, incarnation: str
+    ) -> DeliveryClaim | TurnTaken:
+        """See `LeaseStore.take_turn`. After a lost reply it is simply taken again."""
+
+        def work(tx: Transaction) -> DeliveryClaim | TurnTaken:
+            self._group(tx, key, lock=True)
+            alive = statements.select_alive(key, node, incarnation)
+            if tx.connection.execute(alive).first() is None:
+                return tx.abandon(TurnTaken(None))
+            turn = tx.connection.execute(statements.select_turn(key)).mappings().first()
+            held = turn is not None and turn["lease_id"] is not None
+            if turn is not None and held and turn["worker_instance"] != node:
+                return tx.abandon(TurnTaken(NodeName(turn["worker_instance"])))
+            epoch = (turn["epoch"] if turn is not None else 0) + 1
+            values = {"worker_instance": node, "incarnation": incarnation, "epoch": epoch}
+            if turn is None:
+                tx.connection.execute(statements.insert_turn(key_values(key) | values))
+            else:
+                self._change_row(tx, statements.update_turn(key, values))
+            return DeliveryClaim(key, node, epoch)
+
+        return self._write("take_turn", work)
+
+    def settle_event(
+        self, claim: DeliveryClaim, sequence: int, *, error: str = ""
+    ) -> Settled | TurnOver:
+        """See `LeaseStore.settle_event`. A lost reply may count an attempt twice."""
+
+        def work(tx: Transaction) -> Settled | TurnOver:
+            if not self._is_turn_of(tx, claim):
+                return tx.abandon(TurnOver())
+            if error:
+                line = one_line(error) or "no message"
+                tx.connection.execute(statements.count_attempt(claim.key, sequence, line))
+            else:
+                tx.connection.execute(statements.mark_delivered(claim.key, [sequence]))
+            return Settled()
+
+        return self._write("settle_event", work)
+
+    def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
+        """See `LeaseStore.end_turn`."""
+        sent = False
+
+        def work(tx: Transaction) -> Settled | TurnOver:
+            nonlocal sent
+            if not self._is_turn_of(tx, claim):
+                # An epoch is used once: whatever an earlier try of this call did, it stays.
+                return tx.abandon(Settled() if sent else TurnOver())
+            sent = True
+            values = {"worker_instance": "", "incarnation": ""}
+            self._change_row(tx, statements.update_turn(claim.key, values))
+            return Settled()
+
+        return self._write("end_turn", work)
+
+    def _is_turn_of(self, tx: Transaction, claim: DeliveryClaim) -> bool:
+        self._group(tx, claim.key)
+        return tx.connection.execute(statements.lock_turn(claim)).first() is not None
