@@ -76,7 +76,7 @@ def _consume(
         incarnation=config.incarnation,
         run=run_id,
         shards=[ShardId(shard) for shard in config.shards],
-        on_commit=ProgressReports(done, context, time.monotonic),
+        after_commit=ProgressReports(done, context, time.monotonic),
     )
     done.add(reports, seconds=seconds)
     for report in reports:

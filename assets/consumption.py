@@ -106,7 +106,7 @@ class Consumer:
         budget_s: after how many seconds the rest is left to the next run; at least one batch is
             made. By default the stream's.
         stop_requested: asked between batches; once true, the run ends at that checkpoint.
-        on_commit: told of every batch right after its commit.
+        after_commit: told of every batch right after its commit.
         replaces: for a shard, the run that had it open and is known to have ended.
     """
 
@@ -122,7 +122,7 @@ class Consumer:
         clock: Callable[[], float],
         budget_s: float | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
-        on_commit: Callable[[Sequence[BatchCommit]], None] | None = None,
+        after_commit: Callable[[Sequence[BatchCommit]], None] | None = None,
         replaces: Mapping[ShardId, str] | None = None,
     ) -> None:
         self._stream = stream
@@ -134,7 +134,7 @@ class Consumer:
         self._clock = clock
         self._budget_s = stream.run_budget_s if budget_s is None else budget_s
         self._stop_requested = stop_requested
-        self._on_commit = on_commit
+        self._after_commit = after_commit
         self._replaces = replaces or {}
         self._gaps = GapHandling(store, stream.source)
         self._open: dict[ShardId, _Consumption] = {}
@@ -390,6 +390,7 @@ class Consumer:
             statistics=result.statistics,
             finished=batch.last,
             watermark=watermark_after(self._stream, result),
+            hooked=self._stream.on_commit is not None,
         )
 
     def _pass_gap_or_stop(self, open_: _Consumption, error: CursorExpired) -> None:
@@ -417,8 +418,8 @@ class Consumer:
             open_.sequence += 1
             if commit.finished:
                 self._end(open_, StopReason.FINISHED)
-        if done and self._on_commit is not None:
-            self._on_commit(done)
+        if done and self._after_commit is not None:
+            self._after_commit(done)
 
     def _announce(self) -> None:
         """Tell the nodes that wait for a shard how long a batch takes here."""

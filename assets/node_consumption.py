@@ -25,11 +25,11 @@ def consume_shards(
     incarnation: str,
     run: str,
     shards: Sequence[ShardId],
-    on_commit: Callable[[Sequence[BatchCommit]], None],
+    after_commit: Callable[[Sequence[BatchCommit]], None],
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; one report per shard, and the seconds that it took.
 
-    `on_commit` is told of every batch right after its commit.
+    `after_commit` is told of every batch right after its commit.
 
     The run beats for its node: should the sensor's process die, the node lives on as long as the
     run works, and no shard changes hands for nothing.
@@ -58,7 +58,7 @@ def consume_shards(
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
-            on_commit=on_commit,
+            after_commit=after_commit,
         )
         reports = consumer.consume(shards)
     return list(reports.values()), time.monotonic() - started_s

@@ -153,7 +153,7 @@ def _consume(
             incarnation=placement.incarnations[node],
             run=context.run.run_id,
             shards=held,
-            on_commit=ProgressReports(done, context, time.monotonic),
+            after_commit=ProgressReports(done, context, time.monotonic),
         )
         done.add(reports, seconds=seconds)
     return done

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from assets.commit_hook import OnCommit
 from lease_store.errors import InvalidSetting
 from lease_store.identifiers import GroupKey, NodeName
 from lease_store.node_settings import NodeSettings, check_served, check_settings, node_row
@@ -55,6 +56,8 @@ class ShardStream:
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.
+        on_commit: called with each committed batch, at least once, in the order of the commits of
+            its shard; see `docs/how-to/on-commit.md`. It runs in the code server, not in Spark.
 
     Raises:
         InvalidIdentifier: the name, the group or a node is not of the grammar.
@@ -78,6 +81,7 @@ class ShardStream:
     handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
     quarantined_max: int = 1_000
     lag_max: int = 1_000_000
+    on_commit: OnCommit | None = None
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)

@@ -19,6 +19,7 @@ from orchestration.resources import deployment_of, spark_of
 from orchestration.schedules import build_schedule
 from orchestration.settings import Settings, load_settings
 from sensors.janitor import build_janitor_sensor
+from sensors.on_commit import build_on_commit_sensor
 from sensors.outbox import build_outbox_sensor
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import build_shard_list_sensor
@@ -58,6 +59,8 @@ def build_definitions(
         sensors.append(build_rebalance_sensor(stream, deployment, job))
         sensors.append(build_janitor_sensor(stream, deployment))
         sensors.append(build_outbox_sensor(stream, deployment))
+        if stream.on_commit is not None:
+            sensors.append(build_on_commit_sensor(stream, deployment))
         schedules.append(build_schedule(stream, deployment, job))
     return dg.Definitions(
         assets=assets,

@@ -86,7 +86,7 @@ def consume(run: Run) -> None:
         heartbeat=run.heartbeat,
         clock=run.clock,
         stop_requested=run.stop_requested,
-        on_commit=run.acknowledge,
+        after_commit=run.acknowledge,
         replaces=run.replaces,
     )
     for report in consumer.consume(run.shards).values():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lease_store.assignment_plan import rank_key
+from lease_store.records import EventKind
 from lease_store.upkeep import UpkeepReport
 from orchestration.commands.groups import described
 from orchestration.commands.options import GroupName, Home, Json, Stream
@@ -15,7 +16,9 @@ from orchestration.presentation import say, show_json, show_table
 from shard_sources.lag import lags_of
 
 if TYPE_CHECKING:
-    from lease_store.records import JournalEntry
+    from collections.abc import Sequence
+
+    from lease_store.records import JournalEntry, Node, ShardLease, WaitingEvents
 
 
 def status(
@@ -27,34 +30,21 @@ def status(
     snapshot = target.store.snapshot(key)
     leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
     lags, trouble = lags_of(target.stream(key.stream).source, leases)
-    shards = [
-        {
-            "shard": lease.shard,
-            "state": lease.state,
-            "consumer_owner": lease.consumer_owner,
-            "next_owner": lease.lease_owner if lease.lease_owner != lease.consumer_owner else None,
-            "check_point": lease.check_point,
-            "lag": lags.get(lease.shard),
-            "epoch": lease.consumer_epoch,
-            "run": lease.consumer_run,
-            "parents": lease.parents,
-        }
-        for lease in leases
-    ]
-    nodes = [
-        {
-            "node": node.name,
-            "member": node.member,
-            "accepts_runs": node.accepts_runs,
-            "lease_id": node.lease_id,
-            "shards": sum(lease.consumer_owner == node.name for lease in snapshot.shards),
-        }
-        for node in snapshot.nodes
-    ]
+    shards = [_shard_row(lease, lags.get(lease.shard)) for lease in leases]
+    nodes = [_node_row(node, snapshot.shards) for node in snapshot.nodes]
+    hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
     if as_json:
         group_ = described(snapshot.group)
-        show_json({"group": group_, "nodes": nodes, "shards": shards, "upkeep": upkeep})
+        show_json(
+            {
+                "group": group_,
+                "nodes": nodes,
+                "shards": shards,
+                "on_commit": hooks,
+                "upkeep": upkeep,
+            }
+        )
         return
     paused = ", paused" if snapshot.group.paused else ""
     show_table(
@@ -76,10 +66,51 @@ def status(
         ),
         numeric=("checkpoint", "lag", "epoch"),
     )
+    if hooks:
+        show_table(
+            f"Batches that on_commit of {key} was not told of",
+            ("shard", "waiting", "next", "failed attempts", "last error"),
+            (tuple(hook.values()) for hook in hooks),
+            numeric=("waiting", "failed attempts"),
+        )
     if upkeep is not None:
         _show_upkeep(upkeep)
     if trouble:
         say(f"The lag is not known: {trouble}")
+
+
+def _shard_row(lease: ShardLease, lag: int | None) -> dict[str, Any]:
+    return {
+        "shard": lease.shard,
+        "state": lease.state,
+        "consumer_owner": lease.consumer_owner,
+        "next_owner": lease.lease_owner if lease.lease_owner != lease.consumer_owner else None,
+        "check_point": lease.check_point,
+        "lag": lag,
+        "epoch": lease.consumer_epoch,
+        "run": lease.consumer_run,
+        "parents": lease.parents,
+    }
+
+
+def _node_row(node: Node, leases: Sequence[ShardLease]) -> dict[str, Any]:
+    return {
+        "node": node.name,
+        "member": node.member,
+        "accepts_runs": node.accepts_runs,
+        "lease_id": node.lease_id,
+        "shards": sum(lease.consumer_owner == node.name for lease in leases),
+    }
+
+
+def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
+    return {
+        "shard": waiting.shard,
+        "waiting": waiting.count,
+        "next_batch": waiting.oldest.batch_id,
+        "failed_attempts": waiting.oldest.attempts,
+        "error": waiting.oldest.error,
+    }
 
 
 def _show_upkeep(upkeep: UpkeepReport) -> None:

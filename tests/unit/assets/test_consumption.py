@@ -366,10 +366,10 @@ def test_a_group_that_was_deleted_is_one_sentence_per_shard(world: World) -> Non
     assert all("no consumer group" in report.error for report in reports.values())
 
 
-def test_on_commit_hears_of_each_batch_in_order(world: World) -> None:
+def test_after_commit_hears_of_each_batch_in_order(world: World) -> None:
     heard: list[tuple[str, str, str]] = []
     world.consume(
-        on_commit=lambda commits: heard.extend((c.tenure.shard, c.start, c.end) for c in commits)
+        after_commit=lambda commits: heard.extend((c.tenure.shard, c.start, c.end) for c in commits)
     )
     assert [entry for entry in heard if entry[0] == "0"] == [
         ("0", "0", "4"),

@@ -1,0 +1,89 @@
+"""What the hook of a stream's declaration is told of a committed batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import OutboxEvent
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    """A batch that is committed: its range `[start, end)`, its counts, and where its output lies.
+
+    Attributes:
+        key: the consumer group within the stream.
+        batch_id: `<shard>.<number>`, the same at every delivery: unique within the group.
+        records: records read; None where the transform stopped the reader early.
+        bytes: bytes of keys and values read, or None.
+        written: records in the output.
+        quarantined: records that could not be parsed.
+        first_event_time: the smallest event time read, or None.
+        last_event_time: the largest event time read, or None.
+        finished: a read-only shard ends with this batch.
+        files: the Parquet files of the batch as it was committed. A later replay or compaction
+            replaces them, and vacuum then removes them.
+        attempt: 1 for the first delivery, and one more after each that failed.
+    """
+
+    key: GroupKey
+    shard: ShardId
+    batch_id: str
+    start: str
+    end: str
+    records: int | None
+    bytes: int | None
+    written: int
+    quarantined: int
+    first_event_time: datetime | None
+    last_event_time: datetime | None
+    finished: bool
+    files: tuple[Path, ...]
+    attempt: int
+
+    @classmethod
+    def of(cls, event: OutboxEvent, key: GroupKey, output_folder: Path) -> CommittedBatch:
+        """The batch that an event of the outbox tells of."""
+        told = event.payload
+        return cls(
+            key=key,
+            shard=event.shard,
+            batch_id=event.batch_id,
+            start=told["start"],
+            end=told["end"],
+            records=told["records"],
+            bytes=told["bytes"],
+            written=told["written"],
+            quarantined=told["quarantined"],
+            first_event_time=_time(told["first_event_time"]),
+            last_event_time=_time(told["last_event_time"]),
+            finished=told["finished"],
+            files=tuple(output_folder / path for path in told["files"]),
+            attempt=event.attempts + 1,
+        )
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+OnCommit = Callable[[CommittedBatch], None]
+
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
+_NAMED_SECRET = re.compile(
+    r"(?i)\b((?:[\w-]*[_-])?(?:password|passwd|pwd|token|secret|apikey|key|authorization))"
+    r"(\W{0,3}[=:]\s*)(?:bearer\s+)?('[^']*'|\"[^\"]*\"|[^\s,;&)]+)"
+)
+
+
+def without_secrets(line: str) -> str:
+    """An error's line without what looks like credentials: of a URL, or named as such.
+
+    A hook talks to services of its own, and their clients put what they were given into errors.
+    """
+    return _NAMED_SECRET.sub(r"\1\2***", _CREDENTIALS.sub("***@", line))

@@ -1,0 +1,186 @@
+"""Calling a stream's `on_commit` for committed batches: in order per shard, again where it failed.
+
+A batch whose call fails holds back the later ones of its shard and nothing else: consumption does
+not look at the hook. What the process remembers is only until when it waits; how often a call has
+failed, and how, is in the outbox, so that whoever delivers next knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+
+from assets.commit_hook import CommittedBatch, OnCommit, without_secrets
+from assets.deployment import Deployment
+from assets.shard_stream import ShardStream
+from assets.spark_failures import users_error
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.outbox import TurnOver, TurnTaken
+from lease_store.records import DeliveryClaim, EventKind, OutboxEvent, WaitingEvents
+
+RETRY_FIRST_S = 5.0
+RETRY_MAX_S = 600.0
+CALLS_PER_SHARD_MAX = 200
+TICK_BUDGET_S = 20.0
+"""After how many seconds a tick begins no further call: Dagster gives a tick 60 s."""
+
+
+def retry_wait_s(attempts: int, jitter: float) -> float:
+    """How long to wait after `attempts` failed calls: doubling from 5 s up to 10 minutes.
+
+    `jitter` in [0, 1) shortens it by up to a half, so that what failed together is not tried
+    together.
+    """
+    doublings = min(max(attempts, 1) - 1, 32)
+    return min(RETRY_FIRST_S * 2.0**doublings, RETRY_MAX_S) * (1 - jitter / 2)
+
+
+@dataclass
+class DeliveryReport:
+    """What one tick did.
+
+    Attributes:
+        delivered: calls that returned.
+        failures: for each shard whose call failed in this tick, how; one line each.
+        left: batches that wait for a later tick.
+        explanation: why nothing was called, or why it stopped early; may be empty.
+    """
+
+    delivered: int = 0
+    failures: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
+    left: int = 0
+    explanation: str = ""
+
+    def __str__(self) -> str:
+        """The report as the sensor's tick shows it."""
+        said = f"{self.delivered} batches delivered, {self.left} waiting."
+        failed = " ".join(f"Shard {shard}: {how}" for shard, how in self.failures.items())
+        return " ".join(part for part in (said, self.explanation, failed) if part)
+
+
+class HookDelivery:
+    """Delivers to one stream's hook from this process.
+
+    Args:
+        stream: the declaration; `on_commit` is set.
+        deployment: the lease store, the nodes served here and the output folder.
+        clock: monotonic seconds.
+        jitter: a number in [0, 1) for each wait.
+    """
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        deployment: Deployment,
+        *,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        assert stream.on_commit is not None
+        self._stream = stream
+        self._hook: OnCommit = stream.on_commit
+        self._deployment = deployment
+        self._clock = clock
+        self._jitter = jitter
+        self._due_s: dict[ShardId, float] = {}
+        self._busy = Lock()
+        self._calling: tuple[str, float] = ("", 0.0)
+
+    def tick(self) -> DeliveryReport:
+        """Call the hook for what is due; what fails is in the report.
+
+        Raises:
+            LeaseholdError: the lease store does not answer.
+        """
+        # Dagster gives up on a tick that takes too long, but its thread goes on here.
+        if not self._busy.acquire(blocking=False):
+            batch, since_s = self._calling
+            waited_s = self._clock() - since_s
+            return DeliveryReport(
+                explanation=f"on_commit was called for batch {batch} {waited_s:.0f} s ago and has "
+                "not returned."
+            )
+        try:
+            return self._deliver()
+        finally:
+            self._busy.release()
+
+    def _deliver(self) -> DeliveryReport:
+        store, key = self._deployment.store(), self._stream.key
+        waiting = store.waiting_events(key, EventKind.HOOK)
+        now_s = self._clock()
+        due = [each for each in waiting if self._due_s.get(each.shard, now_s) <= now_s]
+        report = DeliveryReport(left=sum(each.count for each in waiting))
+        if not due:
+            wait_s = min((self._due_s[each.shard] - now_s for each in waiting), default=0.0)
+            report.explanation = f"The next call is due in {wait_s:.0f} s." if waiting else ""
+            return report
+        member = self._live_node()
+        if member is None:
+            report.explanation = "No node that this deployment serves is alive in the group."
+            return report
+        turn = store.take_turn(key, *member)
+        if isinstance(turn, TurnTaken):
+            report.explanation = f"Node {turn.node or 'of another deployment'} delivers."
+            return report
+        try:
+            self._call_all(turn, due, now_s + TICK_BUDGET_S, report)
+        finally:
+            store.end_turn(turn)
+        return report
+
+    def _live_node(self) -> tuple[NodeName, str] | None:
+        """A node served here that is alive, and its incarnation."""
+        served = set(self._deployment.nodes)
+        for node in self._deployment.store().pulse(self._stream.key).nodes:
+            if node.member and node.name in served:
+                return node.name, node.incarnation
+        return None
+
+    def _call_all(
+        self,
+        turn: DeliveryClaim,
+        due: list[WaitingEvents],
+        deadline_s: float,
+        report: DeliveryReport,
+    ) -> None:
+        """Shard by shard, those that have waited longest first."""
+        for each in sorted(due, key=lambda waiting: waiting.oldest.sequence):
+            events = self._deployment.store().pending_events(
+                turn.key, kind=EventKind.HOOK, shard=each.shard, limit=CALLS_PER_SHARD_MAX
+            )
+            for event in events:
+                if self._clock() >= deadline_s:
+                    report.explanation = "The rest is left to the next tick."
+                    return
+                failure = self._call(event)
+                settled = self._deployment.store().settle_event(turn, event.sequence, error=failure)
+                if isinstance(settled, TurnOver):
+                    report.explanation = "Another deployment has taken over."
+                    return
+                if failure:
+                    self._put_off(event, failure, report)
+                    break
+                self._due_s.pop(event.shard, None)
+                report.delivered += 1
+                report.left -= 1
+
+    def _call(self, event: OutboxEvent) -> str:
+        """Call the hook once; how it failed, or nothing."""
+        folder = self._deployment.output_folder(self._stream.key)
+        batch = CommittedBatch.of(event, self._stream.key, folder)
+        self._calling = (event.batch_id, self._clock())
+        try:
+            self._hook(batch)
+        except Exception as error:
+            return without_secrets(users_error(error))
+        return ""
+
+    def _put_off(self, event: OutboxEvent, failure: str, report: DeliveryReport) -> None:
+        wait_s = retry_wait_s(event.attempts + 1, self._jitter())
+        self._due_s[event.shard] = self._clock() + wait_s
+        report.failures[event.shard] = (
+            f"on_commit failed for batch {event.batch_id} at attempt {event.attempts + 1} "
+            f"({failure}); it is called again in {wait_s:.0f} s."
+        )
