@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -69,6 +70,23 @@ class ChildProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Its number; also that of its process group and session."""
+        assert self._process is not None
+        return self._process.pid
+
+    def tell_to_end(self) -> None:
+        """Tell it to end, and return at once; `stop` waits."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended by itself, at most so many seconds."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
 
     def exit_code(self) -> int | None:
         """Its exit code, or None while it runs."""

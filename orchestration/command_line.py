@@ -23,10 +23,12 @@ from orchestration.commands import (
     gaps,
     groups,
     inspection,
+    nodes,
     processes,
     records,
     rewriting,
     shards,
+    up,
     vacuum,
 )
 from orchestration.presentation import say, show_json
@@ -52,6 +54,8 @@ app.add_typer(database.app, name="db")
 for command in (
     processes.demo,
     processes.ui,
+    nodes.node,
+    up.up,
     inspection.status,
     inspection.plan,
     inspection.journal,

@@ -47,12 +47,16 @@ def _setting_names(variable: str) -> set[str]:
 
 
 def daemon(
-    settings: Settings, environment: Mapping[str, str], folder: Path | None = None
+    settings: Settings,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    module: str = DEFINITIONS_MODULE,
 ) -> ChildProcess:
     """The daemon, which ticks the sensors and launches the runs; its log is in the home."""
     return ChildProcess(
         "the Dagster daemon",
-        [sys.executable, "-m", "dagster._daemon", "run", "-m", DEFINITIONS_MODULE],
+        [sys.executable, "-m", "dagster._daemon", "run", "-m", module],
         log=settings.home.absolute() / "daemon.log",
         environment=environment,
         folder=folder,
@@ -60,13 +64,18 @@ def daemon(
 
 
 def webserver(
-    settings: Settings, environment: Mapping[str, str], port: int, folder: Path | None = None
+    settings: Settings,
+    environment: Mapping[str, str],
+    port: int,
+    folder: Path | None = None,
+    *,
+    module: str = DEFINITIONS_MODULE,
 ) -> ChildProcess:
     """The webserver, for browsers on this machine only; its log is in the home."""
     return ChildProcess(
         "the Dagster webserver",
         [
-            *(sys.executable, "-m", "dagster_webserver", "-m", DEFINITIONS_MODULE),
+            *(sys.executable, "-m", "dagster_webserver", "-m", module),
             *("--host", LOOPBACK, "--port", str(port)),
         ],
         log=settings.home.absolute() / "webserver.log",
@@ -76,7 +85,8 @@ def webserver(
 
 
 @contextmanager
-def _instance(settings: Settings) -> Generator[DagsterInstance]:
+def opened_instance(settings: Settings) -> Generator[DagsterInstance]:
+    """The Dagster instance of the home."""
     from dagster import DagsterInstance
 
     # The configuration may name folders relative to DAGSTER_HOME.
@@ -92,7 +102,7 @@ def materialize_lease_table(settings: Settings, stream: ShardStream) -> bool:
     from assets.lease_asset import build_lease_asset
     from orchestration.resources import deployment_of
 
-    with _instance(settings) as instance:
+    with opened_instance(settings) as instance:
         asset = build_lease_asset(stream, deployment_of(settings))
         quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
         done = dg.materialize([asset], instance=instance, raise_on_error=False, run_config=quiet)
@@ -103,7 +113,7 @@ def count_runs(settings: Settings, statuses: list[DagsterRunStatus]) -> int:
     """How many runs of the instance have one of these statuses."""
     from dagster import RunsFilter
 
-    with _instance(settings) as instance:
+    with opened_instance(settings) as instance:
         return instance.get_runs_count(RunsFilter(statuses=statuses))
 
 

@@ -19,6 +19,9 @@ run_coordinator:
   class: QueuedRunCoordinator
   config:
     dequeue_interval_seconds: 1
+    # One node that answers late must not keep the runs of the others waiting.
+    dequeue_use_threads: true
+    dequeue_num_workers: 4
 
 concurrency:
   runs:
@@ -91,6 +94,20 @@ storage:
 """
 
 
+_LAUNCHER = """
+# Each run goes to the node that its tag `leasehold/node` names, or that holds its shard.
+run_launcher:
+  module: orchestration.node_launcher
+  class: NodeRunLauncher
+"""
+
+
+def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
+    """`dagster.yaml` of a deployment whose nodes have agents, as `leasehold up` writes it."""
+    storage = _MYSQL if mysql else ""
+    return f"{OWNED_MARK}\n{_COMMON.format(runs_max=runs_max, runs_per_node=2)}{_LAUNCHER}{storage}"
+
+
 def embedded_text() -> str:
     """`dagster.yaml` of the embedded default: SQLite in Dagster's home, a few runs at a time."""
     return f"{OWNED_MARK}\n{_COMMON.format(runs_max=4, runs_per_node=2)}"
@@ -99,9 +116,11 @@ def embedded_text() -> str:
 def production_text() -> str:
     """`dagster.yaml` for MySQL or MariaDB: address and password come from the environment.
 
+    Runs go to the nodes' agents where there are any. The file needs no change when a node comes.
+
     The variables are `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD`, `_DATABASE`.
     """
-    return f"{_COMMON.format(runs_max=32, runs_per_node=4)}{_RETRIES}{_MYSQL}"
+    return f"{_COMMON.format(runs_max=32, runs_per_node=4)}{_RETRIES}{_LAUNCHER}{_MYSQL}"
 
 
 def create_instance(settings: Settings, text: str | None = None) -> Path:

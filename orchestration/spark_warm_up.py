@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 EMBEDDED = "connect"
 START_TIMEOUT_S = 150.0
-POLL_S = 0.05
 LOG_FILE = "warm-up.log"
 
 
@@ -75,9 +73,7 @@ class SparkWarmUp:
         from assets.connect_server import stop
 
         # A server that is still starting has no state yet, and could not be stopped.
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while self._process.exit_code() is None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        self._process.wait(START_TIMEOUT_S)
         self._process.stop()
         stop(self._folder)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,9 +117,9 @@ def ui(
             webserver(settings, environment, chosen) as pages,
         ):
             say(f"Starting Dagster on {settings.home} …")
-            _say_what_is_missing(target)
+            say_what_is_missing(target)
             try:
-                _wait_for_port(chosen, pages)
+                wait_for_port(chosen, pages)
                 say(f"Open http://127.0.0.1:{chosen} in a browser; Ctrl-C ends it.")
                 sys.stdout.flush()
                 while background.exit_code() is None and pages.exit_code() is None:
@@ -132,29 +133,31 @@ def ui(
             )
 
 
-def free_port(wanted: int | None) -> int:
-    """The wanted port, or the first free one from 3000 on.
+def free_port(wanted: int | None, first: int = PORT_DEFAULT, host: str = "127.0.0.1") -> int:
+    """The wanted port of this host, or the next free one from `first` on.
 
     Raises:
         InvalidSetting: the wanted one is taken, or all that were tried are.
     """
-    for port in range(PORT_DEFAULT, PORT_DEFAULT + PORTS_TRIED) if wanted is None else (wanted,):
+    for port in range(first, first + PORTS_TRIED) if wanted is None else (wanted,):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                listener.bind(("127.0.0.1", port))
+                listener.bind((host, port))
             except OSError:
                 continue
             return port
     raise InvalidSetting(
-        f"Port {wanted or PORT_DEFAULT} of the loopback is in use: name another one with --port."
+        f"Port {wanted or first} of {host} is in use: name another one with --port."
     )
 
 
-def _wait_for_port(port: int, pages: ChildProcess) -> None:
-    """Return when the webserver takes connections, has ended, or needs too long."""
+def wait_for_port(port: int, pages: ChildProcess, told: Event | None = None) -> None:
+    """Return when the webserver takes connections, has ended, or needs too long; or once told."""
     deadline = time.monotonic() + WEBSERVER_START_S
     while pages.exit_code() is None and time.monotonic() < deadline:
+        if told is not None and told.is_set():
+            return
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1.0):
                 return
@@ -162,7 +165,7 @@ def _wait_for_port(port: int, pages: ChildProcess) -> None:
             time.sleep(POLL_S)
 
 
-def _say_what_is_missing(target: Target) -> None:
+def say_what_is_missing(target: Target) -> None:
     """Name the streams that have no log yet: their sensors would wait without a visible reason."""
     for stream in target.settings.streams:
         if not target.local_log(stream.name).exists:

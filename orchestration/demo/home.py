@@ -29,7 +29,7 @@ def demo_settings(home: Path, spark: str) -> Settings:
 
 @contextmanager
 def running_alone(home: Path) -> Generator[None]:
-    """Holds the home for one `demo` or `ui` at a time.
+    """Holds the home for one `demo`, `ui` or `up` at a time.
 
     Raises:
         InvalidSetting: another one is at work in it, or it cannot be made.
@@ -40,8 +40,8 @@ def running_alone(home: Path) -> Generator[None]:
         lock.acquire()
     except Timeout:
         raise InvalidSetting(
-            f"Another `leasehold demo` or `leasehold ui` is at work in {home}: stop it first, or "
-            "name another folder with --home."
+            f"Another `leasehold demo`, `leasehold ui` or `leasehold up` is at work in {home}: "
+            "stop it first, or name another folder with --home."
         ) from None
     except OSError as error:
         raise InvalidSetting(f"The home {home} cannot be used: {error.strerror}.") from None

@@ -17,7 +17,7 @@ def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         taken = listener.getsockname()[1]
-        with pytest.raises(InvalidSetting, match=f"Port {taken} of the loopback is in use"):
+        with pytest.raises(InvalidSetting, match=f"Port {taken} of 127.0.0.1 is in use"):
             free_port(taken)
         assert free_port(None) != taken
 

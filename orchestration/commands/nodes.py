@@ -1,0 +1,178 @@
+"""`leasehold node`: the agent of this host's node."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lease_store.errors import InvalidSetting
+from lease_store.identifiers import NodeName
+from orchestration.commands.options import Home
+from orchestration.commands.processes import free_port
+from orchestration.node_directory import Endpoint
+from orchestration.presentation import say
+from orchestration.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+    from orchestration.node_agent import NodeAgent
+
+NODE_PORT_DEFAULT = 4201
+LEAVE_TIMEOUT_S = 150.0
+
+Module = Annotated[
+    str | None,
+    typer.Option("--module", help="Your module of definitions (default: those of the settings)."),
+]
+
+
+@contextmanager
+def told_by_signals() -> Generator[threading.Event]:
+    """An event that Ctrl-C, SIGTERM and SIGHUP set; the block goes on until it looks."""
+    told = threading.Event()
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        told.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, tell) for number in numbers}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def node(
+    *,
+    name: Annotated[str, typer.Option("--name", help="Of the node; unique in its groups.")],
+    home: Home = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=1, max=65535, help="Of its code server (default: from 4201 on)."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Where its code server listens.")
+    ] = "127.0.0.1",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Where Dagster's daemon reaches it, if not where it listens.",
+        ),
+    ] = None,
+    module: Module = None,
+    leave_timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--leave-timeout", min=0, help="How long its runs may take to stop, in seconds."
+        ),
+    ] = LEAVE_TIMEOUT_S,
+) -> None:
+    """Be a node: keep this host's code server and Spark running, and beat for the node.
+
+    SIGTERM or Ctrl-C lets its runs reach a checkpoint, frees its shards, and ends it.
+    """
+    from orchestration.dagster_processes import DEFINITIONS_MODULE, opened_instance
+    from orchestration.node_agent import answering_alone
+
+    named = NodeName(name)
+    settings = load_settings(home=home, agents=True, agent_node=str(named))
+    with told_by_signals() as told, answering_alone(settings.node_folder(named), named):
+        _check_instance(settings)
+        listen = Endpoint(host, free_port(port, NODE_PORT_DEFAULT, host))
+        advertised = Endpoint.parse(address) if address else _reached(listen)
+        with opened_instance(settings) as instance:
+            _check_launcher(settings, instance.run_launcher)
+            agent = _agent(
+                settings,
+                named,
+                instance,
+                module=module or DEFINITIONS_MODULE,
+                listen=listen,
+                advertised=advertised,
+                leave_timeout_s=leave_timeout_s,
+            )
+            say(f"Starting node {named} on {listen} …")
+            sys.stdout.flush()
+            agent.run(told)
+
+
+def _agent(
+    settings: Settings,
+    node: NodeName,
+    instance: DagsterInstance,
+    *,
+    module: str,
+    listen: Endpoint,
+    advertised: Endpoint,
+    leave_timeout_s: float,
+) -> NodeAgent:
+    from lease_store import open_store
+    from lease_store.liveness import steady_clock
+    from lease_store.records import Node
+    from orchestration.code_server import CodeServer
+    from orchestration.dagster_processes import child_environment
+    from orchestration.declared_groups import groups_of
+    from orchestration.node_agent import NodeAgent
+    from orchestration.spark_keeper import SparkKeeper
+
+    folder = settings.node_folder(node)
+    environment = child_environment(settings, os.environ) | {
+        "LEASEHOLD_AGENTS": "true",
+        "LEASEHOLD_AGENT_NODE": str(node),
+    }
+    # A server that is shared with other nodes is kept by who started it.
+    shared = settings.spark_state is not None
+    return NodeAgent(
+        Node(node, 0, ""),
+        groups_of(module, settings),
+        store=open_store(settings.store_url),
+        instance=instance,
+        server=CodeServer(module, listen, folder, environment, steady_clock),
+        spark=None if shared else SparkKeeper(settings, environment, steady_clock),
+        folder=folder,
+        advertised=advertised,
+        leave_timeout_s=leave_timeout_s,
+    )
+
+
+def _check_instance(settings: Settings) -> None:
+    from orchestration.instance import INSTANCE_FILE
+
+    if not (settings.dagster_home / INSTANCE_FILE).exists():
+        raise InvalidSetting(
+            f"There is no Dagster instance in {settings.dagster_home}: start `leasehold up` on the "
+            f"home first, or put the {INSTANCE_FILE} of your deployment there."
+        )
+
+
+def _check_launcher(settings: Settings, launcher: object) -> None:
+    from orchestration.node_launcher import NodeRunLauncher
+
+    if not isinstance(launcher, NodeRunLauncher):
+        raise InvalidSetting(
+            f"Dagster in {settings.dagster_home} launches no runs on nodes: its dagster.yaml needs "
+            "the run launcher orchestration.node_launcher.NodeRunLauncher, as `leasehold up` "
+            "writes it."
+        )
+
+
+def _reached(listen: Endpoint) -> Endpoint:
+    """Where others reach a server that listens on every address of this host: at its name."""
+    everywhere = listen.host in ("0.0.0.0", "::")
+    return Endpoint(platform.node(), listen.port) if everywhere else listen

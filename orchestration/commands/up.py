@@ -1,0 +1,200 @@
+"""`leasehold up`: a whole deployment with several nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import string
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from lease_store.errors import LeaseholdError
+from lease_store.liveness import steady_clock
+from orchestration.commands.nodes import (
+    LEAVE_TIMEOUT_S,
+    NODE_PORT_DEFAULT,
+    Module,
+    told_by_signals,
+)
+from orchestration.commands.options import Home
+from orchestration.commands.processes import free_port, say_what_is_missing, wait_for_port
+from orchestration.commands.target import Target
+from orchestration.presentation import say
+from orchestration.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from orchestration.child_processes import ChildProcess
+
+POLL_S = 0.5
+NODES_DEFAULT = 3
+RUNS_PER_NODE = 2
+
+
+class NodeProcesses:
+    """The agents that `leasehold up` starts, to be entered with `with`; they leave together.
+
+    Args:
+        settings: of the deployment.
+        environment: of the agents.
+        count: how many nodes.
+        module: of the definitions, or None for those of the settings.
+    """
+
+    def __init__(
+        self, settings: Settings, environment: Mapping[str, str], count: int, module: str | None
+    ) -> None:
+        self._home = settings.home.absolute()
+        self._folder = settings.node_folder
+        self._environment = environment
+        self._names = [f"node-{letter}" for letter in string.ascii_lowercase[:count]]
+        self._module = module
+        self._processes: dict[str, ChildProcess] = {}
+        self._ended: set[str] = set()
+
+    def __enter__(self) -> Self:
+        from orchestration.child_processes import ChildProcess
+
+        first = NODE_PORT_DEFAULT
+        for name in self._names:
+            port = free_port(None, first)
+            first = port + 1
+            arguments = ["node", "--name", name, "--home", str(self._home), "--port", str(port)]
+            arguments += ["--module", self._module] if self._module else []
+            process = ChildProcess(
+                f"the agent of {name}",
+                [sys.executable, "-m", "orchestration.command_line", *arguments],
+                log=self._folder(name) / "agent.log",
+                environment=self._environment,
+                stop_timeout_s=LEAVE_TIMEOUT_S,
+            )
+            self._processes[name] = process
+            process.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes.values():
+            process.tell_to_end()
+        for name, process in self._processes.items():
+            process.stop()
+            end_leftovers(self._folder(name))
+
+    def say_who_ended(self) -> None:
+        """Name each agent that has ended by itself, once."""
+        for name, process in self._processes.items():
+            code = process.exit_code()
+            if code is not None and name not in self._ended:
+                self._ended.add(name)
+                said = process.last_line() if code > 0 else ""
+                say(
+                    f"The agent of {name} ended with code {code}. {said} Start it again with: "
+                    f"leasehold node --name {name} --home {self._home}"
+                )
+                sys.stdout.flush()
+
+
+def end_leftovers(folder: Path) -> None:
+    """End what an agent left running that was killed; nothing, where another one is at work."""
+    from lease_store.errors import NodeNameTaken
+    from lease_store.identifiers import NodeName
+    from orchestration.code_server import ProcessMark, end_session
+    from orchestration.node_agent import AgentState, answering_alone
+
+    try:
+        with answering_alone(folder, NodeName(folder.name)):
+            state = AgentState.read(folder)
+            for pid, created in state.sessions if state else ():
+                end_session(ProcessMark(pid, created))
+    except NodeNameTaken:
+        return
+
+
+def up(
+    home: Home = None,
+    *,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, max=26, help="How many nodes to start.")
+    ] = NODES_DEFAULT,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Of the web page (default: from 3000 on)."),
+    ] = None,
+    module: Module = None,
+) -> None:
+    """Run a whole deployment on this machine until Ctrl-C: webserver, daemon, and several nodes.
+
+    Each node is a `leasehold node` of its own, as on a host of its own; they share one Spark
+    server. Another one joins when it is started on the same home.
+    """
+    target = Target(load_settings(home=home, agents=True))
+    target.make_home()
+    with told_by_signals() as told:
+        _run(target, nodes, free_port(port), module, told)
+
+
+def _run(target: Target, nodes: int, port: int, module: str | None, told: threading.Event) -> None:
+    from assets.instance_address import ensure_instance_address
+    from orchestration.dagster_processes import (
+        DEFINITIONS_MODULE,
+        child_environment,
+        daemon,
+        opened_instance,
+        webserver,
+    )
+    from orchestration.demo.home import running_alone
+    from orchestration.instance import create_instance, nodes_text
+    from orchestration.spark_keeper import SparkKeeper
+
+    settings = target.settings
+    with running_alone(settings.home), ExitStack() as stack:
+        say(f"Starting Dagster and {nodes} nodes on {settings.home} …")
+        sys.stdout.flush()
+        create_instance(settings, nodes_text(runs_max=nodes * RUNS_PER_NODE + 2))
+        environment = child_environment(settings, os.environ) | {
+            "LEASEHOLD_AGENTS": "true",
+            "LEASEHOLD_SPARK_STATE": str(settings.spark_folder),
+        }
+        with opened_instance(settings) as instance:
+            # Made here, where nobody else can make another one at the same moment.
+            ensure_instance_address(instance)
+        keeper = SparkKeeper(settings, environment, steady_clock)
+        stack.callback(keeper.stop)
+        keeper.look()
+        loaded = module or DEFINITIONS_MODULE
+        pages = stack.enter_context(webserver(settings, environment, port, module=loaded))
+        agents = stack.enter_context(NodeProcesses(settings, environment, nodes, module))
+        # Ended first: while the nodes leave, nothing new shall be launched.
+        background = stack.enter_context(daemon(settings, environment, module=loaded))
+        if module is None:
+            say_what_is_missing(target)
+        wait_for_port(port, pages, told)
+        if not told.is_set():
+            say(f"Open http://127.0.0.1:{port} in a browser; Ctrl-C ends it.")
+            say(
+                f"One more node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
+                f"--name node-{string.ascii_lowercase[nodes % 26]} --home {settings.home}"
+            )
+        while not told.is_set():
+            sys.stdout.flush()
+            keeper.look()
+            agents.say_who_ended()
+            for child in (background, pages):
+                if child.exit_code() is not None:
+                    raise LeaseholdError(
+                        f"{child.name[0].upper()}{child.name[1:]} ended with code "
+                        f"{child.exit_code()}: see {child.log}."
+                    )
+            time.sleep(POLL_S)
+        say("Stopping: the nodes leave at their runs' next checkpoints.")
+        sys.stdout.flush()

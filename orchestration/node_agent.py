@@ -1,0 +1,318 @@
+"""The agent of a node: `leasehold node`. One a host, beside the runs and not part of them.
+
+It keeps the host's code server running, which takes the node's runs, and Spark warm for them. It
+beats for the node as long as it lives itself, and tells the group when its code server takes no
+runs, so that the shards go elsewhere by transfer. Told to end, it lets the runs reach the end of
+their batches, frees the shards, and only then stops what it started.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import threading
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from assets.instance_address import instance_address
+from assets.partitions import NODE_TAG, PROCESS_TAG
+from assets.run_process import process_gone
+from lease_store.errors import LeaseholdError, NodeNameTaken, StoreError, UserMistake, shown
+from lease_store.identifiers import GroupKey, NodeName
+from lease_store.liveness import Clock, steady_clock
+from lease_store.records import Node
+from lease_store.store import LeaseStore
+from orchestration.code_server import CodeServer, ProcessMark, end_session
+from orchestration.node_directory import Endpoint, publish, withdraw
+from orchestration.node_membership import NodeMembership
+from orchestration.presentation import say
+from orchestration.spark_keeper import SparkKeeper
+from sensors.janitor import PROCESS_ENDED
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+
+STATE_FILE = "agent.json"
+LOCK_FILE = "agent.lock"
+LOOK_S = 1.0
+KEEP_S = 0.5
+RUNS_LOOK_S = 5.0
+SILENT_MAX_S = 10.0
+"""After how long without an answer of its code server a node gives its shards away, in seconds."""
+RUNS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What an agent notes for its successor on the same host.
+
+    A successor goes on under the incarnation, so that a restart moves no shard: the file lock says
+    that the predecessor is dead, and what it left running is ended first.
+
+    Attributes:
+        host: only there may it be used.
+        incarnation: under which the node answers to its name.
+        sessions: its code servers: process id, and when it began.
+    """
+
+    host: str
+    incarnation: str
+    sessions: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> AgentState | None:
+        """What the last agent of the folder noted, if it was on this host and did not leave."""
+        try:
+            noted: Any = json.loads((folder / STATE_FILE).read_text())
+            sessions = tuple((int(pid), float(created)) for pid, created in noted["sessions"])
+            state = cls(str(noted["host"]), str(noted["incarnation"]), sessions)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return state if state.host == platform.node() else None
+
+    def write(self, folder: Path) -> None:
+        """Note it, in one step."""
+        draft = folder / f"{STATE_FILE}.draft"
+        draft.write_text(json.dumps(asdict(self)))
+        draft.replace(folder / STATE_FILE)
+
+
+@contextmanager
+def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
+    """Holds a node's folder for one agent at a time.
+
+    Raises:
+        NodeNameTaken: another agent is at work in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise NodeNameTaken(
+            f"Another `leasehold node` answers to node {shown(node)} in {folder}: stop it, or use "
+            "another name."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class NodeAgent:
+    """The agent of one node; `run` returns when it was told to end and has left.
+
+    Args:
+        node: the node's settings, without incarnation and address.
+        keys: the groups to be a member of.
+        store: the lease store.
+        instance: Dagster's.
+        server: the node's code server.
+        spark: keeps its Spark warm; None where somebody else does.
+        folder: of its state.
+        advertised: where Dagster's daemon reaches the code server.
+        leave_timeout_s: how long its runs may take to reach the end of a batch, in seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        keys: Sequence[GroupKey],
+        *,
+        store: LeaseStore,
+        instance: DagsterInstance,
+        server: CodeServer,
+        spark: SparkKeeper | None,
+        folder: Path,
+        advertised: Endpoint,
+        leave_timeout_s: float,
+        clock: Clock = steady_clock,
+    ) -> None:
+        self._node = node
+        self._keys = list(keys)
+        self._store = store
+        self._instance = instance
+        self._server = server
+        self._spark = spark
+        self._folder = folder
+        self._advertised = advertised
+        self._leave_timeout_s = leave_timeout_s
+        self._clock = clock
+        self._mark = folder / "leaving"
+        self._memberships: list[NodeMembership] = []
+        self._accepts_runs = True
+        self._beats = threading.Thread(target=self._keep_all, name="beats", daemon=True)
+        self._left = threading.Event()
+        self._problem: LeaseholdError | None = None
+        self._known_sessions: list[ProcessMark] = []
+        self._published = False
+        self._runs_seen_at = float("-inf")
+
+    def run(self, told: threading.Event) -> None:
+        """Work until `told` is set, then leave.
+
+        Raises:
+            NodeNameTaken, AssignmentConflict: the node may not be a member.
+        """
+        self._incarnation = self._succeed()
+        try:
+            while not told.wait(LOOK_S):
+                self._look()
+                if self._problem is not None:
+                    raise self._problem
+            self._leave()
+        finally:
+            self._left.set()
+            if self._beats.is_alive():
+                self._beats.join(self._leave_timeout_s)
+            self._tolerantly(lambda: withdraw(self._instance, self._node.name))
+            self._server.stop()
+            if self._spark is not None:
+                self._spark.stop()
+            self._mark.unlink(missing_ok=True)
+        (self._folder / STATE_FILE).unlink(missing_ok=True)
+
+    def _succeed(self) -> str:
+        """End what a killed predecessor left running; the incarnation to go on under."""
+        self._mark.unlink(missing_ok=True)
+        former = AgentState.read(self._folder)
+        if former is None:
+            return uuid.uuid4().hex
+        for pid, created in former.sessions:
+            if ended := end_session(ProcessMark(pid, created)):
+                say(f"Ended {ended} processes that an agent before this one left running.")
+        return former.incarnation
+
+    def _look(self) -> None:
+        healthy = self._server.look()
+        if self._spark is not None:
+            self._spark.look()
+        if self._server.sessions != self._known_sessions:
+            self._known_sessions = list(self._server.sessions)
+            noted = tuple((mark.pid, mark.created) for mark in self._known_sessions)
+            AgentState(platform.node(), self._incarnation, noted).write(self._folder)
+        if healthy:
+            self._begin()
+        self._accepts_runs = healthy or self._server.silent_s < SILENT_MAX_S
+        if self._clock() - self._runs_seen_at >= RUNS_LOOK_S:
+            self._runs_seen_at = self._clock()
+            self._tolerantly(self._fail_dead_runs)
+
+    def _begin(self) -> None:
+        """With the first answer of the code server the node becomes one that can be found."""
+        if not self._published:
+            publish(self._instance, self._node.name, self._advertised)
+            say(f"The code server of node {self._node.name} answers at {self._advertised}.")
+            self._published = True
+        if not self._memberships:
+            address = instance_address(self._instance)
+            if not address:
+                return  # Dagster's sensors make it at their first tick
+            node = replace(self._node, incarnation=self._incarnation, address=address)
+            self._memberships = [
+                NodeMembership(self._store, key, node, self._clock) for key in self._keys
+            ]
+            self._beats.start()
+
+    # -- beats ----------------------------------------------------------------------------------
+
+    def _keep_all(self) -> None:
+        """Beat in every group, on a thread of its own: nothing else may delay a beat."""
+        while not self._left.wait(KEEP_S):
+            for membership in self._memberships:
+                try:
+                    if said := membership.keep(accepts_runs=self._accepts_runs):
+                        say(f"Node {self._node.name} {said}.")
+                except UserMistake as error:
+                    self._problem = error
+                    return
+                except LeaseholdError as error:
+                    say(f"A beat of node {self._node.name} got no answer: {error}")
+                except Exception as error:
+                    # An error of a driver's that nobody foresaw must not end the beating unseen.
+                    say(f"A beat of node {self._node.name} failed: {type(error).__name__}: {error}")
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def _runs(self, *statuses: DagsterRunStatus) -> Sequence[DagsterRun]:
+        """The node's runs of these statuses."""
+        from dagster import RunsFilter
+
+        filters = RunsFilter(statuses=list(statuses), tags={NODE_TAG: self._node.name})
+        return self._instance.get_runs(filters=filters, limit=RUNS_MAX)
+
+    def _fail_dead_runs(self) -> None:
+        """Report the runs whose process is gone from this host, which no other host can see."""
+        from dagster import DagsterRunStatus
+
+        for run in self._runs(DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
+            if process_gone(run.tags.get(PROCESS_TAG, "")):
+                self._instance.report_run_failed(run, PROCESS_ENDED)
+                say(f"Run {run.run_id} failed: its process is gone.")
+
+    def _tolerantly(self, work: Callable[[], None]) -> None:
+        """Do something with Dagster's storage, which may be away for a while."""
+        try:
+            work()
+        except Exception as error:
+            say(f"Dagster's storage did not answer: {type(error).__name__}: {error}")
+
+    # -- leaving --------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Let all runs reach the end of their batches, then free the shards.
+
+        1. No launcher finds the node any more, and its runs that still wait are canceled.
+        2. The mark tells the runs at work to stop at their next checkpoint.
+        3. Once no run has a shard open, all shards are freed in one transaction, so that the
+           other nodes claim them at their next tick instead of after the timeout.
+        """
+        say(f"Node {self._node.name} is leaving: its runs stop at their next checkpoint.")
+        self._accepts_runs = False
+        self._mark.touch()
+        self._tolerantly(self._cancel_waiting)
+        deadline = self._clock() + self._leave_timeout_s
+        while self._busy() and self._clock() < deadline:
+            self._tolerantly(self._fail_dead_runs)
+            self._left.wait(KEEP_S)
+        self._left.set()
+        if self._beats.is_alive():
+            self._beats.join(self._leave_timeout_s)
+        for membership in self._memberships:
+            try:
+                say(f"Node {self._node.name} {membership.leave()}.")
+            except StoreError as error:
+                say(f"The lease store did not let node {self._node.name} go: {error}")
+
+    def _cancel_waiting(self) -> None:
+        from dagster import DagsterRunStatus
+
+        withdraw(self._instance, self._node.name)
+        for run in self._runs(DagsterRunStatus.QUEUED):
+            self._instance.report_run_canceled(
+                run, message=f"Node {self._node.name} left before this run began."
+            )
+
+    def _busy(self) -> bool:
+        """Whether a run of the node is still at work."""
+        from dagster import DagsterRunStatus
+
+        try:
+            if any(membership.open_shards() for membership in self._memberships):
+                return True
+            return bool(
+                self._runs(
+                    DagsterRunStatus.STARTING,
+                    DagsterRunStatus.STARTED,
+                    DagsterRunStatus.CANCELING,
+                )
+            )
+        except Exception:
+            return True

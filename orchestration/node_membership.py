@@ -1,0 +1,136 @@
+"""A node's place in one consumer group: joined, beaten for, and left, by the node's agent.
+
+Who owns which shard is planned elsewhere; the agent only says that the node lives, and whether it
+takes runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lease_store.assignment_modes import check_member
+from lease_store.errors import NodeNameTaken, UnknownGroup, shown
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.liveness import Clock, Observations
+from lease_store.records import BEAT_FRACTION_MAX, Node, Pulse
+from lease_store.store import Beaten, Changed, LeaseStore, Registered
+
+BEAT_EARLY = 0.7
+"""A beat is sent after this part of its interval, because the caller's rounds take time, too."""
+
+
+class NodeMembership:
+    """One group of a node. `keep` has to be called at least about every second.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        node: the row to register: name, incarnation, address and assignment settings.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, store: LeaseStore, key: GroupKey, node: Node, clock: Clock) -> None:
+        self._store = store
+        self._key = key
+        self._node = node
+        self._clock = clock
+        self._observations = Observations(clock)
+        self._first_seen: tuple[str, int] | None = None
+        self._registered: Node | None = None
+        self._beaten_at = 0.0
+        self._beat_s = 0.0
+
+    @property
+    def joined(self) -> bool:
+        """Whether the node answers to its name, as far as is known here."""
+        return self._registered is not None
+
+    def keep(self, *, accepts_runs: bool) -> str:
+        """Join, beat, or tell the group whether the node takes runs; what changed, or nothing.
+
+        Where another incarnation has the name, the call does nothing but watch it, until it has
+        beaten or has stood still for the group's timeout.
+
+        Raises:
+            NodeNameTaken: another live process answers to the name.
+            AssignmentConflict: the node's settings contradict another member's.
+            StoreError: the store does not answer.
+        """
+        wanted = replace(self._node, accepts_runs=accepts_runs)
+        if self._registered == wanted:
+            sent_at = self._clock()
+            if sent_at - self._beaten_at < self._beat_s * BEAT_EARLY:
+                return ""
+            outcome = self._store.beat(self._key, wanted.name, wanted.incarnation)
+            if isinstance(outcome, Beaten):
+                self._beaten_at = sent_at
+                return ""
+            self._registered = None
+        return self._join(wanted)
+
+    def _join(self, wanted: Node) -> str:
+        try:
+            pulse = self._store.pulse(self._key)
+        except UnknownGroup:
+            # The shard list sensor makes it at its first tick.
+            return ""
+        self._beat_s = pulse.group.timeout_s * BEAT_FRACTION_MAX
+        self._observations.see(pulse.nodes)
+        displaced = self._displaced(pulse)
+        check_member(pulse.group, pulse.nodes, wanted)
+        sent_at = self._clock()
+        outcome = self._store.register(
+            self._key, wanted, observer=str(wanted.name), displaced_lease_id=displaced
+        )
+        if not isinstance(outcome, Registered):
+            return ""
+        before, self._registered = self._registered, wanted
+        self._beaten_at = sent_at
+        if before is None:
+            return f"joined group {self._key}"
+        taking = "takes runs again" if wanted.accepts_runs else "takes no runs for now"
+        return f"{taking} in group {self._key}"
+
+    def _displaced(self, pulse: Pulse) -> int | None:
+        """The counter of a dead process that still has the name; None where there is none.
+
+        Raises:
+            NodeNameTaken: its counter moved while it was watched.
+        """
+        name = self._node.name
+        row = next((node for node in pulse.nodes if node.name == name), None)
+        if row is None or not row.member or row.incarnation == self._node.incarnation:
+            return None
+        seen = (row.incarnation, row.lease_id)
+        if self._first_seen is None:
+            self._first_seen = seen
+        elif self._first_seen != seen:
+            raise NodeNameTaken(
+                f"Another live process answers to node {shown(name)} of group {self._key}: stop "
+                "it, or use another name."
+            )
+        return self._observations.lapsed(pulse.group.timeout_s).get(name)
+
+    def waiting_s(self) -> float:
+        """For how long the process that has the name was seen to stand still; 0 where none has."""
+        return 0.0 if self.joined else self._observations.unchanged_s(self._node.name)
+
+    def open_shards(self) -> list[ShardId]:
+        """The node's shards that a run has open.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        rows = self._store.progress(self._key, [self._node.name]).values()
+        return [row.shard for row in rows if row.consumer_run]
+
+    def leave(self) -> str:
+        """Free all that the node holds at once; what that was.
+
+        Raises:
+            StoreError: the store does not answer; the shards are free after the timeout.
+        """
+        outcome = self._store.leave(self._key, self._node.name, self._node.incarnation)
+        self._registered = None
+        freed = len(outcome.shards) if isinstance(outcome, Changed) else 0
+        return f"left group {self._key} and freed {freed} shard{'' if freed == 1 else 's'}"
