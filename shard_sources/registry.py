@@ -23,6 +23,7 @@ ENTRY_POINT_GROUP = "leasehold.sources"
 LOCAL_LOG = "local_log"
 # Named, not imported: a deployment pays for the source that it uses.
 _BUILT_IN = {
+    "kafka": "shard_sources.kafka.kind",
     LOCAL_LOG: "shard_sources.local_log.kind",
 }
 

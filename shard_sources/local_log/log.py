@@ -24,13 +24,14 @@ from shard_sources.local_log.hash_ranges import even_ranges
 from shard_sources.local_log.lines import Spread, append_lines
 from shard_sources.local_log.resharding import merge_children, reshard, split_children
 from shard_sources.local_log.retention import retain
-from shard_sources.local_log.shard_reading import ShardFolder, parse_cursor
+from shard_sources.local_log.shard_reading import ShardFolder
 from shard_sources.local_log.writing import (
     SEGMENT_BYTES_MAX,
     AppendedRange,
     ShardWriter,
     shard_folder,
 )
+from shard_sources.offsets import parse_offset
 from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ class LocalLog(LocalLogReader):
         Raises:
             CursorInvalid: it is not a cursor.
         """
-        return max(0, int(bounds.end) - max(parse_cursor(shard, cursor), int(bounds.begin)))
+        return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
 
     def spark_options(self) -> Mapping[str, str]:
         """What a Spark worker needs to build the reader again."""

@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt, shown
+from lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt
 from lease_store.identifiers import ShardId
 from shard_sources.local_log.format import IndexEntry, microseconds
 from shard_sources.local_log.segments import Segment, SegmentName, list_segments
+from shard_sources.offsets import parse_offset
 from shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
 
 _YIELD_RECORDS = 8192
 _YIELD_BYTES = 4 * 1024 * 1024
 _LISTING_ATTEMPTS = 5
-_CURSOR_DIGITS_MAX = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,6 @@ class Extent:
     begin: int
     end: int
     segments: tuple[SegmentName, ...]
-
-
-def parse_cursor(shard: ShardId, cursor: str) -> int:
-    """A cursor as an offset: decimal digits, and nothing else.
-
-    Raises:
-        CursorInvalid: it is not of that form.
-    """
-    if not (cursor.isascii() and cursor.isdecimal()) or len(cursor) > _CURSOR_DIGITS_MAX:
-        raise CursorInvalid(f"{shown(cursor)} is not a cursor of shard {shard}.")
-    return int(cursor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +65,7 @@ class ShardFolder:
             CursorExpired: retention has removed its record.
             CursorInvalid: it is no offset, or lies after the end.
         """
-        offset = parse_cursor(self.shard, cursor)
+        offset = parse_offset(self.shard, cursor)
         if offset < extent.begin:
             raise CursorExpired(
                 f"Shard {self.shard} begins at {extent.begin}: retention has removed the records "

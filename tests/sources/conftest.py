@@ -15,6 +15,7 @@ from tests.sources.world import SourceWorld
 __all__ = ["connect_session", "spark_folder"]
 
 WORLDS = {
+    "kafka_mock": "tests.sources.worlds.kafka_mock:KafkaMockWorld",
     "local_log": "tests.sources.worlds.local_log:LocalLogWorld",
 }
 

@@ -24,6 +24,7 @@ def test_the_end_stays_where_it_was_when_records_come(world: SourceWorld, shard:
     assert [row["value"] for row in world.rest(shard, end)] == list(VALUES[:3])
 
 
+@pytest.mark.needs(Notion.TIME_SEEK)
 def test_finds_the_first_record_at_or_after_a_time(world: SourceWorld, shard: ShardId) -> None:
     times = [row["event_time"] for row in world.all_rows(shard)]
     asked = [
@@ -38,6 +39,7 @@ def test_finds_the_first_record_at_or_after_a_time(world: SourceWorld, shard: Sh
         assert [row["value"] for row in world.rest(shard, found)] == list(VALUES[first:])
 
 
+@pytest.mark.needs(Notion.TIME_SEEK)
 def test_a_time_after_all_records_is_the_end(world: SourceWorld, shard: ShardId) -> None:
     newest = max(row["event_time"] for row in world.all_rows(shard))
     found = world.source.cursor_at(shard, newest + timedelta(seconds=30))

@@ -28,6 +28,7 @@ class Notion(StrEnum):
     KEY = "a record has a key, or none"
     ATTRIBUTES = "a record has attributes"
     GIVEN_TIME = "the writer gives a record its time"
+    TIME_SEEK = "a time is looked for among the records"
     NO_VALUE = "a record may have no value, which is not an empty one"
     COUNTED_LAG = "the number of unread records is known"
     LINEAGE = "shards are split and merged"

@@ -1,0 +1,12 @@
+"""Topics of Apache Kafka: a partition is a shard, an offset is a cursor.
+
+Partitions are assigned, never subscribed to: who reads one is decided by our leases, and Kafka's
+consumer groups take no part in it. `KafkaSource` is used where shards are planned, `KafkaReader`
+in Spark's workers; neither connects before it is asked.
+"""
+
+from shard_sources.kafka.options import KafkaOptions
+from shard_sources.kafka.reading import KafkaReader
+from shard_sources.kafka.source import KafkaSource
+
+__all__ = ["KafkaOptions", "KafkaReader", "KafkaSource"]

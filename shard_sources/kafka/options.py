@@ -1,0 +1,94 @@
+"""The options of a Kafka source, checked before anything connects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from lease_store.errors import shown
+
+TOPIC_GRAMMAR = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+# What decides which records are read, and from where: an option of ours, or no choice at all.
+OWN_PROPERTIES = frozenset(
+    {
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.partition.eof",
+        "isolation.level",
+        "metadata.broker.list",
+    }
+)
+# They load code, or write where Spark's workers would be asked to.
+UNSAFE_PROPERTIES = frozenset({"plugin.library.paths", "ssl.engine.location", "ssl.providers"})
+_SECRET = re.compile(r"password|secret|\.key\.pem$|oauthbearer\.config$", re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class KafkaOptions(BaseModel):
+    """`[streams.options]` of a stream whose source is `kafka`.
+
+    Attributes:
+        bootstrap_servers: brokers to begin with, `host:port,host:port`.
+        topic: the topic; by default the stream's name.
+        isolation: whether records of open and aborted transactions are left out.
+        probe_records: how many records of a batch are looked at to find how many more of that
+            size the byte limit allows; a number above the record limit makes it exact.
+        timeout_s: how long brokers may be silent, in seconds.
+        mirror_group: a consumer group of Kafka's that is told the checkpoints, for lag dashboards;
+            nothing reads them back.
+        client: properties of librdkafka (TLS, SASL, buffers), passed through.
+        secrets: properties of librdkafka whose value is in an environment variable: its name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    bootstrap_servers: str = Field(min_length=1)
+    topic: str | None = None
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    probe_records: int = Field(default=1_000, gt=0)
+    timeout_s: float = Field(default=10.0, gt=0, le=50)
+    mirror_group: str | None = Field(default=None, min_length=1, max_length=255)
+    client: Mapping[str, str | int | float | bool] = Field(default={})
+    secrets: Mapping[str, str] = Field(default={})
+
+    @field_validator("topic")
+    @classmethod
+    def _of_the_grammar(cls, value: str | None) -> str | None:
+        if value is not None and (not TOPIC_GRAMMAR.fullmatch(value) or value in (".", "..")):
+            raise ValueError("use 1 to 249 letters, digits, '.', '_' or '-'")
+        return value
+
+    @field_validator("client")
+    @classmethod
+    def _without_secrets(
+        cls, value: Mapping[str, str | int | float | bool]
+    ) -> Mapping[str, str | int | float | bool]:
+        for name in value:
+            _refuse_own(name)
+            if _SECRET.search(name):
+                raise ValueError(
+                    f"{shown(name)} is a secret: name the environment variable that holds it "
+                    "under secrets"
+                )
+        return value
+
+    @field_validator("secrets")
+    @classmethod
+    def _names_of_variables(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, variable in value.items():
+            _refuse_own(name)
+            if not _VARIABLE.fullmatch(variable):
+                raise ValueError(f"{shown(name)} takes the name of an environment variable")
+        return value
+
+
+def _refuse_own(name: str) -> None:
+    if name in OWN_PROPERTIES:
+        raise ValueError(f"{shown(name)} is decided by the source and cannot be passed on")
+    if name in UNSAFE_PROPERTIES:
+        raise ValueError(f"{shown(name)} loads code and cannot be passed on")

@@ -1,0 +1,168 @@
+"""Reading ranges of offsets as Arrow batches, and what a Kafka message becomes."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lease_store.errors import CursorExpired, CursorInvalid, SourceUnavailable
+from lease_store.identifiers import ShardId
+from shard_sources.kafka.client import KafkaClient
+from shard_sources.kafka.failures import OUT_OF_RANGE, error_of
+from shard_sources.kafka.options import KafkaOptions
+from shard_sources.offsets import parse_offset
+from shard_sources.source import ReadRange, record_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka import KafkaError, Message
+    from confluent_kafka._types import HeadersType
+
+BASE64_SUFFIX = "_base64"
+NO_TIME = 0
+"""The type of a time stamp that is none (`confluent_kafka.TIMESTAMP_NOT_AVAILABLE`)."""
+_YIELD_RECORDS = 8192
+_YIELD_BYTES = 4 * 1024 * 1024
+
+
+class KafkaReader:
+    """Reads ranges of a topic's partitions; what a Spark worker needs of the source.
+
+    Args:
+        options: of the source.
+        topic: the topic.
+    """
+
+    def __init__(self, options: KafkaOptions, topic: str) -> None:
+        self.topic = topic
+        self._options = options
+        self._client = KafkaClient(options, topic)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r})"
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """The records whose offsets are in a range, in order.
+
+        Compaction and transactions leave holes, so they may be fewer than there are offsets. What
+        compaction removes between two reads of a range is missing from the second.
+
+        Raises:
+            CursorExpired: retention has removed the start of the range.
+            CursorInvalid: the range is not within the partition.
+            SourceUnavailable, SourceRefused, UnknownShard: the brokers do not answer for it.
+        """
+        shard = range_.shard
+        self._client.partition(shard)
+        start, end = parse_offset(shard, range_.start), parse_offset(shard, range_.end)
+        if start >= end:
+            self.check_within(shard, start, *self._client.watermarks(shard))
+            return
+        pending: list[Message] = []
+        pending_bytes = 0
+        for messages in self.messages(shard, start, end):
+            pending += messages
+            pending_bytes += sum(map(payload, messages))
+            if len(pending) >= _YIELD_RECORDS or pending_bytes >= _YIELD_BYTES:
+                yield record_batch(shard, pending)
+                pending, pending_bytes = [], 0
+        if pending:
+            yield record_batch(shard, pending)
+
+    def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
+        """Refuse an offset outside of what a partition holds, `[begin, end]`.
+
+        Raises:
+            CursorExpired, CursorInvalid: it lies before it, or after.
+        """
+        if offset < begin:
+            raise CursorExpired(
+                f"Shard {shard} of topic {self.topic} begins at {begin}: retention has removed "
+                f"the records from {offset} on."
+            )
+        if offset > end:
+            raise CursorInvalid(
+                f"Shard {shard} of topic {self.topic} ends at {end}: the cursor {offset} lies "
+                "after it; was the topic made anew?"
+            )
+
+    def messages(self, shard: ShardId, start: int, end: int) -> Iterator[list[Message]]:
+        """The messages of a partition with offsets in `[start, end)`, as they come.
+
+        Raises:
+            CursorExpired, CursorInvalid: `start` is out of the partition's range.
+            SourceUnavailable: the partition ended before `end`, or nobody answers.
+        """
+        for messages in self._client.stream(shard, start):
+            found: list[Message] = []
+            for message in messages:
+                offset = message.offset() or 0
+                if (error := message.error()) is not None:
+                    yield found
+                    self._check_end(shard, error, offset, start, end)
+                    return
+                if offset >= end:
+                    yield found
+                    return
+                found.append(message)
+            yield found
+            if found and (found[-1].offset() or 0) + 1 >= end:
+                return
+
+    def _check_end(
+        self, shard: ShardId, error: KafkaError, reached: int, start: int, end: int
+    ) -> None:
+        """Nothing, where the partition's end has been reached; what is wrong, where it has not."""
+        if error.name() in OUT_OF_RANGE:
+            self.check_within(shard, start, *self._client.watermarks(shard))
+        if error.name() != "_PARTITION_EOF":
+            raise error_of(error, f"offset {start} of shard {shard} of topic {self.topic}")
+        if reached < end:
+            raise SourceUnavailable(
+                f"Shard {shard} of topic {self.topic} ends at {reached} now, before {end}, which "
+                "it had reached: its leader has lost records or is behind."
+            )
+
+
+def payload(message: Message) -> int:
+    """The bytes of a message's key and value."""
+    return len(message) + len(message.key() or b"")
+
+
+def record_batch(shard: ShardId, messages: Sequence[Message]) -> pa.RecordBatch:
+    """Messages in the columns of every source.
+
+    A tombstone's value is null. A header's value is its text; one that is not UTF-8 goes under its
+    name with `_base64` added. Of headers with one name the last counts, as for Kafka's own clients.
+    """
+    import pyarrow as pa
+
+    stamps = [message.timestamp() for message in messages]
+    times = [None if kind == NO_TIME else at for kind, at in stamps]
+    columns = [
+        pa.repeat(pa.scalar(str(shard)), len(messages)),
+        pa.array([message.offset() for message in messages], pa.int64()).cast(pa.string()),
+        pa.array(times, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        pa.array(
+            [attributes(message.headers() or ()) for message in messages],
+            pa.map_(pa.string(), pa.string()),
+        ),
+    ]
+    return pa.record_batch(columns, schema=record_schema())
+
+
+def attributes(headers: HeadersType | tuple[()]) -> list[tuple[str, str | None]]:
+    """Headers as attributes: texts by name."""
+    found: dict[str, str | None] = {}
+    for name, value in headers.items() if isinstance(headers, dict) else headers:
+        if isinstance(value, bytes):
+            try:
+                found[name] = value.decode("utf-8")
+            except UnicodeDecodeError:
+                found[name + BASE64_SUFFIX] = b64encode(value).decode("ascii")
+        else:
+            found[name] = value
+    return list(found.items())

@@ -1,0 +1,178 @@
+"""A topic as a source: its partitions, their bounds, and where a batch ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, cast
+
+from lease_store.errors import SourceError
+from lease_store.identifiers import ShardId
+from lease_store.records import ShardListing
+from shard_sources.kafka.failures import error_of
+from shard_sources.kafka.progress import commit_progress
+from shard_sources.kafka.reading import KafkaReader, payload
+from shard_sources.offsets import parse_offset
+from shard_sources.source import Limits, PlannedRange, Position, ShardBounds
+
+if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
+
+SOURCE_NAME = "kafka"
+ORIGIN = "0"
+
+
+class KafkaSource(KafkaReader):
+    """A topic of Apache Kafka.
+
+    Args:
+        options: see `KafkaOptions`.
+        topic: the topic.
+    """
+
+    def list_shards(self) -> list[ShardListing]:
+        """The topic's partitions. A topic that grows gains shards, which have no parents.
+
+        Raises:
+            UnknownShard: there is no such topic.
+        """
+        return [ShardListing(ShardId(str(number))) for number in self._client.partitions()]
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """The bounds of these shards, in two requests to the leaders of their partitions.
+
+        The end is the high watermark, or the last stable offset where open transactions are left
+        out.
+        """
+        if not shards:
+            return {}
+        begins, ends = self._offsets(shards, Position.BEGIN), self._offsets(shards, Position.END)
+        return {
+            shard: ShardBounds(str(begins[shard]), str(ends[shard]), finished=False, origin=ORIGIN)
+            for shard in shards
+        }
+
+    def _offsets(self, shards: Sequence[ShardId], position: Position | int) -> dict[ShardId, int]:
+        """The offsets of a position or of a time in milliseconds, -1 where no record is so late.
+
+        One request goes to each leader, for all its partitions.
+        """
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+        if isinstance(position, int):
+            spec = OffsetSpec.for_timestamp(position)
+        else:
+            spec = OffsetSpec.latest() if position is Position.END else OffsetSpec.earliest()
+        numbers = {self._client.partition(shard): shard for shard in shards}
+        asked = {TopicPartition(self.topic, number): cast(OffsetSpec, spec) for number in numbers}
+        committed = self._options.isolation == "read_committed"
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        timeout_s = self._options.timeout_s
+        found: dict[ShardId, int] = {}
+        where = f"the offsets of topic {self.topic}"
+        with self._client.admin(where) as admin:
+            answers: Mapping[TopicPartition, object] = admin.list_offsets(
+                asked, isolation_level=level, request_timeout=timeout_s
+            )
+            for partition, answer in answers.items():
+                shard = numbers[partition.partition]
+                found[shard] = self._answered(shard, answer)
+        return found
+
+    def _answered(self, shard: ShardId, answer: object) -> int:
+        from confluent_kafka import KafkaException
+
+        try:
+            return answer.result().offset  # pyright: ignore[reportAttributeAccessIssue]
+        except KafkaException as raised:
+            error = raised.args[0]
+            if error.name() in ("_TIMED_OUT", "_TRANSPORT"):
+                raise
+            raise error_of(error, f"shard {shard} of topic {self.topic}") from None
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """The cursor of the first record at or after a position; the end where there is none."""
+        if isinstance(position, datetime):
+            # Rounded up: a record of the millisecond before is not at or after the time.
+            milliseconds = -(-round(position.timestamp() * 1_000_000) // 1_000)
+            at = self._offsets([shard], max(0, milliseconds))[shard]
+            if at >= 0:
+                return str(at)
+            position = Position.END
+        return str(self._offsets([shard], position)[shard])
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """Where a batch that starts at `start` ends.
+
+        The record limit counts offsets. For the byte limit the first `probe_records` records are
+        looked at: it is exact among them, and beyond them counts on records of their mean size.
+
+        Raises:
+            CursorExpired: retention has removed `start`.
+            CursorInvalid: `start` is no offset, or lies after the end.
+        """
+        first = parse_offset(shard, start)
+        bounds = self.bounds([shard])[shard]
+        self.check_within(shard, first, int(bounds.begin), int(bounds.end))
+        most = min(int(bounds.end), first + limits.records_max)
+        if most == first:
+            return PlannedRange(start, 0, last=False)
+        return self._probe(shard, first, most, limits)
+
+    def _probe(self, shard: ShardId, first: int, most: int, limits: Limits) -> PlannedRange:
+        records = bytes_ = 0
+        last = first - 1
+        for messages in self.messages(shard, first, most):
+            for message in messages:
+                size, offset = payload(message), message.offset() or 0
+                if records and bytes_ + size > limits.bytes_max:
+                    return PlannedRange(str(offset), records, last=False)
+                records, bytes_, last = records + 1, bytes_ + size, offset
+                if bytes_ >= limits.bytes_max:
+                    return PlannedRange(str(last + 1), records, last=False)
+                if records >= self._options.probe_records:
+                    room = (limits.bytes_max - bytes_) * records // max(1, bytes_)
+                    end = min(most, last + 1 + room)
+                    return PlannedRange(str(end), records + end - last - 1, last=False)
+        return PlannedRange(str(most), records, last=False)
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
+        """Offsets between a cursor and the end; holes count.
+
+        Raises:
+            CursorInvalid: it is no offset.
+        """
+        return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
+
+    def spark_options(self) -> Mapping[str, str]:
+        """What a Spark worker needs to build the reader again; of secrets the variables' names."""
+        return {
+            "source": SOURCE_NAME,
+            "topic": self.topic,
+            "options": self._options.model_dump_json(exclude_defaults=True),
+        }
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether Kafka is to be told the checkpoints."""
+        return self._options.mirror_group is not None
+
+    def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
+        """Tell a consumer group of Kafka's how far these shards are committed.
+
+        Raises:
+            SourceError: the group was not told; asking again later is safe.
+        """
+        group = self._options.mirror_group
+        if group is None or not checkpoints:
+            return
+        offsets = {
+            self._client.partition(shard): parse_offset(shard, cursor)
+            for shard, cursor in checkpoints.items()
+        }
+        refused = commit_progress(self._client, group, offsets)
+        if refused:
+            raise SourceError(
+                f"Kafka's group {group} was not told the progress of topic {self.topic}: {refused}."
+            )
