@@ -185,7 +185,7 @@ class IntentConflict(LeaseholdError):
 
 
 class LogNotFound(SourceError, UserMistake):
-    """There is no local log in this folder."""
+    """There is no log in this folder, or of this name."""
 
 
 class LogExists(UserMistake):

@@ -24,6 +24,7 @@ LOCAL_LOG = "local_log"
 # Named, not imported: a deployment pays for the source that it uses.
 _BUILT_IN = {
     "kafka": "shard_sources.kafka.kind",
+    "kinesis": "shard_sources.kinesis.kind",
     LOCAL_LOG: "shard_sources.local_log.kind",
 }
 

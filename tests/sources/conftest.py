@@ -16,6 +16,8 @@ __all__ = ["connect_session", "spark_folder"]
 
 WORLDS = {
     "kafka_mock": "tests.sources.worlds.kafka_mock:KafkaMockWorld",
+    "kinesis-kinesalite": "tests.sources.worlds.kinesis:KinesaliteWorld",
+    "kinesis-moto": "tests.sources.worlds.kinesis:MotoWorld",
     "local_log": "tests.sources.worlds.local_log:LocalLogWorld",
 }
 

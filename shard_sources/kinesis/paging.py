@@ -1,0 +1,248 @@
+"""Pages of a shard from a place on: in order, with nothing jumped over in silence.
+
+What the service does without a word, and what is done about it:
+
+1. Retention removes the record of a cursor. A request for it is answered with the oldest record
+   that is left, as if nothing had been between.
+2. So a place at a record must begin with that record, or it has expired.
+3. A place after a record is sure for the retention period, counted from the second that the cursor
+   carries: whatever came later is still kept. Then the service is asked for what follows.
+4. Later than that it is sure only while its record is still there: the service is asked for the
+   record itself, which is left out again.
+5. A reader that is paused for so long between two pages stands where 3 and 4 apply as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from lease_store.errors import CursorExpired, CursorInvalid, LogNotFound, UnknownShard, shown
+from shard_sources.kinesis.cursors import Place, Side, after
+from shard_sources.kinesis.pace import Pace
+from shard_sources.kinesis.service import (
+    IteratorExpired,
+    KinesisService,
+    NumberRefused,
+    service_time,
+)
+
+RECORDS_PER_CALL_MAX = 10_000
+VISIBLE_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record as the service stores it, which may hold many of a producer's.
+
+    Attributes:
+        number: its sequence number.
+        arrived: when the service took it, approximately.
+    """
+
+    number: int
+    arrived: datetime
+    partition_key: str
+    data: bytes
+    encryption: str = ""
+
+    @property
+    def following(self) -> Place:
+        """The place after it."""
+        return after(self.number, int(self.arrived.timestamp()))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one read of a shard brought.
+
+    Attributes:
+        records: in order; there may be none although more follow.
+        at_tip: nothing followed it when it was read.
+        closed: the shard is read-only and ends here.
+        asked: the service's clock at the answer; None where it gave none.
+        behind_s: how far before that, in seconds, the page ends.
+    """
+
+    records: list[StoredRecord]
+    at_tip: bool
+    closed: bool
+    asked: datetime | None
+    behind_s: float = 0.0
+
+    @property
+    def searched_s(self) -> int:
+        """Up to which second the shard holds nothing that was not delivered; 0: not known.
+
+        A little less than the service says: what was put just then may be visible a moment later.
+        """
+        if self.asked is None or self.records:
+            return 0
+        return int(max(0.0, self.asked.timestamp() - self.behind_s - VISIBLE_AFTER_S))
+
+
+@dataclass
+class _Position:
+    """Where paging stands: the next iterator, and how the service is asked for another one."""
+
+    place: Place
+    iterator: str = ""
+    demanded: bool = False
+
+
+class ShardPages:
+    """Pages of the shards of one stream.
+
+    Args:
+        service: answers.
+        pace: lets reads through.
+        retention_s: how long the stream keeps records, in seconds; asked when it matters.
+    """
+
+    def __init__(
+        self, service: KinesisService, pace: Pace, retention_s: Callable[[], float]
+    ) -> None:
+        self._service = service
+        self._pace = pace
+        self._retention_s = retention_s
+
+    def service_now(self, shard: str) -> datetime | None:
+        """The service's clock; None where its answers do not tell."""
+        return self._iterator(shard, ShardIteratorType="LATEST")[1]
+
+    def oldest(self, shard: str) -> Iterator[Page]:
+        """Pages from the oldest record that is left."""
+        return self._pages(shard, self._iterator(shard, ShardIteratorType="TRIM_HORIZON")[0])
+
+    def since(self, shard: str, time: datetime) -> Iterator[Page]:
+        """Pages from a time on, which is not after the service's; it may be rounded down."""
+        arguments = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": time}
+        return self._pages(shard, self._iterator(shard, **arguments)[0])
+
+    def from_place(
+        self, shard: str, place: Place, *, limit: int = RECORDS_PER_CALL_MAX
+    ) -> Iterator[Page]:
+        """Pages from a place on; `limit` is the most records of one page.
+
+        Raises:
+            CursorExpired: records that follow the place may have been removed.
+            CursorInvalid: the service knows no such record.
+            UnknownShard: there is no such shard.
+        """
+        if place.side is Side.GONE:
+            yield Page([], True, True, None)
+            return
+        position = self._begin(shard, place)
+        while True:
+            try:
+                found, following = self._read(shard, position.iterator, limit)
+            except IteratorExpired:
+                position = self._begin(shard, position.place)
+                continue
+            page = found
+            if position.demanded:
+                page = self._without_demanded(shard, position, found)
+                if page is None:
+                    position.iterator = following
+                    continue
+            elif found.asked is not None and not self._sure(position.place, found.asked):
+                # The machine slept, or reading takes longer than retention: look again, strictly.
+                position = self._begin(shard, position.place)
+                continue
+            yield page
+            if page.closed:
+                return
+            place = page.records[-1].following if page.records else position.place
+            position = _Position(place.renewed(page.searched_s), following)
+
+    def _begin(self, shard: str, place: Place) -> _Position:
+        """The iterator for a place, and whether the place's own record must come first."""
+        number = str(place.number)
+        match place.side:
+            case Side.START:
+                iterator, asked = self._iterator(shard, ShardIteratorType="TRIM_HORIZON")
+                if asked is None or not self._sure(place, asked):
+                    raise self._expired(shard, place)
+                return _Position(place, iterator)
+            case Side.AFTER:
+                iterator, asked = self._iterator(
+                    shard,
+                    ShardIteratorType="AFTER_SEQUENCE_NUMBER",
+                    StartingSequenceNumber=number,
+                )
+                if asked is not None and self._sure(place, asked):
+                    return _Position(place, iterator)
+            case _:
+                pass
+        iterator, _ = self._iterator(
+            shard, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber=number
+        )
+        return _Position(place, iterator, demanded=True)
+
+    def _without_demanded(self, shard: str, position: _Position, page: Page) -> Page | None:
+        """The page from its place on; None while the record that must come first has not come."""
+        place = position.place
+        if not page.records:
+            if page.at_tip or page.closed:
+                raise self._expired(shard, place)
+            return None
+        if page.records[0].number != place.number:
+            raise self._expired(shard, place)
+        records = page.records[1:] if place.side is Side.AFTER else page.records
+        at_tip = page.at_tip and bool(records)
+        return replace(page, records=records, at_tip=at_tip, behind_s=float("inf"))
+
+    def _sure(self, place: Place, asked: datetime) -> bool:
+        """Whether nothing can have been removed that follows a place."""
+        return place.side is Side.AT or asked.timestamp() - place.sure_s < self._retention_s()
+
+    def _expired(self, shard: str, place: Place) -> CursorExpired:
+        return CursorExpired(
+            f"Records of shard {shown(shard)} of {self._service} that follow the cursor {place} "
+            "may have been removed: retention has passed it."
+        )
+
+    def _pages(self, shard: str, iterator: str) -> Iterator[Page]:
+        """Pages from an iterator that was just made, for a short look."""
+        while True:
+            page, iterator = self._read(shard, iterator, RECORDS_PER_CALL_MAX)
+            yield page
+            if page.closed:
+                return
+
+    def _read(self, shard: str, iterator: str, limit: int) -> tuple[Page, str]:
+        self._pace.before_read(shard)
+        answer = self._service.call(
+            "get_records", ShardIterator=iterator, Limit=min(limit, RECORDS_PER_CALL_MAX)
+        )
+        records = [_record(entry) for entry in answer["Records"]]
+        size = sum(len(record.data) + len(record.partition_key) for record in records)
+        self._pace.after_read(shard, size)
+        following = answer.get("NextShardIterator") or ""
+        behind = answer.get("MillisBehindLatest") or 0
+        asked = service_time(answer)
+        return Page(records, behind == 0, not following, asked, behind / 1000), following
+
+    def _iterator(self, shard: str, **arguments: Any) -> tuple[str, datetime | None]:
+        try:
+            answer = self._service.call("get_shard_iterator", ShardId=shard, **arguments)
+        except NumberRefused as error:
+            raise CursorInvalid(
+                f"{shown(arguments.get('StartingSequenceNumber'))} is no sequence number of shard "
+                f"{shown(shard)}: {error}"
+            ) from None
+        except LogNotFound as error:
+            raise UnknownShard(f"There is no shard {shown(shard)}: {error}") from None
+        return answer["ShardIterator"], service_time(answer)
+
+
+def _record(entry: dict[str, Any]) -> StoredRecord:
+    return StoredRecord(
+        number=int(entry["SequenceNumber"]),
+        arrived=entry["ApproximateArrivalTimestamp"],
+        partition_key=entry["PartitionKey"],
+        data=entry["Data"],
+        encryption=entry.get("EncryptionType") or "",
+    )

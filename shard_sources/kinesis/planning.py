@@ -1,0 +1,170 @@
+"""The end of a batch, found by reading up to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lease_store.identifiers import ShardId
+from shard_sources.kinesis.cursors import Place
+from shard_sources.kinesis.kept_ranges import RangeWriter
+from shard_sources.kinesis.paging import Page
+from shard_sources.kinesis.records import ROWS_PER_BATCH, UserRecord, batch_of
+from shard_sources.source import Limits, PlannedRange
+
+AHEAD_MAX = 16
+RENEWALS_PER_RETENTION = 4
+KEPT_FROM_RECORDS = 2
+"""A plan of a single record only asks whether the cursor is one: nobody reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One record that a plan came to, or the end of a page.
+
+    Attributes:
+        reached: the place after it.
+        record: the record; None at the end of a page.
+        page: the page that ends here; None within one.
+    """
+
+    reached: Place
+    record: UserRecord | None = None
+    page: Page | None = None
+
+
+@dataclass(slots=True)
+class Unread:
+    """The rest of what a plan has begun to read: where the shard's next one goes on.
+
+    Attributes:
+        steps: what follows.
+        pushed_back: the record that was too much for the batch before.
+        page: the last page that was read to its end.
+    """
+
+    steps: Iterator[Step]
+    pushed_back: Step | None = None
+    page: Page | None = None
+
+    def __next__(self) -> Step | None:
+        step, self.pushed_back = self.pushed_back, None
+        return step if step is not None else next(self.steps, None)
+
+
+class ReadAhead:
+    """What plans have read beyond the ends of their batches, for a few shards of this process."""
+
+    def __init__(self) -> None:
+        self._rests: dict[tuple[ShardId, str], Unread] = {}
+        self._lock = threading.Lock()
+
+    def take(self, shard: ShardId, start: str) -> Unread | None:
+        """The rest that begins at this cursor, once."""
+        with self._lock:
+            return self._rests.pop((shard, start), None)
+
+    def keep(self, shard: ShardId, end: str, rest: Unread) -> None:
+        """Keep a rest; the oldest are forgotten."""
+        with self._lock:
+            for known in [key for key in self._rests if key[0] == shard]:
+                del self._rests[known]
+            self._rests[(shard, end)] = rest
+            while len(self._rests) > AHEAD_MAX:
+                del self._rests[next(iter(self._rests))]
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch that is being planned."""
+
+    shard: ShardId
+    limits: Limits
+    reached: Place
+    writer: RangeWriter | None
+    looks_again: bool = True
+    records: int = 0
+    size: int = 0
+    last: bool = False
+    _held: list[UserRecord] | None = None
+
+    def fits(self, record: UserRecord) -> bool:
+        """Whether the batch has room for one more record; one always fits."""
+        if self.records == 0:
+            return True
+        return (
+            self.records < self.limits.records_max
+            and self.size + record.size <= self.limits.bytes_max
+        )
+
+    @property
+    def full(self) -> bool:
+        """Whether no record fits any more."""
+        return self.records >= self.limits.records_max or self.size >= self.limits.bytes_max
+
+    def add(self, record: UserRecord) -> None:
+        """Add a record that fits."""
+        self.records += 1
+        self.size += record.size
+        self.reached = record.following
+        if self.writer is not None:
+            self._held = self._held or []
+            self._held.append(record)
+            if len(self._held) >= ROWS_PER_BATCH:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is held to the file for Spark's workers."""
+        if self._held and self.writer is not None:
+            self.writer.write(batch_of(self.shard, self._held))
+        self._held = None
+
+    def planned(self) -> PlannedRange:
+        """The batch as it stands."""
+        return PlannedRange(str(self.reached), self.records, self.last)
+
+
+def fill(batch: Batch, rest: Unread) -> bool:
+    """Read on until the batch is full or the shard has no more now.
+
+    Returns:
+        Whether the rest may be read on from the batch's end.
+    """
+    looked_again = False
+    while True:
+        step = next(rest)
+        if step is None:
+            return False
+        if step.record is not None:
+            if not batch.fits(step.record):
+                rest.pushed_back = step
+                return True
+            batch.add(step.record)
+            continue
+        assert step.page is not None
+        rest.page = step.page
+        # Records of a page that were all left out (another shard's) are passed all the same.
+        if step.reached.order > batch.reached.order:
+            batch.reached = step.reached
+        if step.page.closed:
+            batch.last = True
+            return False
+        if batch.full:
+            return True
+        if step.page.at_tip:
+            # A read-only shard may say only at one more look that it ends.
+            if looked_again or not batch.looks_again:
+                return bool(batch.records)
+            looked_again = True
+
+
+def renewed(start: Place, page: Page | None, retention_s: float) -> Place:
+    """The start of an empty batch, or its renewal when a quarter of the retention has passed.
+
+    A shard in which nothing happens would otherwise come to stand on a record that retention has
+    removed, and nobody could tell any more whether others were removed with it.
+    """
+    if page is None or page.searched_s - start.sure_s < retention_s / RENEWALS_PER_RETENTION:
+        return start
+    return start.renewed(page.searched_s)

@@ -1,0 +1,126 @@
+"""Exact reads of a Kinesis shard's ranges, as Spark's Python workers make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lease_store.errors import CursorExpired, shown
+from lease_store.identifiers import ShardId
+from shard_sources.kinesis.aggregation import MAGIC
+from shard_sources.kinesis.cursors import Place, Side
+from shard_sources.kinesis.kept_ranges import KeptRanges
+from shard_sources.kinesis.options import KinesisOptions
+from shard_sources.kinesis.pace import Pace
+from shard_sources.kinesis.paging import Page, ShardPages
+from shard_sources.kinesis.records import HashRange, UserRecord, batches_of, user_records
+from shard_sources.kinesis.service import KinesisService
+from shard_sources.kinesis.shard_list import Shards
+from shard_sources.source import ReadRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SOURCE_NAME = "kinesis"
+
+
+class KinesisReader:
+    """Reads ranges of a Kinesis stream; picklable, and without any secret.
+
+    Args:
+        options: which stream, where, how fast; boto3 finds the credentials by itself.
+        stream: the stream's name or ARN.
+        folder: a folder of the stream's own on this host.
+    """
+
+    def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
+        self._options = options
+        self._stream = stream
+        self._folder = folder
+        self._service = KinesisService(options, stream)
+        self._shards = Shards(self._service)
+        self._kept = KeptRanges(folder / "kept")
+        self._pages = ShardPages(
+            self._service,
+            Pace(folder / "pace", options.shard_calls_per_s, options.shard_bytes_per_s),
+            self._shards.retention_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._service})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._options, self._stream, self._folder)
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in order, in batches of `record_schema()`.
+
+        Raises:
+            CursorExpired: retention has removed the start of the range, or may have.
+            CursorInvalid: the range is not within the shard.
+            UnknownShard: there is no such shard.
+            SourceUnavailable, SourceThrottled, SourceRefused: the service does not answer.
+        """
+        start = Place.parse(range_.shard, range_.start)
+        end = Place.parse(range_.shard, range_.end)
+        kept = self._kept.read(range_.shard, range_.start, range_.end)
+        if kept is not None:
+            yield from kept
+            return
+        yield from batches_of(range_.shard, self._between(range_.shard, start, end))
+
+    def _between(self, shard: ShardId, start: Place, end: Place) -> Iterator[UserRecord]:
+        if end.order <= start.order:
+            self._check(shard, start)
+            return
+        for page in self._pages.from_place(shard, start):
+            for user in self._users(shard, page):
+                if user.place.order >= end.order:
+                    return
+                if user.place.order >= start.order:
+                    yield user
+            if page.records and page.records[-1].following.order >= end.order:
+                return
+            if page.closed or (page.at_tip and not page.records):
+                break
+        raise CursorExpired(
+            f"Shard {shown(shard)} of {self._service} ends before {end}: records up to there have "
+            "been removed."
+        )
+
+    def _check(self, shard: ShardId, start: Place) -> None:
+        """Nothing is to be read, but a cursor that is none must not look like one."""
+        if start.side is Side.AT:
+            next(self._pages.from_place(shard, start, limit=1))
+
+    def _users(self, shard: ShardId, page: Page) -> Iterator[UserRecord]:
+        """A page's records as producers sent them."""
+        hashes = _HashesWhenNeeded(self._shards, shard)
+        for stored in page.records:
+            yield from user_records(stored, hashes.of(stored.data))
+
+    def spark_options(self) -> Mapping[str, str]:
+        """What a Spark worker needs to build the reader again."""
+        return {
+            "source": SOURCE_NAME,
+            "stream": self._stream,
+            "folder": str(self._folder),
+            "options": self._options.model_dump_json(exclude_defaults=True),
+        }
+
+
+class _HashesWhenNeeded:
+    """The hash range of a shard, asked for when the first packed record comes."""
+
+    def __init__(self, shards: Shards, shard: ShardId) -> None:
+        self._shards = shards
+        self._shard = shard
+
+    def of(self, data: bytes) -> HashRange | None:
+        return self._range if data.startswith(MAGIC) else None
+
+    @cached_property
+    def _range(self) -> HashRange | None:
+        return self._shards.hashes(self._shard)

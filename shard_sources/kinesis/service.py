@@ -1,0 +1,237 @@
+"""Requests to the Kinesis service: boto3's client, its errors in our types, repetition."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from lease_store.errors import (
+    InvalidSetting,
+    LeaseholdError,
+    LogNotFound,
+    SourceError,
+    SourceRefused,
+    SourceThrottled,
+    SourceUnavailable,
+    shown,
+)
+from shard_sources.kinesis.options import KinesisOptions
+from shard_sources.retrying import ask
+
+ATTEMPTS = 6
+PAUSE_MAX_S = 5.0
+"""A read of ten megabytes makes the service refuse the shard's next ones for five seconds."""
+CONNECT_TIMEOUT_S = 3
+READ_TIMEOUT_S = 8
+CONNECTIONS = 16
+
+_THROTTLED = {
+    "ProvisionedThroughputExceededException",
+    "LimitExceededException",
+    "KMSThrottlingException",
+    "ThrottlingException",
+    "Throttling",
+    "RequestLimitExceeded",
+    "TooManyRequestsException",
+}
+# What a process may find anew: the chain is asked again once before these are told.
+_CREDENTIALS = {
+    "ExpiredTokenException",
+    "ExpiredToken",
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+    "IncompleteSignature",
+    "IncompleteSignatureException",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "InvalidAccessKeyId",
+    "RequestExpired",
+}
+_FORBIDDEN = {
+    "AccessDeniedException",
+    "AccessDenied",
+    "NotAuthorized",
+    "OptInRequired",
+    "KMSAccessDeniedException",
+    "KMSDisabledException",
+    "KMSInvalidStateException",
+    "KMSNotFoundException",
+    "KMSOptInRequired",
+}
+
+
+class IteratorExpired(SourceError):
+    """An iterator is older than five minutes: another one is made from the last cursor."""
+
+
+class NumberRefused(SourceError):
+    """The service takes a sequence number for none of this shard."""
+
+
+class CredentialsRefused(SourceRefused):
+    """The service does not accept the credentials, which may have been replaced since."""
+
+
+@dataclass
+class KinesisService:
+    """The service as one process asks it; safe to share among threads.
+
+    Attributes:
+        options: which stream, where.
+        sleep: waits between two attempts.
+    """
+
+    options: KinesisOptions
+    stream: str
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    _client: Any = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "stream": self.stream}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def call(self, operation: str, **arguments: object) -> dict[str, Any]:
+        """One request about the stream, repeated while the service is away or asks for patience.
+
+        Raises:
+            SourceThrottled, SourceUnavailable: repeating it did not help.
+            SourceRefused: the credentials are not accepted, or may not do this.
+            LogNotFound: there is no such stream or shard.
+            IteratorExpired, NumberRefused: an argument is not accepted any more, or at all.
+            SourceError: the service answers with another error.
+        """
+        # An iterator or a token names the stream itself, and a token takes no second name.
+        itself = "ShardIterator" in arguments or "NextToken" in arguments
+        named = arguments if itself else self.stream_argument() | arguments
+
+        def attempt() -> dict[str, Any]:
+            try:
+                return self._once(operation, named)
+            except CredentialsRefused:
+                # They may have been rotated: a new session reads files and roles again.
+                with self._lock:
+                    self._client = None
+                return self._once(operation, named)
+
+        return ask(attempt, attempts=ATTEMPTS, pause_max_s=PAUSE_MAX_S, sleep=self.sleep)
+
+    def stream_argument(self) -> dict[str, object]:
+        """How a request names the stream."""
+        name = "StreamARN" if self.stream.startswith("arn:") else "StreamName"
+        return {name: self.stream}
+
+    def __str__(self) -> str:
+        where = self.options.endpoint_url or self.options.region or "the default region"
+        return f"the Kinesis stream {shown(self.stream)} at {where}"
+
+    def _once(self, operation: str, arguments: Mapping[str, object]) -> dict[str, Any]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return getattr(self._connected(), operation)(**arguments)
+        except ClientError as error:
+            raise self._typed(error.response, operation) from None
+        except BotoCoreError as error:
+            raise self._typed_locally(error, operation) from None
+        except ValueError as error:
+            # botocore's own, for an endpoint that is no URL.
+            raise InvalidSetting(f"{_capital(self)} cannot be asked: {error}.") from None
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                import boto3
+                from botocore.config import Config
+
+                session = boto3.Session(
+                    profile_name=self.options.profile, region_name=self.options.region
+                )
+                self._client = session.client(
+                    "kinesis",
+                    endpoint_url=self.options.endpoint_url,
+                    config=Config(
+                        connect_timeout=CONNECT_TIMEOUT_S,
+                        read_timeout=READ_TIMEOUT_S,
+                        max_pool_connections=CONNECTIONS,
+                        # Repetition is ours alone: two layers would multiply their attempts.
+                        retries={"mode": "standard", "total_max_attempts": 1},
+                    ),
+                )
+            return self._client
+
+    def _typed(self, response: Mapping[str, Any], operation: str) -> LeaseholdError:
+        """The type that an error of the service's means; never with request headers in it."""
+        code = str(response.get("Error", {}).get("Code", ""))
+        said = shown(" ".join(str(response.get("Error", {}).get("Message", "")).split()))
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        asked = f"{_capital(self)} answered {operation} with {code}"
+        found: LeaseholdError = SourceError(f"{asked}: {said}.")
+        if code in _THROTTLED or status == 429:
+            found = SourceThrottled(
+                f"{asked}, and again after pauses: others read the same shard, or too many do."
+            )
+        elif code in _CREDENTIALS:
+            # Its text may repeat the request's signature, so that the code alone is shown.
+            found = CredentialsRefused(
+                f"{asked}: the credentials are wrong or have expired; renew them where boto3 "
+                "finds them."
+            )
+        elif code in _FORBIDDEN or status in (401, 403):
+            found = SourceRefused(f"{asked}: {said}; grant it, or use other credentials.")
+        elif code == "ExpiredIteratorException":
+            found = IteratorExpired(f"{asked}.")
+        elif code == "ResourceNotFoundException":
+            found = LogNotFound(f"{asked}: {said}.")
+        elif code in ("InvalidArgumentException", "ValidationException"):
+            found = NumberRefused(f"{asked}: {said}.")
+        elif status >= 500 or code in ("InternalFailure", "ServiceUnavailable"):
+            found = SourceUnavailable(f"{asked} ({status}): try again later.")
+        return found
+
+    def _typed_locally(self, error: Exception, operation: str) -> LeaseholdError:
+        """The type of an error that the client raises without an answer."""
+        from botocore import exceptions as boto
+
+        asked = f"{_capital(self)} could not be asked for {operation}"
+        kind = type(error).__name__
+        if isinstance(error, boto.NoRegionError):
+            return InvalidSetting(
+                f"{asked}: no region is known; set the option 'region' or AWS_DEFAULT_REGION."
+            )
+        if isinstance(error, boto.ProfileNotFound):
+            return InvalidSetting(f"{asked}: boto3 knows no profile {shown(self.options.profile)}.")
+        if isinstance(error, boto.HTTPClientError | boto.EndpointConnectionError):
+            return SourceUnavailable(f"{asked}: {kind}; try again later.")
+        if isinstance(error, boto.ParamValidationError):
+            return NumberRefused(f"{asked}: an argument is not of the service's form.")
+        credentials = ("Credential", "Token", "SSO", "Login", "Signature", "Auth")
+        if any(word in kind for word in credentials):
+            return CredentialsRefused(
+                f"{asked}: {kind}; put credentials where boto3 finds them (environment, profile, "
+                "role)."
+            )
+        return SourceError(f"{asked}: {kind}.")
+
+
+def _capital(service: KinesisService) -> str:
+    text = str(service)
+    return text[0].upper() + text[1:]
+
+
+def service_time(response: Mapping[str, Any]) -> datetime | None:
+    """The service's clock when it answered, from the answer's `Date`; None where it has none."""
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        return parsedate_to_datetime(headers["date"])
+    except (KeyError, ValueError, TypeError):
+        return None

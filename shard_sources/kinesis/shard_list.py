@@ -1,0 +1,149 @@
+"""The shards of a stream, and what the stream says of itself."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from lease_store.errors import UnknownShard, shown
+from lease_store.identifiers import ShardId
+from lease_store.records import ShardListing
+from shard_sources.kinesis.cursors import created_s
+from shard_sources.kinesis.records import HashRange
+from shard_sources.kinesis.service import KinesisService, service_time
+
+SUMMARY_AGE_MAX_S = 300.0
+SHARDS_PER_CALL = 1_000
+_LAST_HASH = (1 << 128) - 1
+_NUMBERED = re.compile(r"shardId-([0-9]{12})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class KinesisShard:
+    """A shard as the service lists it.
+
+    Attributes:
+        created_s: the second in which it was created; None where its numbers do not tell.
+    """
+
+    shard: ShardId
+    parents: tuple[ShardId, ...]
+    hashes: HashRange
+    closed: bool
+    created_s: int | None
+
+    @classmethod
+    def from_answer(cls, entry: Mapping[str, Any]) -> Self:
+        """From an entry of ListShards."""
+        named = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
+        hashes, numbers = entry["HashKeyRange"], entry["SequenceNumberRange"]
+        return cls(
+            shard=ShardId(entry["ShardId"]),
+            parents=tuple(ShardId(name) for name in named if name),
+            hashes=HashRange(int(hashes["StartingHashKey"]), int(hashes["EndingHashKey"])),
+            closed="EndingSequenceNumber" in numbers,
+            created_s=created_s(int(numbers["StartingSequenceNumber"])),
+        )
+
+    def listing(self) -> ShardListing:
+        """The shard in the form of all sources: hashes `[begin, end)` in hexadecimal digits."""
+        end = self.hashes.last + 1 if self.hashes.last < _LAST_HASH else _LAST_HASH
+        return ShardListing(
+            shard=self.shard,
+            parents=self.parents,
+            hash_begin=f"{self.hashes.first:032x}",
+            hash_end=f"{end:032x}",
+            read_only=self.closed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    retention_s: float
+    created: datetime
+    asked: datetime | None
+
+
+class Shards:
+    """Lists the shards of a stream and remembers what does not change.
+
+    Args:
+        service: answers.
+        clock: monotonic seconds; decides only how long an answer is used again.
+    """
+
+    def __init__(
+        self, service: KinesisService, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._service = service
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._hashes: dict[ShardId, HashRange] = {}
+        self._summary: tuple[float, _Summary] | None = None
+
+    def listed(self) -> dict[ShardId, KinesisShard]:
+        """All shards that the service still knows, in order of creation."""
+        found: dict[ShardId, KinesisShard] = {}
+        arguments: dict[str, object] = {}
+        while True:
+            answer = self._service.call("list_shards", MaxResults=SHARDS_PER_CALL, **arguments)
+            for entry in answer["Shards"]:
+                shard = KinesisShard.from_answer(entry)
+                found[shard.shard] = shard
+                self._hashes[shard.shard] = shard.hashes
+            token = answer.get("NextToken")
+            if not token:
+                return dict(sorted(found.items()))
+            arguments = {"NextToken": token}
+
+    def hashes(self, shard: ShardId) -> HashRange | None:
+        """The hashes of a shard; None for one that the service knows no more."""
+        if shard not in self._hashes:
+            self.listed()
+        return self._hashes.get(shard)
+
+    def retention_s(self) -> float:
+        """How long the stream keeps records now, in seconds."""
+        return self._stream().retention_s
+
+    def untrimmed(self, shard: KinesisShard) -> bool:
+        """Whether no record of a shard can have been removed yet, by the service's clock."""
+        summary = self._stream()
+        if summary.asked is None:
+            return False
+        youngest = max(summary.created.timestamp(), shard.created_s or 0)
+        age_s = summary.asked.timestamp() + SUMMARY_AGE_MAX_S - youngest
+        return age_s < summary.retention_s
+
+    def _stream(self) -> _Summary:
+        with self._lock:
+            if self._summary is None or self._clock() - self._summary[0] > SUMMARY_AGE_MAX_S:
+                answer = self._service.call("describe_stream_summary")
+                stream = answer["StreamDescriptionSummary"]
+                summary = _Summary(
+                    retention_s=stream["RetentionPeriodHours"] * 3600.0,
+                    created=stream["StreamCreationTimestamp"],
+                    asked=service_time(answer),
+                )
+                self._summary = (self._clock(), summary)
+            return self._summary[1]
+
+
+def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
+    """Whether a shard that is not listed was there once: the service numbers shards in order.
+
+    Raises:
+        UnknownShard: it cannot have been.
+    """
+    if shard in listed:
+        return False
+    found = _NUMBERED.fullmatch(shard)
+    newest = max((int(m[1]) for name in listed if (m := _NUMBERED.fullmatch(name))), default=-1)
+    if found is None or int(found[1]) > newest:
+        raise UnknownShard(f"The stream has no shard {shown(shard)}, and never had.")
+    return True

@@ -1,0 +1,202 @@
+"""A Kinesis stream as a source: its shards, their bounds, and the ends of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from lease_store.errors import CursorExpired, UnknownShard
+from lease_store.identifiers import ShardId
+from lease_store.records import ShardListing
+from shard_sources.kinesis.cursors import GONE, Place, Side, at, start
+from shard_sources.kinesis.options import KinesisOptions
+from shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
+from shard_sources.kinesis.planning import (
+    KEPT_FROM_RECORDS,
+    Batch,
+    ReadAhead,
+    Step,
+    Unread,
+    fill,
+    renewed,
+)
+from shard_sources.kinesis.reader import KinesisReader
+from shard_sources.kinesis.service import CONNECTIONS
+from shard_sources.kinesis.shard_list import KinesisShard, removed
+from shard_sources.kinesis.tail import Tail
+from shard_sources.source import Limits, PlannedRange, Position, ShardBounds
+
+Found = TypeVar("Found")
+ONE_RECORD = Limits(records_max=1)
+
+
+class KinesisStream(KinesisReader):
+    """A stream of Amazon Kinesis Data Streams.
+
+    Opening it asks the service nothing. Calls may come from many threads.
+
+    Args:
+        options: which stream, where, how fast.
+        stream: the stream's name or ARN.
+        folder: a folder of the stream's own on this host.
+    """
+
+    def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
+        super().__init__(options, stream, folder)
+        self._ahead = ReadAhead()
+        self._tail = Tail(self._pages)
+
+    def list_shards(self) -> list[ShardListing]:
+        """All shards that the stream still knows, with both parents of a merge."""
+        return [shard.listing() for shard in self._shards.listed().values()]
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """The bounds of these shards: the oldest record and the newest, which must be searched.
+
+        Several calls a shard, for many shards at a time; `bounds_after` needs one.
+
+        Raises:
+            UnknownShard: the stream never had a shard of this name.
+        """
+        return self._of_each(shards, self._bounds)
+
+    def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
+        """Bounds as far as readers that stand at these cursors need them, by one read a shard.
+
+        `begin` is the cursor itself; `end` is, too, where nothing follows it now, and otherwise
+        some later cursor.
+        """
+
+        def look(shard: ShardId, known: KinesisShard | None) -> ShardBounds:
+            cursor = cursors[shard]
+            if known is None:
+                return _gone()
+            try:
+                end = self._plan(shard, cursor, ONE_RECORD, looks_again=known.closed).end
+            except CursorExpired:
+                return self._bounds(shard, known)
+            return ShardBounds(cursor, end, known.closed)
+
+        return self._of_each(list(cursors), look)
+
+    def _of_each(
+        self,
+        shards: Sequence[ShardId],
+        ask: Callable[[ShardId, KinesisShard | None], Found],
+    ) -> dict[ShardId, Found]:
+        """What `ask` finds of each shard, several at a time."""
+        if not shards:
+            return {}
+        # The list first: a shard that it calls closed had its last record before that.
+        listed = self._shards.listed()
+        known = [None if removed(shard, listed) else listed[shard] for shard in shards]
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="kinesis") as threads:
+            return dict(zip(shards, threads.map(ask, shards, known), strict=True))
+
+    def _bounds(self, shard: ShardId, known: KinesisShard | None) -> ShardBounds:
+        if known is None:
+            return _gone()
+        begin = self._begin(shard)
+        end = self._tail.end(shard)
+        untrimmed = self._shards.untrimmed(known)
+        if begin.side is Side.START or end is None:
+            return ShardBounds(str(begin), str(begin), known.closed, str(begin))
+        # Where records may have been removed, the first one that is left is not the first.
+        origin = begin if untrimmed else start(known.created_s or 0)
+        return ShardBounds(str(begin), str(end), known.closed, str(origin))
+
+    def _begin(self, shard: ShardId) -> Place:
+        """At the oldest record; before all records where there is none."""
+        for page in self._pages.oldest(shard):
+            if page.records:
+                return at(page.records[0].number)
+            if page.at_tip or page.closed:
+                return start(page.searched_s)
+        return start(0)
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """The cursor of the first record at or after a position; the end if there is none.
+
+        Times are those at which the service took the records.
+
+        Raises:
+            UnknownShard: the stream never had a shard of this name.
+        """
+        if removed(shard, listed := self._shards.listed()):
+            return str(GONE)
+        if position is Position.BEGIN:
+            return str(self._begin(shard))
+        if isinstance(position, datetime):
+            found = self._tail.first_since(shard, position)
+            if found is not None:
+                return str(found)
+        end = self._tail.end(shard)
+        return str(end if end is not None else self._begin(listed[shard].shard))
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """Where a batch that starts at `start` ends, found by reading it.
+
+        What was read is kept for Spark's workers on this host, and for the next plan.
+
+        Raises:
+            CursorExpired: records that follow `start` have been removed, or may have.
+            CursorInvalid: `start` is not a cursor of the shard.
+            UnknownShard: the stream never had such a shard.
+        """
+        return self._plan(shard, start, limits)
+
+    def _plan(
+        self, shard: ShardId, start: str, limits: Limits, *, looks_again: bool = True
+    ) -> PlannedRange:
+        place = Place.parse(shard, start)
+        keeps = limits.records_max >= KEPT_FROM_RECORDS
+        rest = self._ahead.take(shard, start) if keeps else None
+        if rest is None:
+            rest = Unread(
+                self._steps(shard, place, RECORDS_PER_CALL_MAX if keeps else limits.records_max)
+            )
+        writer = self._kept.writer(shard) if keeps else None
+        batch = Batch(shard, limits, place, writer, looks_again)
+        try:
+            goes_on = fill(batch, rest)
+            batch.flush()
+        except UnknownShard:
+            if removed(shard, self._shards.listed()):
+                raise CursorExpired(f"Retention has removed shard {shard} as a whole.") from None
+            raise
+        else:
+            if writer is not None and batch.records:
+                writer.keep(start, str(batch.reached))
+        finally:
+            if writer is not None:
+                writer.drop()
+        if goes_on and keeps:
+            self._ahead.keep(shard, str(batch.reached), rest)
+        if batch.reached.order == place.order and not batch.last:
+            batch.reached = renewed(place, rest.page, self._shards.retention_s())
+        return batch.planned()
+
+    def _steps(self, shard: ShardId, place: Place, limit: int) -> Iterator[Step]:
+        for page in self._pages.from_place(shard, place, limit=limit):
+            for user in self._users(shard, page):
+                if user.place.order >= place.order:
+                    yield Step(user.following, user)
+            reached = page.records[-1].following if page.records else place
+            yield Step(reached, page=page)
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """0 at the end, otherwise None: the service does not count records.
+
+        Raises:
+            CursorInvalid: it is not a cursor.
+        """
+        here, end = Place.parse(shard, cursor), Place.parse(shard, bounds.end)
+        return 0 if here.order >= end.order else None
+
+
+def _gone() -> ShardBounds:
+    """The bounds of a shard that retention has removed as a whole."""
+    return ShardBounds(str(GONE), str(GONE), True, None)
