@@ -141,6 +141,7 @@ class ShardLease:
         consumer_run: the run that has the shard open; empty when none has.
         handoff_eta_s: how long the holder expects to need until its next batch boundary.
         watermark: event time up to which committed output is complete, or None.
+        bootstrap: the bootstrap cursor that a pinned node last started the shard at, or None.
     """
 
     shard: ShardId
@@ -158,6 +159,7 @@ class ShardLease:
     read_only: bool = False
     subscribable: bool = True
     watermark: datetime | None = None
+    bootstrap: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

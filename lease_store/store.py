@@ -316,6 +316,14 @@ class LeaseStore(Outbox, Protocol):
         """
         ...
 
+    def bootstrap(
+        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+    ) -> Changed | Stale:
+        """Force a shard that `node` holds to its bootstrap cursor, each cursor once.
+
+        `Stale`: done before, not its own, or open in another run. Raises as `force_checkpoint`."""
+        ...
+
     # -- tenures --------------------------------------------------------------------------------
 
     def open_tenure(

@@ -135,6 +135,7 @@ shard_lease = Table(
     Column("read_only", Boolean, nullable=False),
     Column("subscribable", Boolean, nullable=False),
     Column("watermark", EventTime),
+    _cursor("bootstrap", nullable=True),
     *_times(),
     Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     *grammar_checks("shard_lease", "shard_id"),

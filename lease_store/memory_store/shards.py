@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.records import BatchState, ShardLease, ShardListing
-from lease_store.reopening import Reopening, concerned, force, withdrawal
+from lease_store.records import Batch, BatchState, ShardLease, ShardListing
+from lease_store.reopening import (
+    Forcing,
+    Reopening,
+    bootstrap_reason,
+    concerned,
+    force,
+    may_bootstrap,
+    withdrawal,
+)
 from lease_store.store import Changed, ShardsSynced, Stale
 from lease_store.transitions import (
     PARENTS_OVER,
@@ -124,35 +132,31 @@ class MemoryShards(MemoryRows):
         """See `LeaseStore.force_checkpoint`."""
         with self._rows("force_checkpoint", key) as rows:
             rows.shard(shard)
-            names = concerned(rows.shards, shard)
-            committed = {
-                name: [
-                    batch
-                    for (owner, _), batch in sorted(rows.batches.items(), key=lambda item: item[0])
-                    if owner == name and batch.state is BatchState.COMMITTED
-                ]
-                for name in names
-            }
-            forcing = force(
-                [rows.shards[name] for name in names],
-                committed,
-                cursor,
-                key=key,
-                ordered=rows.group.ordered,
-                members=rows.members,
-                reason=reason,
-                reopen=reopen,
-            )
-            for step in forcing.steps:
-                rows.abandon_intents(step.after.shard)
-            for name, sequence in forcing.withdrawn.items():
-                for batch in committed[name]:
-                    if batch.sequence >= sequence:
-                        rows.batches[name, batch.sequence] = withdrawal(batch)
-            for mark in forcing.marks:
-                self._note(rows, mark, observer)
-            rows.bump()
-            return Changed(self._write(rows, forcing.steps, observer))
+            forcing = _forcing(rows, shard, cursor, reason, reopen)
+            return self._force(rows, forcing, observer)
+
+    def bootstrap(
+        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+    ) -> Changed | Stale:
+        """See `LeaseStore.bootstrap`."""
+        with self._rows("bootstrap", key) as rows:
+            if not may_bootstrap(rows.shard(shard), node, cursor, run):
+                return Stale()
+            reason = bootstrap_reason(node, cursor)
+            forcing = _forcing(rows, shard, cursor, reason, Reopening.REFUSE)
+            return self._force(rows, forcing.bootstrapped(cursor), f"run {run}")
+
+    def _force(self, rows: GroupRows, forcing: Forcing, observer: str) -> Changed:
+        for step in forcing.steps:
+            rows.abandon_intents(step.after.shard)
+        for name, sequence in forcing.withdrawn.items():
+            for batch in _committed(rows, name):
+                if batch.sequence >= sequence:
+                    rows.batches[name, batch.sequence] = withdrawal(batch)
+        for mark in forcing.marks:
+            self._note(rows, mark, observer)
+        rows.bump()
+        return Changed(self._write(rows, forcing.steps, observer))
 
     def _owned(
         self, rows: GroupRows, step: Step | None, observer: str, *, bump: bool = True
@@ -162,6 +166,28 @@ class MemoryShards(MemoryRows):
         if bump:
             rows.bump()
         return Changed(self._write(rows, [step], observer))
+
+
+def _committed(rows: GroupRows, shard: ShardId) -> list[Batch]:
+    found = (batch for (owner, _), batch in rows.batches.items() if owner == shard)
+    settled = (batch for batch in found if batch.state is BatchState.COMMITTED)
+    return sorted(settled, key=lambda batch: batch.sequence)
+
+
+def _forcing(
+    rows: GroupRows, shard: ShardId, cursor: str, reason: str, reopen: Reopening
+) -> Forcing:
+    names = concerned(rows.shards, shard)
+    return force(
+        [rows.shards[name] for name in names],
+        {name: _committed(rows, name) for name in names},
+        cursor,
+        key=rows.group.key,
+        ordered=rows.group.ordered,
+        members=rows.members,
+        reason=reason,
+        reopen=reopen,
+    )
 
 
 def _seen(rows: GroupRows, shard: ShardId, seen_lease_id: int) -> ShardLease | None:

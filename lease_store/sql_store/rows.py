@@ -123,6 +123,7 @@ def shard_values(shard: ShardLease) -> dict[str, Any]:
         "read_only": shard.read_only,
         "subscribable": shard.subscribable,
         "watermark": shard.watermark,
+        "bootstrap": shard.bootstrap,
     }
 
 
@@ -144,6 +145,7 @@ def shard_from(row: Row) -> ShardLease:
         read_only=bool(row["read_only"]),
         subscribable=bool(row["subscribable"]),
         watermark=row["watermark"],
+        bootstrap=row["bootstrap"],
     )
 
 

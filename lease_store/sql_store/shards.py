@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import Batch, BatchState, ShardLease, ShardListing
 from lease_store.refusals import unknown_shard
-from lease_store.reopening import Reopening, concerned, force
+from lease_store.reopening import (
+    Reopening,
+    bootstrap_reason,
+    concerned,
+    force,
+    may_bootstrap,
+)
 from lease_store.sql_store import statements
 from lease_store.sql_store.rows import batch_from, shard_from
 from lease_store.sql_store.verbs import SqlVerbs, chunks
@@ -25,6 +31,8 @@ from lease_store.transitions import (
     transfer_cancelled,
     transfer_completed,
 )
+
+_Batches = dict[ShardId, list[Batch]]
 
 
 class SqlShards(SqlVerbs):
@@ -202,33 +210,76 @@ class SqlShards(SqlVerbs):
         """See `LeaseStore.force_checkpoint`."""
 
         def work(tx: Transaction) -> Changed:
-            known = {row.shard: row for row in self._all_shards(tx, key)}
-            if shard not in known:
-                raise unknown_shard(key, shard)
-            names = concerned(known, shard)
-            # A holder may commit until its row is locked, so the ledger is read after that.
-            rows = self._lock_shards(tx, key, names)
-            committed = {name: self._committed(tx, key, name) for name in names}
-            forcing = force(
-                [rows[name] for name in names],
-                committed,
-                cursor,
-                key=key,
-                ordered=self._group(tx, key).ordered,
-                members=self._members(tx, key),
-                reason=reason,
-                reopen=reopen,
+            lineage = self._locked_lineage(tx, key, shard)
+            return self._force(
+                tx, key, lineage, cursor, observer=observer, reason=reason, reopen=reopen
             )
-            for step in forcing.steps:
-                tx.connection.execute(statements.abandon_intents(key, step.after.shard))
-            for name, sequence in forcing.withdrawn.items():
-                result = tx.connection.execute(statements.withdraw_batches(key, name, sequence))
-                if result.rowcount != sum(each.sequence >= sequence for each in committed[name]):
-                    raise Raced
-            self._journal(tx, key, forcing.marks, observer)
-            return self._carry_out(tx, key, forcing.steps, observer)
 
         return self._change("force_checkpoint", key, work)
+
+    def bootstrap(
+        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+    ) -> Changed | Stale:
+        """See `LeaseStore.bootstrap`."""
+
+        def work(tx: Transaction) -> Changed | Stale:
+            lineage = self._locked_lineage(tx, key, shard)
+            if not may_bootstrap(lineage[0][0], node, cursor, run):
+                return tx.abandon(Stale())
+            why = bootstrap_reason(node, cursor)
+            return self._force(
+                tx, key, lineage, cursor, observer=f"run {run}", reason=why, bootstrap=True
+            )
+
+        return self._change("bootstrap", key, work)
+
+    def _locked_lineage(
+        self, tx: Transaction, key: GroupKey, shard: ShardId
+    ) -> tuple[list[ShardLease], _Batches]:
+        """The rows that forcing a shard concerns, its own first, and their committed batches."""
+        known = {row.shard: row for row in self._all_shards(tx, key)}
+        if shard not in known:
+            raise unknown_shard(key, shard)
+        names = concerned(known, shard)
+        # A holder may commit until its row is locked, so the ledger is read after that.
+        rows = self._lock_shards(tx, key, names)
+        return [rows[name] for name in names], {
+            name: self._committed(tx, key, name) for name in names
+        }
+
+    def _force(
+        self,
+        tx: Transaction,
+        key: GroupKey,
+        lineage: tuple[list[ShardLease], _Batches],
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
+        reopen: Reopening = Reopening.REFUSE,
+        bootstrap: bool = False,
+    ) -> Changed:
+        rows, batches = lineage
+        forcing = force(
+            rows,
+            batches,
+            cursor,
+            key=key,
+            ordered=self._group(tx, key).ordered,
+            members=self._members(tx, key),
+            reason=reason,
+            reopen=reopen,
+        )
+        if bootstrap:
+            forcing = forcing.bootstrapped(cursor)
+        for step in forcing.steps:
+            tx.connection.execute(statements.abandon_intents(key, step.after.shard))
+        for name, sequence in forcing.withdrawn.items():
+            result = tx.connection.execute(statements.withdraw_batches(key, name, sequence))
+            if result.rowcount != sum(each.sequence >= sequence for each in batches[name]):
+                raise Raced
+        self._journal(tx, key, forcing.marks, observer)
+        return self._carry_out(tx, key, forcing.steps, observer)
 
     def _committed(self, tx: Transaction, key: GroupKey, shard: ShardId) -> list[Batch]:
         statement = statements.select_batches(key, shard, BatchState.COMMITTED)

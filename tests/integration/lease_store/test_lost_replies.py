@@ -168,6 +168,12 @@ CASES = [
         lambda world: world.shard(X).consumer_epoch == 2,
     ),
     Case(
+        "bootstrap",
+        lambda world: world.store.bootstrap(world.key, X, A, "9", run="run-1"),
+        Changed((X,)),
+        lambda world: (world.shard(X).bootstrap, world.shard(X).consumer_epoch) == ("9", 2),
+    ),
+    Case(
         "sync_shards",
         lambda world: (
             world.store.sync_shards(
