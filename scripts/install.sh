@@ -80,6 +80,13 @@ if ! patiently "$log" "$venv/bin/python" -m pip install --disable-pip-version-ch
     fail "pip ended with an error (${reason:-no network?}); all of it is in $log, and repeating \
 goes on from what is there."
 fi
+# Its own list of requirements keeps it from being installed with the rest: it asks for a protobuf
+# older than Dagster and Spark Connect allow, and works with the newer one.
+if [ "$kind" = dev ] && ! patiently "$log" "$venv/bin/python" -m pip install --no-input \
+    --disable-pip-version-check --progress-bar off --compile -c constraints.txt --no-deps \
+    aliyun-log-python-sdk; then
+    fail "the SDK of LogHub could not be installed; all of it is in $log."
+fi
 # Without bytecode, each of Dagster's processes would spend a second more on its start.
 "$venv/bin/python" -m compileall -q lease_store shard_sources assets sensors orchestration ||
     fail "the project's own modules do not compile."

@@ -26,6 +26,7 @@ _BUILT_IN = {
     "kafka": "shard_sources.kafka.kind",
     "kinesis": "shard_sources.kinesis.kind",
     LOCAL_LOG: "shard_sources.local_log.kind",
+    "loghub": "shard_sources.loghub.kind",
 }
 
 

@@ -18,6 +18,7 @@ WORLDS = {
     "kafka_mock": "tests.sources.worlds.kafka_mock:KafkaMockWorld",
     "kinesis-kinesalite": "tests.sources.worlds.kinesis:KinesaliteWorld",
     "kinesis-moto": "tests.sources.worlds.kinesis:MotoWorld",
+    "loghub": "tests.sources.worlds.loghub:LogHubWorld",
     "local_log": "tests.sources.worlds.local_log:LocalLogWorld",
 }
 

@@ -1,0 +1,136 @@
+"""Credentials as Alibaba Cloud's tools find them: in the environment, or at an address.
+
+`ALIBABA_CLOUD_ACCESS_KEY_ID`, `ALIBABA_CLOUD_ACCESS_KEY_SECRET` and, of temporary ones,
+`ALIBABA_CLOUD_SECURITY_TOKEN` are read again for every request. Temporary credentials that are
+renewed elsewhere come from an address (the option `credentials_uri`, or
+`ALIBABA_CLOUD_CREDENTIALS_URI`) that answers with the JSON of the STS API, as the metadata
+service of an ECS instance does for its RAM role.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+from lease_store.errors import SourceRefused, SourceUnavailable
+
+KEY_ID = "ALIBABA_CLOUD_ACCESS_KEY_ID"
+KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
+TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"
+URI = "ALIBABA_CLOUD_CREDENTIALS_URI"
+RENEW_AFTER_S = 300.0
+"""Temporary credentials overlap by far more; their own end is a wall clock's, so not looked at."""
+_TIMEOUT_S = (3.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """A key that signs requests; it shows nothing of itself.
+
+    Attributes:
+        id: names the key.
+        secret: signs.
+        token: of temporary credentials; empty for others.
+    """
+
+    id: str = field(repr=False)
+    secret: str = field(repr=False)
+    token: str = field(default="", repr=False)
+
+    def get_access_key_id(self) -> str:
+        """The name, as the SDK asks for it."""
+        return self.id
+
+    def get_access_key_secret(self) -> str:
+        """The secret, as the SDK asks for it."""
+        return self.secret
+
+    def get_security_token(self) -> str:
+        """The token, as the SDK asks for it."""
+        return self.token
+
+
+class FoundCredentials:
+    """The credentials provider of the SDK's client.
+
+    Args:
+        uri: the address to ask; empty reads the environment.
+        clock: a monotonic clock in seconds.
+        environment: of this process.
+    """
+
+    def __init__(
+        self,
+        uri: str = "",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._uri = uri
+        self._clock = clock
+        self._environment = environment
+        self._lock = Lock()
+        self._fetched: tuple[float, AccessKey] | None = None
+
+    def get_credentials(self) -> AccessKey:
+        """The key for the next request.
+
+        Raises:
+            SourceRefused: there is none.
+            SourceUnavailable: the address does not answer.
+        """
+        uri = self._uri or self._environment.get(URI, "")
+        if uri and (self._uri or KEY_ID not in self._environment):
+            return self._at(uri)
+        key = AccessKey(
+            self._environment.get(KEY_ID, ""),
+            self._environment.get(KEY_SECRET, ""),
+            self._environment.get(TOKEN, ""),
+        )
+        if not key.id or not key.secret:
+            raise SourceRefused(
+                f"There are no credentials for the log service: set {KEY_ID} and {KEY_SECRET} in "
+                f"the environment, or the option credentials_uri or {URI} to where they are."
+            )
+        return key
+
+    def renewed(self) -> bool:
+        """Whether there are others than those last used; asked after the service refused them."""
+        with self._lock:
+            before, self._fetched = self._fetched, None
+        return before is not None and self.get_credentials() != before[1]
+
+    def _at(self, uri: str) -> AccessKey:
+        with self._lock:
+            if self._fetched is None or self._clock() - self._fetched[0] > RENEW_AFTER_S:
+                self._fetched = (self._clock(), _fetch(uri))
+            return self._fetched[1]
+
+
+def _fetch(uri: str) -> AccessKey:
+    import requests
+
+    try:
+        response = requests.get(uri, timeout=_TIMEOUT_S)
+    except (requests.RequestException, ValueError):
+        raise SourceUnavailable("The address of the credentials does not answer.") from None
+    if response.status_code != requests.codes.ok:
+        raise SourceUnavailable(
+            f"The address of the credentials answers with status {response.status_code}."
+        )
+    try:
+        found = response.json()
+        return AccessKey(
+            str(found["AccessKeyId"]),
+            str(found["AccessKeySecret"]),
+            str(found.get("SecurityToken") or ""),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # The answer is not shown: it may hold what should stay secret.
+        raise SourceRefused(
+            "The address of the credentials does not answer with AccessKeyId, AccessKeySecret "
+            "and SecurityToken as JSON."
+        ) from None

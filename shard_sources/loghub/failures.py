@@ -1,0 +1,129 @@
+"""What the service refused, as an error of this project and one sentence.
+
+Source: the error codes of the SLS API reference. The service's own text is left out where it
+speaks of credentials, because it repeats them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lease_store.errors import (
+    CursorInvalid,
+    LeaseholdError,
+    LogNotFound,
+    SourceError,
+    SourceRefused,
+    SourceThrottled,
+    SourceUnavailable,
+    UnknownShard,
+    shown,
+)
+
+UNREACHABLE = "LogRequestError"
+"""The SDK's code for what it did not get an answer to."""
+_REFUSED = frozenset(
+    {
+        "Unauthorized",
+        "SignatureNotMatch",
+        "MissingAccessKeyId",
+        "MissingSecurityToken",
+        "ProjectForbidden",
+        "AccessDenied",
+        "Forbidden",
+        "NoPermission",
+    }
+)
+_REFUSED_BEGIN = ("InvalidAccessKeyId", "SecurityToken", "InvalidSecurityToken")
+_CLOCK = frozenset({"RequestTimeExpired", "InvalidRequestTime", "RequestTimeTooSkewed"})
+_NO_LOG = frozenset({"ProjectNotExist", "LogStoreNotExist", "LogstoreNotExist"})
+_THROTTLED = frozenset(
+    {
+        "ReadQuotaExceed",
+        "ShardReadQuotaExceed",
+        "ProjectQuotaExceed",
+        "ExceedQuota",
+        "QpsLimitExceeded",
+        "ShardReadQpsExceed",
+    }
+)
+_AWAY = frozenset({"InternalServerError", "ServerBusy", "RequestTimeout", UNREACHABLE})
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERRORS = 500
+
+
+class ServiceRefusal(Exception):
+    """What the service, or the network before it, answered instead of an answer.
+
+    Attributes:
+        code: the service's error code.
+        status: the HTTP status; 200 where there was no response.
+        said: the service's sentence, which may hold anything.
+    """
+
+    def __init__(self, code: str, status: int = 200, said: str = "") -> None:
+        super().__init__(code)
+        self.code = code
+        self.status = status
+        self.said = said
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request was about, for messages.
+
+    Attributes:
+        logstore: `project/logstore`.
+        endpoint: of the service.
+        shard: empty where the request was about all.
+        cursor: the cursor that it named, or empty.
+    """
+
+    logstore: str
+    endpoint: str
+    shard: str = ""
+    cursor: str = ""
+
+
+def failure(refusal: ServiceRefusal, asked: Asked) -> LeaseholdError:
+    """The error for a refusal."""
+    code, log = refusal.code, asked.logstore
+    where = f"The log service at {asked.endpoint}"
+    kind: type[LeaseholdError] = SourceError
+    said = f"{where} refused a request for {log}: {shown(code)}: {shown(refusal.said)}."
+    if code in _REFUSED or code.startswith(_REFUSED_BEGIN):
+        kind, said = (
+            SourceRefused,
+            f"{where} does not accept the credentials for {log} ({code}): check "
+            "ALIBABA_CLOUD_ACCESS_KEY_ID, ALIBABA_CLOUD_ACCESS_KEY_SECRET and "
+            "ALIBABA_CLOUD_SECURITY_TOKEN, and that they may read this logstore.",
+        )
+    elif code in _CLOCK:
+        kind, said = (
+            SourceRefused,
+            f"{where} refused the request's time ({code}): this machine's clock differs from "
+            "the service's by more than 15 minutes, so set it.",
+        )
+    elif code in _THROTTLED or refusal.status == _TOO_MANY_REQUESTS:
+        of = f" of shard {asked.shard}" if asked.shard else ""
+        kind, said = (
+            SourceThrottled,
+            f"{where} asks for fewer reads{of} of {log} ({code}), and went on asking while they "
+            "were repeated.",
+        )
+    elif code in _AWAY or refusal.status >= _SERVER_ERRORS:
+        kind, said = SourceUnavailable, f"{where} does not answer for {log} ({code})."
+    elif code in _NO_LOG:
+        kind, said = (
+            LogNotFound,
+            f"{where} has no logstore {shown(log)} ({code}): check the options project, logstore "
+            "and endpoint.",
+        )
+    elif code == "ShardNotExist":
+        kind, said = UnknownShard, f"Logstore {log} has no shard {shown(asked.shard)}."
+    elif code == "InvalidCursor":
+        kind, said = (
+            CursorInvalid,
+            f"{shown(asked.cursor)} is not a cursor of shard {asked.shard} of {log}.",
+        )
+    return kind(said)

@@ -1,0 +1,107 @@
+"""LogHub as settings name it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from shard_sources.source import ShardReader, ShardSource
+from shard_sources.source_kind import SourceKind, StreamPlace
+
+SOURCE_NAME = "loghub"
+SDK = "aliyun-log-python-sdk==0.9.52"
+INSTALL = f"pip install 'leasehold[loghub]' && pip install --no-deps {SDK}"
+"""Two steps: the SDK asks for an older protobuf than Dagster and Spark Connect allow."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{1,62}", re.ASCII)
+
+
+class LogHubOptions(BaseModel):
+    """Options of a logstore. None of them is a secret: credentials are in the environment.
+
+    Attributes:
+        endpoint: of the service, such as `cn-hangzhou.log.aliyuncs.com`; HTTPS unless it begins
+            with `http://`.
+        project: the project.
+        logstore: by default the stream's name.
+        value_field: the field whose bytes are a record's value; by default the value is JSON of
+            all fields.
+        key_field: the field whose bytes are a record's key; by default there is no key.
+        compression: of what the service sends.
+        auth_version: how requests are signed; `v4` needs the region.
+        region: of the project, such as `cn-hangzhou`.
+        credentials_uri: where temporary credentials are found; by default the environment has
+            them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    endpoint: str
+    project: str
+    logstore: str = ""
+    value_field: str = ""
+    key_field: str = ""
+    compression: Literal["lz4", "zstd", "deflate", "none"] = "lz4"
+    auth_version: Literal["v1", "v4"] = "v1"
+    region: str = Field(default="", pattern=r"^[a-z0-9-]*$")
+    credentials_uri: str = ""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        address = value if "://" in value else f"https://{value}"
+        if not _is_address(address) or urlsplit(address).path not in ("", "/"):
+            raise ValueError("use a host such as cn-hangzhou.log.aliyuncs.com")
+        return address.rstrip("/")
+
+    @field_validator("credentials_uri")
+    @classmethod
+    def _secretless(cls, value: str) -> str:
+        if value and not _is_address(value):
+            raise ValueError("use an http or https address without a user or password")
+        return value
+
+    @field_validator("project", "logstore")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if value and not _NAME.fullmatch(value):
+            raise ValueError("use 2 to 63 small letters, digits, '-' or '_'")
+        return value
+
+    @model_validator(mode="after")
+    def _region_of_v4(self) -> LogHubOptions:
+        if self.auth_version == "v4" and not self.region:
+            raise ValueError("auth_version v4 needs the option region")
+        return self
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and not (parts.username or parts.password)
+            and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:
+        return False
+
+
+def _open(options: LogHubOptions, place: StreamPlace) -> ShardSource:
+    from shard_sources.loghub.log import LogHub
+
+    return LogHub(options.model_copy(update={"logstore": options.logstore or place.stream}))
+
+
+def _reader(options: Mapping[str, str]) -> ShardReader:
+    from shard_sources.loghub.log import LogHubReader
+
+    given = {name: text for name, text in options.items() if name in LogHubOptions.model_fields}
+    return LogHubReader(LogHubOptions(**given))  # pyright: ignore[reportArgumentType]
+
+
+KIND = SourceKind(LogHubOptions, _open, _reader, library="aliyun", install=INSTALL)

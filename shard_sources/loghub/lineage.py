@@ -1,0 +1,53 @@
+"""Which shards came out of which: the service lists hash ranges and no parents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lease_store.identifiers import ShardId
+from lease_store.records import ShardListing
+
+
+@dataclass(frozen=True, slots=True)
+class ListedShard:
+    """A shard as the service lists it: `[begin, end)` in 32 hexadecimal digits."""
+
+    number: int
+    begin: str
+    end: str
+    read_only: bool
+
+
+def with_parents(shards: Sequence[ListedShard]) -> list[ShardListing]:
+    """The shards in order of creation, each with those that it came out of.
+
+    Shards are numbered as they are made, and each hash belongs to one shard at a time. So a new
+    shard came out of those to whom its range belonged when it was made: one at a split, two at
+    a merge, none at first. Parents that the service has forgotten are not listed.
+    """
+    owned: list[tuple[str, str, int]] = []
+    listing: list[ShardListing] = []
+    for shard in sorted(shards, key=lambda each: each.number):
+        parents: list[int] = []
+        rest: list[tuple[str, str, int]] = []
+        for begin, end, owner in owned:
+            if begin >= shard.end or end <= shard.begin:
+                rest.append((begin, end, owner))
+                continue
+            parents.append(owner)
+            if begin < shard.begin:
+                rest.append((begin, shard.begin, owner))
+            if end > shard.end:
+                rest.append((shard.end, end, owner))
+        owned = [*rest, (shard.begin, shard.end, shard.number)]
+        listing.append(
+            ShardListing(
+                shard=ShardId(str(shard.number)),
+                parents=tuple(ShardId(str(parent)) for parent in sorted(set(parents))),
+                hash_begin=shard.begin,
+                hash_end=shard.end,
+                read_only=shard.read_only,
+            )
+        )
+    return listing

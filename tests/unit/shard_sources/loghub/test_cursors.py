@@ -1,0 +1,64 @@
+"""Cursors of a LogHub shard: one text for one place, in the order of the shard."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lease_store.errors import CursorInvalid
+from lease_store.identifiers import ShardId
+from shard_sources.loghub.cursors import GroupCursor
+
+SHARD = ShardId("0")
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_the_service_s_cursor_is_a_cursor_as_it_stands() -> None:
+    text = "MTQ0NzI5OTYwNjg5NjYzMjM1Ng=="
+    cursor = GroupCursor.parse(SHARD, text)
+    assert cursor == GroupCursor(1447299606896632356)
+    assert (str(cursor), cursor.service) == (text, text)
+
+
+@given(st.integers(100, 2**63 - 1), st.integers(0, 10**9 - 1))
+def test_each_place_has_one_text(group: int, index: int) -> None:
+    cursor = GroupCursor(group, index)
+    assert GroupCursor.parse(SHARD, str(cursor)) == cursor
+    assert cursor.service == str(GroupCursor(group))
+
+
+def test_places_are_ordered_within_a_group_and_between_groups() -> None:
+    assert GroupCursor(5, 9) < GroupCursor(6) < GroupCursor(6, 1) < GroupCursor(10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "123",
+        "99999999",
+        "no-cursor",
+        encoded("-12"),
+        encoded("012"),
+        encoded("12a"),
+        encoded(str(2**63)),
+        encoded("1_000"),
+        encoded(" 123"),
+        encoded("123") + ".0",
+        encoded("123") + ".01",
+        encoded("123") + ".",
+        encoded("123") + "\n",
+        encoded("12345").rstrip("="),
+        "MTIzNDV=",
+    ],
+)
+def test_other_texts_are_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(CursorInvalid) as refused:
+        GroupCursor.parse(SHARD, text)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,55 @@
+"""Each code of the service is an error of a type, in one sentence without secrets."""
+
+from __future__ import annotations
+
+import pytest
+
+from lease_store.errors import (
+    CursorInvalid,
+    LeaseholdError,
+    LogNotFound,
+    SourceError,
+    SourceRefused,
+    SourceThrottled,
+    SourceUnavailable,
+    UnknownShard,
+)
+from shard_sources.loghub.failures import Asked, ServiceRefusal, failure
+
+ASKED = Asked("project/logstore", "https://sls", "3", "MTIz")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("Unauthorized", 401, SourceRefused),
+        ("SignatureNotMatch", 403, SourceRefused),
+        ("InvalidAccessKeyId.NotFound", 404, SourceRefused),
+        ("SecurityTokenExpired", 401, SourceRefused),
+        ("RequestTimeExpired", 400, SourceRefused),
+        ("ProjectNotExist", 404, LogNotFound),
+        ("LogStoreNotExist", 404, LogNotFound),
+        ("ShardNotExist", 404, UnknownShard),
+        ("InvalidCursor", 400, CursorInvalid),
+        ("ReadQuotaExceed", 403, SourceThrottled),
+        ("ShardReadQuotaExceed", 403, SourceThrottled),
+        ("SomethingNew", 429, SourceThrottled),
+        ("InternalServerError", 500, SourceUnavailable),
+        ("ServerBusy", 503, SourceUnavailable),
+        ("HTTP status 502", 502, SourceUnavailable),
+        ("LogRequestError", 200, SourceUnavailable),
+        ("ParameterInvalid", 400, SourceError),
+    ],
+)
+def test_types(code: str, status: int, kind: type[LeaseholdError]) -> None:
+    error = failure(ServiceRefusal(code, status, "said\nby the service"), ASKED)
+    assert type(error) is kind
+    assert code in str(error) or kind in (UnknownShard, CursorInvalid)
+    assert "\n" not in str(error)
+    assert str(error).endswith(".")
+
+
+def test_what_the_service_says_of_a_key_is_not_repeated() -> None:
+    refusal = ServiceRefusal("Unauthorized", 401, "AccessKeyId not found: LTAI1234")
+    assert "LTAI1234" not in str(failure(refusal, ASKED))
+    assert "LTAI1234" not in repr(refusal)

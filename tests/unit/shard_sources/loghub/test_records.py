@@ -1,0 +1,92 @@
+"""LogGroups become records: values, keys, times and attributes."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from lease_store.identifiers import ShardId
+from shard_sources.loghub.cursors import GroupCursor
+from shard_sources.loghub.records import Fields, RecordColumns, json_value
+from shard_sources.source import record_schema
+
+NUMBER = 1447299606896632356
+
+
+def group(*logs: dict[str, bytes], nanoseconds: int = 0, tags: dict[str, str] | None = None) -> Any:
+    from aliyun.log.proto import LogGroupRaw
+
+    made = LogGroupRaw(Topic="nginx", Source="10.0.0.7")
+    for name, value in (tags or {}).items():
+        made.LogTags.add(Key=name, Value=value)
+    for number, contents in enumerate(logs):
+        log = made.Logs.add(Time=1700000000 + number, Time_ns=nanoseconds)
+        for name, value in contents.items():
+            log.Contents.add(Key=name, Value=value)
+    return made
+
+
+def rows(made: Any, fields: Fields | None = None, first: int = 0, stop: int | None = None) -> Any:
+    columns = RecordColumns(ShardId("3"), fields or Fields())
+    columns.add(made, NUMBER, first, stop)
+    batch = columns.batch()
+    assert batch.schema.equals(record_schema())
+    return batch.to_pylist()
+
+
+def test_a_value_is_json_of_all_fields_the_same_for_the_same_fields() -> None:
+    first, second = rows(group({"b": b"2", "a": "ä".encode()}, {"a": "ä".encode(), "b": b"2"}))
+    assert first["value"] == second["value"] == '{"a":"ä","b":"2"}'.encode()
+    assert first["key"] is None
+    assert json.loads(rows(group({}))[0]["value"]) == {}
+
+
+def test_bytes_that_are_no_text_stand_in_base64() -> None:
+    assert json_value({"x": b"\xff\x00", "y": b"text"}) == b'{"x_base64":"/wA=","y":"text"}'
+
+
+def test_a_named_field_is_the_value_as_bytes_and_the_others_are_attributes() -> None:
+    fields = Fields(value="content", key="user")
+    one, two = rows(
+        group({"content": b"\xff\r\n", "user": b"\x00", "level": b"info"}, {"level": b"warn"}),
+        fields,
+    )
+    assert (one["value"], one["key"]) == (b"\xff\r\n", b"\x00")
+    assert dict(one["attributes"])["level"] == "info"
+    assert "content" not in dict(one["attributes"])
+    assert (two["value"], two["key"]) == (None, None)
+
+
+def test_a_group_s_topic_source_and_tags_are_attributes_and_no_field_hides_them() -> None:
+    made = group({"__topic__": b"forged", "v": b"1"}, tags={"__hostname__": "web-1"})
+    attributes = dict(rows(made, Fields(value="v"))[0]["attributes"])
+    assert attributes == {
+        "__tag__:__hostname__": "web-1",
+        "__topic__": "nginx",
+        "__source__": "10.0.0.7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "microseconds", "kept"),
+    [(0, 0, None), (123_456_000, 123_456, None), (123_456_789, 123_456, "123456789")],
+)
+def test_times_are_exact_to_the_nanosecond(
+    nanoseconds: int, microseconds: int, kept: str | None
+) -> None:
+    row = rows(group({"a": b"1"}, nanoseconds=nanoseconds))[0]
+    expected = datetime.fromtimestamp(1700000000, UTC).replace(microsecond=microseconds)
+    assert row["event_time"] == expected
+    assert dict(row["attributes"]).get("__time_ns_part__") == kept
+
+
+def test_a_part_of_a_group_has_the_cursors_of_the_whole() -> None:
+    made = group(*({"n": str(number).encode()} for number in range(5)))
+    whole = rows(made)
+    service = GroupCursor(NUMBER).service
+    assert [row["cursor"] for row in whole] == [service, *(f"{service}.{n}" for n in range(1, 5))]
+    assert rows(made, first=2, stop=4) == whole[2:4]
+    assert {row["shard_id"] for row in whole} == {"3"}
