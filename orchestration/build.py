@@ -24,6 +24,9 @@ from sensors.outbox import build_outbox_sensor
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import build_shard_list_sensor
 
+BUILT: list[ShardStream] = []
+"""The streams that this process has built definitions of; a node's agent reads them."""
+
 
 def build_definitions(
     streams: Sequence[ShardStream], settings: Settings | None = None
@@ -40,6 +43,7 @@ def build_definitions(
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
     """
     _check_names(streams)
+    BUILT.extend(streams)
     settings = settings or load_settings()
     for stream in streams if settings.expected_nodes is not None else ():
         stream.check_nodes(settings.node_names)

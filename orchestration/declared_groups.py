@@ -1,46 +1,41 @@
-"""Which consumer groups a module of definitions has: what a node's agent becomes a member of."""
+"""Which consumer groups a module of definitions has, and what a node says of itself in each."""
 
 from __future__ import annotations
 
 import importlib
 
 from lease_store.errors import InvalidSetting, shown
-from lease_store.identifiers import GroupKey
+from lease_store.identifiers import GroupKey, NodeName
+from lease_store.node_settings import node_row
+from lease_store.records import Node
 from orchestration.dagster_processes import DEFINITIONS_MODULE
 from orchestration.settings import Settings
 
-GROUP_METADATA = "consumer_group"
 
-
-def groups_of(module: str, settings: Settings) -> list[GroupKey]:
-    """The groups of all streams that a module's definitions were built from.
+def memberships_of(node: NodeName, module: str, settings: Settings) -> dict[GroupKey, Node]:
+    """The row to register for `node` in the group of each stream of a module's definitions.
 
     Raises:
-        InvalidSetting: the module cannot be imported, or has no definitions of streams.
+        InvalidSetting: the module cannot be imported, or builds no definitions of streams.
     """
     if module == DEFINITIONS_MODULE:
-        return [stream.key for stream in settings.streams]
-    from dagster import Definitions
+        return {
+            stream.key: node_row(node, stream.node_settings.get(node), address="")
+            for stream in settings.streams
+        }
+    from orchestration import build
 
+    before = len(build.BUILT)
     try:
-        loaded = importlib.import_module(module)
+        importlib.import_module(module)
     except Exception as error:
         raise InvalidSetting(
             f"The module {shown(module)} cannot be imported: {type(error).__name__}: {error}."
         ) from error
-    found: set[str] = set()
-    for value in vars(loaded).values():
-        if isinstance(value, Definitions):
-            for spec in value.resolve_all_asset_specs():
-                if GROUP_METADATA in spec.metadata:
-                    found.add(str(spec.metadata[GROUP_METADATA]))
+    found = {stream.key: stream.node(node, address="") for stream in build.BUILT[before:]}
     if not found:
         raise InvalidSetting(
             f"The module {shown(module)} has no definitions of streams: name one that calls "
             "build_definitions."
         )
-    keys: list[GroupKey] = []
-    for text in sorted(found):
-        stream, _, group = text.partition("/")
-        keys.append(GroupKey.parse(group, stream))
-    return keys
+    return found

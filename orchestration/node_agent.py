@@ -12,7 +12,7 @@ import json
 import platform
 import threading
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -109,8 +109,8 @@ class NodeAgent:
     """The agent of one node; `run` returns when it was told to end and has left.
 
     Args:
-        node: the node's settings, without incarnation and address.
-        keys: the groups to be a member of.
+        node: its name.
+        rows: what to register in each group, without incarnation and address.
         store: the lease store.
         instance: Dagster's.
         server: the node's code server.
@@ -123,8 +123,8 @@ class NodeAgent:
 
     def __init__(
         self,
-        node: Node,
-        keys: Sequence[GroupKey],
+        node: NodeName,
+        rows: Mapping[GroupKey, Node],
         *,
         store: LeaseStore,
         instance: DagsterInstance,
@@ -136,7 +136,7 @@ class NodeAgent:
         clock: Clock = steady_clock,
     ) -> None:
         self._node = node
-        self._keys = list(keys)
+        self._rows = dict(rows)
         self._store = store
         self._instance = instance
         self._server = server
@@ -172,7 +172,7 @@ class NodeAgent:
             self._left.set()
             if self._beats.is_alive():
                 self._beats.join(self._leave_timeout_s)
-            self._tolerantly(lambda: withdraw(self._instance, self._node.name))
+            self._tolerantly(lambda: withdraw(self._instance, self._node))
             self._server.stop()
             if self._spark is not None:
                 self._spark.stop()
@@ -208,16 +208,21 @@ class NodeAgent:
     def _begin(self) -> None:
         """With the first answer of the code server the node becomes one that can be found."""
         if not self._published:
-            publish(self._instance, self._node.name, self._advertised)
-            say(f"The code server of node {self._node.name} answers at {self._advertised}.")
+            publish(self._instance, self._node, self._advertised)
+            say(f"The code server of node {self._node} answers at {self._advertised}.")
             self._published = True
         if not self._memberships:
             address = instance_address(self._instance)
             if not address:
                 return  # Dagster's sensors make it at their first tick
-            node = replace(self._node, incarnation=self._incarnation, address=address)
             self._memberships = [
-                NodeMembership(self._store, key, node, self._clock) for key in self._keys
+                NodeMembership(
+                    self._store,
+                    key,
+                    replace(row, incarnation=self._incarnation, address=address),
+                    self._clock,
+                )
+                for key, row in self._rows.items()
             ]
             self._beats.start()
 
@@ -229,15 +234,15 @@ class NodeAgent:
             for membership in self._memberships:
                 try:
                     if said := membership.keep(accepts_runs=self._accepts_runs):
-                        say(f"Node {self._node.name} {said}.")
+                        say(f"Node {self._node} {said}.")
                 except UserMistake as error:
                     self._problem = error
                     return
                 except LeaseholdError as error:
-                    say(f"A beat of node {self._node.name} got no answer: {error}")
+                    say(f"A beat of node {self._node} got no answer: {error}")
                 except Exception as error:
                     # An error of a driver's that nobody foresaw must not end the beating unseen.
-                    say(f"A beat of node {self._node.name} failed: {type(error).__name__}: {error}")
+                    say(f"A beat of node {self._node} failed: {type(error).__name__}: {error}")
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -245,7 +250,7 @@ class NodeAgent:
         """The node's runs of these statuses."""
         from dagster import RunsFilter
 
-        filters = RunsFilter(statuses=list(statuses), tags={NODE_TAG: self._node.name})
+        filters = RunsFilter(statuses=list(statuses), tags={NODE_TAG: self._node})
         return self._instance.get_runs(filters=filters, limit=RUNS_MAX)
 
     def _fail_dead_runs(self) -> None:
@@ -274,7 +279,7 @@ class NodeAgent:
         3. Once no run has a shard open, all shards are freed in one transaction, so that the
            other nodes claim them at their next tick instead of after the timeout.
         """
-        say(f"Node {self._node.name} is leaving: its runs stop at their next checkpoint.")
+        say(f"Node {self._node} is leaving: its runs stop at their next checkpoint.")
         self._accepts_runs = False
         self._mark.touch()
         self._tolerantly(self._cancel_waiting)
@@ -287,17 +292,17 @@ class NodeAgent:
             self._beats.join(self._leave_timeout_s)
         for membership in self._memberships:
             try:
-                say(f"Node {self._node.name} {membership.leave()}.")
+                say(f"Node {self._node} {membership.leave()}.")
             except StoreError as error:
-                say(f"The lease store did not let node {self._node.name} go: {error}")
+                say(f"The lease store did not let node {self._node} go: {error}")
 
     def _cancel_waiting(self) -> None:
         from dagster import DagsterRunStatus
 
-        withdraw(self._instance, self._node.name)
+        withdraw(self._instance, self._node)
         for run in self._runs(DagsterRunStatus.QUEUED):
             self._instance.report_run_canceled(
-                run, message=f"Node {self._node.name} left before this run began."
+                run, message=f"Node {self._node} left before this run began."
             )
 
     def _busy(self) -> bool:

@@ -124,10 +124,9 @@ def _agent(
 ) -> NodeAgent:
     from lease_store import open_store
     from lease_store.liveness import steady_clock
-    from lease_store.records import Node
     from orchestration.code_server import CodeServer
     from orchestration.dagster_processes import child_environment
-    from orchestration.declared_groups import groups_of
+    from orchestration.declared_groups import memberships_of
     from orchestration.node_agent import NodeAgent
     from orchestration.spark_keeper import SparkKeeper
 
@@ -139,8 +138,8 @@ def _agent(
     # A server that is shared with other nodes is kept by who started it.
     shared = settings.spark_state is not None
     return NodeAgent(
-        Node(node, 0, ""),
-        groups_of(module, settings),
+        node,
+        memberships_of(node, module, settings),
         store=open_store(settings.store_url),
         instance=instance,
         server=CodeServer(module, listen, folder, environment, steady_clock),

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from lease_store.errors import NodeNameTaken
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import Group, Node, ShardListing
+from lease_store.store import Opened
+from orchestration.node_membership import NodeMembership
+
+KEY = GroupKey.parse("default", "orders")
+A, ZERO = NodeName("a"), ShardId("0")
+TIMEOUT_S = 20.0
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    found = MemoryStore()
+    found.create_group(Group(KEY, timeout_s=TIMEOUT_S))
+    found.sync_shards(KEY, [ShardListing(ZERO)], observer="test")
+    return found
+
+
+def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> NodeMembership:
+    return NodeMembership(store, KEY, Node(A, 0, incarnation, address="here"), clock)
+
+
+def row(store: MemoryStore) -> Node:
+    (found,) = store.snapshot(KEY).nodes
+    return found
+
+
+def test_it_joins_once_and_then_beats_about_every_third_of_the_timeout(store: MemoryStore) -> None:
+    clock = Clock()
+    place = member(store, clock)
+    assert place.keep(accepts_runs=True) == "joined group orders/default"
+    began = row(store).lease_id
+    for _ in range(40):
+        clock.now_s += 0.5
+        assert place.keep(accepts_runs=True) == ""
+    assert row(store).address == "here"
+    assert 3 <= row(store).lease_id - began <= 5
+
+
+def test_before_there_is_a_group_it_waits() -> None:
+    place = member(MemoryStore(), Clock())
+    assert place.keep(accepts_runs=True) == ""
+    assert not place.joined
+
+
+def test_it_tells_the_group_whether_it_takes_runs(store: MemoryStore) -> None:
+    place = member(store, Clock())
+    place.keep(accepts_runs=True)
+    assert place.keep(accepts_runs=False) == "takes no runs for now in group orders/default"
+    assert not row(store).accepts_runs
+    assert place.keep(accepts_runs=True) == "takes runs again in group orders/default"
+    assert row(store).accepts_runs
+
+
+def test_a_name_that_somebody_alive_has_is_refused_in_one_sentence(store: MemoryStore) -> None:
+    clock = Clock()
+    first, second = member(store, clock), member(store, clock, "second")
+    first.keep(accepts_runs=True)
+    assert second.keep(accepts_runs=True) == ""
+    clock.now_s += 7.0
+    first.keep(accepts_runs=True)
+    with pytest.raises(NodeNameTaken, match=r"^Another live process answers to node 'a'[^\n]+$"):
+        second.keep(accepts_runs=True)
+    assert row(store).incarnation == "first"
+
+
+def test_the_name_of_a_process_that_stands_still_is_taken_over_after_the_timeout(
+    store: MemoryStore,
+) -> None:
+    clock = Clock()
+    member(store, clock).keep(accepts_runs=True)
+    second = member(store, clock, "second")
+    second.keep(accepts_runs=True)
+    clock.now_s += TIMEOUT_S - 1
+    second.keep(accepts_runs=True)
+    assert row(store).incarnation == "first"
+    clock.now_s += 2
+    assert second.keep(accepts_runs=True) == "joined group orders/default"
+    assert row(store).incarnation == "second"
+
+
+def test_one_that_was_evicted_joins_again(store: MemoryStore) -> None:
+    clock = Clock()
+    place = member(store, clock)
+    place.keep(accepts_runs=True)
+    store.evict(KEY, A, row(store).lease_id, observer="test", reason="no beat")
+    clock.now_s += 7
+    assert place.keep(accepts_runs=True) == "joined group orders/default"
+
+
+def test_leaving_frees_everything_at_once(store: MemoryStore) -> None:
+    place = member(store, Clock())
+    place.keep(accepts_runs=True)
+    (lease,) = store.snapshot(KEY).shards
+    store.claim(KEY, {ZERO: (A, lease.lease_id)}, observer="test", reason="free")
+    assert place.open_shards() == []
+    assert isinstance(store.open_tenure(KEY, ZERO, A, "run"), Opened)
+    assert place.open_shards() == [ZERO]
+    assert place.leave() == "left group orders/default and freed 1 shard"
+    (lease,) = store.snapshot(KEY).shards
+    assert lease.consumer_owner is None
+    assert place.leave() == "left group orders/default and freed 0 shards"
