@@ -177,7 +177,7 @@ class GroupMember:
         with self._beating:
             rebalancer = self._joined()
             self._end_if_untrusted()
-            judged = self._shards.open_tenures()
+            judged = self._shards.standing()
             started = self._clock()
             report = rebalancer.tick()
             self._report = report
@@ -206,7 +206,7 @@ class GroupMember:
         with self._beating:
             self._end_if_untrusted()
             problems: list[LeaseholdError] = list(self._shards.take_untold())
-            for shard in list(self._shards.open_tenures()):
+            for shard in list(self._shards.standing()):
                 try:
                     self._shards.release(shard, "its client shut down")
                 except (LeaseLost, StoreError) as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import RLock
 
-from lease_store.errors import LeaseLost, ShardNotOpen, StoreError, shown
+from lease_store.errors import CheckpointRefused, LeaseLost, ShardNotOpen, StoreError, shown
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock
 from lease_store.records import Progress, Tenure
@@ -16,12 +16,22 @@ from lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened, Stale
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An open tenure, and the checkpoint that the store confirmed; `certain` if none is unknown."""
+
+    tenure: Tenure
+    persisted: str | None
+    certain: bool
+
+
 @dataclass(slots=True)
 class _Holding:
     """One open shard.
 
     `ledger_from` is where the ledger ends that runs keep of this shard, None where they keep
-    none. `over` says why the tenure ended; empty while it has not.
+    none. `unanswered` is a checkpoint whose writing got no answer. `over` says why the tenure
+    ended; empty while it has not.
     """
 
     tenure: Tenure
@@ -29,8 +39,14 @@ class _Holding:
     saved_at: float
     ledger_from: str | None = None
     unsaved: str | None = None
+    unanswered: str | None = None
     reported: bool = False
     over: str = ""
+
+    @property
+    def stands(self) -> Standing:
+        """What is known of it now."""
+        return Standing(self.tenure, self.persisted, self.unanswered is None)
 
 
 class HeldShards:
@@ -63,10 +79,10 @@ class HeldShards:
 
     # -- looking --------------------------------------------------------------------------------
 
-    def open_tenures(self) -> dict[ShardId, Tenure]:
-        """All tenures that are not known to be over."""
+    def standing(self) -> dict[ShardId, Standing]:
+        """What is open under tenures that are not known to be over."""
         with self._lock:
-            return {s: held.tenure for s, held in self._holdings.items() if not held.over}
+            return {s: held.stands for s, held in self._holdings.items() if not held.over}
 
     def holds(self, shard: ShardId) -> bool:
         """Whether the shard is open here, under a tenure that is not known to be over."""
@@ -166,12 +182,35 @@ class HeldShards:
                     _LOG.warning("The checkpoint of shard %s could not be saved: %s", shard, error)
 
     def _flush(self, shard: ShardId, held: _Holding) -> None:
+        """Persist what is unsaved; what got no answer before is asked for again first.
+
+        1. The write of 7 takes effect, and its reply is lost. The client confirms 9.
+        2. A write from the checkpoint before 7 to 9 would be refused, and every later one.
+           Repeated, the write of 7 changes nothing; 9 then follows it.
+        """
         if held.unsaved is None or held.unsaved == held.persisted:
             held.unsaved = None
             return
-        cursor = held.unsaved
-        self._fenced_write(shard, held, lambda: self._write_checkpoint(held, cursor))
-        held.persisted, held.unsaved, held.saved_at = cursor, None, self._clock()
+        unsaved = held.unsaved
+        for cursor in (held.unanswered, unsaved) if held.unanswered else (unsaved,):
+            held.unanswered = cursor
+            self._fenced_write(shard, held, lambda cursor=cursor: self._persist(held, cursor))
+            held.persisted, held.unanswered, held.saved_at = cursor, None, self._clock()
+        held.unsaved = None
+
+    def _persist(self, held: _Holding, cursor: str) -> None:
+        """Write a checkpoint; a store that contradicts what it confirmed has lost commits.
+
+        Raises:
+            LeaseLost: the tenure is over, or has to be: reading goes on where the store is.
+        """
+        try:
+            self._write_checkpoint(held, cursor)
+        except CheckpointRefused as error:
+            raise LeaseLost(
+                f"Shard {held.tenure.shard} has to be opened again: the store does not have the "
+                f"checkpoint that it confirmed. {error}"
+            ) from error
 
     def _write_checkpoint(self, held: _Holding, cursor: str) -> None:
         """Persist a checkpoint; what a ledger will never hold becomes a gap of it.
@@ -321,25 +360,29 @@ class HeldShards:
     # -- losing ---------------------------------------------------------------------------------
 
     def compare(
-        self, judged: Mapping[ShardId, Tenure], progress: Mapping[ShardId, Progress]
+        self, judged: Mapping[ShardId, Standing], progress: Mapping[ShardId, Progress]
     ) -> None:
-        """Find out which tenures the store no longer has.
+        """Find out which tenures the store no longer has, or has without what it confirmed.
 
-        Only those that were open before `progress` was read are judged:
+        Only what stood like this before `progress` was read is judged:
 
         1. The beat reads the rows; a shard is free.
         2. The caller opens it: epoch 1.
         3. The beat compares what it read in step 1. By that, epoch 1 does not exist.
         """
         with self._lock:
-            for shard, tenure in judged.items():
+            for shard, stood in judged.items():
                 held = self._holdings.get(shard)
-                if held is None or held.over or held.tenure != tenure:
+                if held is None or held.over or held.tenure != stood.tenure:
                     continue
-                row = progress.get(shard)
-                if row and (row.consumer_epoch, row.consumer_run) == (tenure.epoch, tenure.run):
-                    continue
-                self._end(shard, held, str(self._lost(tenure)))
+                row, tenure = progress.get(shard), held.tenure
+                if row is None or (row.consumer_epoch, row.consumer_run) != (
+                    tenure.epoch,
+                    tenure.run,
+                ):
+                    self._end(shard, held, str(self._lost(tenure)))
+                elif stood.certain and held.stands == stood and row.check_point != stood.persisted:
+                    self._end(shard, held, _went_back(tenure, stood.persisted, row.check_point))
 
     def end_all(self, reason: str) -> None:
         """All tenures are over, or not to be relied on any more."""
@@ -379,3 +422,14 @@ def _ledger_end(opened: Opened) -> str | None:
     if opened.intent is not None:
         return opened.intent.start
     return opened.check_point if opened.next_sequence else None
+
+
+def _went_back(tenure: Tenure, persisted: str | None, stored: str | None) -> str:
+    return (
+        f"Shard {tenure.shard} of group {tenure.key} has to be opened again: the store confirmed "
+        f"the checkpoint {_named(persisted)}, and now has {_named(stored)}."
+    )
+
+
+def _named(check_point: str | None) -> str:
+    return "none" if check_point is None else shown(check_point)

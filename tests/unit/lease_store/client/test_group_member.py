@@ -14,12 +14,13 @@ from lease_store.errors import (
     ModuloIdTaken,
     ModuloSettingMissing,
     NodeNameTaken,
+    OutcomeUnknown,
     ShardNotOpen,
     StoreUnavailable,
 )
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode, BatchCommit, BatchStatistics, Intent
+from lease_store.records import AssignmentMode, BatchCommit, BatchStatistics, Intent, Tenure
 from lease_store.states import ShardState
 from lease_store.store import Changed, NotHeld, Opened
 from lease_store.verification import verify
@@ -29,6 +30,7 @@ from tests.unit.lease_store.client.world import (
     TIMEOUT_S,
     VirtualClock,
     checkpoint,
+    make_group,
     member,
     memory_store,
     owner,
@@ -378,6 +380,79 @@ def test_a_client_takes_a_shard_over_from_a_run_and_gives_it_back(
     following = Intent(resumed.tenure, resumed.next_sequence, "9", "10")
     assert isinstance(store.record_intents([following])[S0], Changed)
     assert verify(store, KEY) == []
+
+
+class LosesAReply(MemoryStore):
+    """One gap is recorded, but whoever asked for it does not hear of it."""
+
+    loses = False
+
+    def record_gap(self, tenure: Tenure, **gap: object) -> None:  # pyright: ignore
+        super().record_gap(tenure, **gap)  # pyright: ignore
+        if self.loses:
+            self.loses = False
+            raise OutcomeUnknown("the reply was lost")
+
+
+def with_a_ledger(store: MemoryStore, clock: VirtualClock) -> GroupMember:
+    """A client on a shard of which runs keep a ledger; the store has its checkpoint at 5."""
+    plain = joined(store, clock, "plain")
+    plain.heartbeat(())
+    tenure = opened(plain).tenure
+    store.record_intents([Intent(tenure, 0, "0", "5")])
+    store.commit([BatchCommit(tenure, 0, "0", "5", "attempt", (), BatchStatistics(records=5))])
+    plain.release(S0)
+    opened(plain)
+    plain.heartbeat((S0,))
+    return plain
+
+
+def test_a_save_whose_reply_was_lost_does_not_end_the_saving(clock: VirtualClock):
+    store = LosesAReply()
+    make_group(store)
+    plain = with_a_ledger(store, clock)
+    store.loses = True
+    with pytest.raises(OutcomeUnknown):
+        plain.save_checkpoint(S0, "7", persist=True)
+    plain.save_checkpoint(S0, "9", persist=True)
+    assert checkpoint(store) == "9"
+    assert verify(store, KEY) == []
+
+
+def test_a_client_whose_save_the_store_lost_reads_again_from_what_it_has(clock: VirtualClock):
+    """Otherwise every later heartbeat would be refused, and the shard stand still for good."""
+    store = memory_store()
+    plain = with_a_ledger(store, clock)
+    backup = store.backup()
+    plain.save_checkpoint(S0, "7", persist=True)
+    store.restore(backup)
+    plain.save_checkpoint(S0, "9")
+    clock.pass_s(BEAT_S * 2.1)
+    assert plain.heartbeat((S0,)) == ()
+    with pytest.raises(LeaseLost, match="'5'"):
+        plain.save_checkpoint(S0, "9", persist=True)
+    assert plain.heartbeat(()) == (S0,)
+    assert opened(plain).check_point == "5"
+    plain.save_checkpoint(S0, "9", persist=True)
+    assert checkpoint(store) == "9"
+
+
+def test_a_client_with_nothing_left_to_save_notices_that_the_store_lost_a_checkpoint(
+    clock: VirtualClock,
+):
+    store = memory_store()
+    plain = joined(store, clock, "plain")
+    plain.heartbeat(())
+    opened(plain)
+    backup = store.backup()
+    plain.save_checkpoint(S0, "7", persist=True)
+    assert plain.heartbeat((S0,)) == (S0,)
+    store.restore(backup)
+    assert plain.heartbeat((S0,)) == ()
+    with pytest.raises(LeaseLost, match="confirmed the checkpoint '7', and now has none"):
+        plain.require(S0)
+    assert plain.heartbeat(()) == (S0,)
+    assert opened(plain).check_point is None
 
 
 MODULO_REFUSALS = [
