@@ -20,15 +20,18 @@ Bound = str | datetime | None
 class ReplaySpan:
     """The batches that hold records from `start` on and before `end`; None is no bound.
 
+    With `quarantined`, only those of them that have records in quarantine.
+
     A time is compared with the event times that were seen when a batch was read; a batch of which
     they are not known is replayed.
     """
 
     start: Bound = None
     end: Bound = None
+    quarantined: bool = False
 
     @classmethod
-    def parse(cls, start: str | None, end: str | None) -> Self:
+    def parse(cls, start: str | None, end: str | None, *, quarantined: bool = False) -> Self:
         """The span that `begin`, `end`, cursors or ISO 8601 times mean; UTC without an offset.
 
         Raises:
@@ -39,7 +42,7 @@ class ReplaySpan:
                 "A replay from the end or to the begin holds nothing: leave the bound out, or "
                 "give a cursor or an ISO 8601 time."
             )
-        span = cls(_bound(start, Position.BEGIN), _bound(end, Position.END))
+        span = cls(_bound(start, Position.BEGIN), _bound(end, Position.END), quarantined)
         if isinstance(span.start, datetime) and isinstance(span.end, datetime):
             empty = span.end <= span.start
         else:
@@ -58,6 +61,8 @@ class ReplaySpan:
         """
         batches = [batch for unit in units for batch in unit]
         inside = self._after_start(batches) & self._before_end(batches)
+        if self.quarantined:
+            inside &= {batch.sequence for batch in batches if batch.statistics.quarantined}
         return [unit for unit in units if any(batch.sequence in inside for batch in unit)]
 
     def _after_start(self, batches: Sequence[Batch]) -> set[int]:

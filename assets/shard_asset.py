@@ -41,12 +41,14 @@ class ShardConfig(dg.Config):
         from: replay what was committed from here on, instead of consuming: `begin`, a cursor or
             an ISO 8601 time.
         to: replay what was committed before this: `end`, a cursor or an ISO 8601 time.
+        quarantined: replay only batches with records in quarantine; alone, all of them.
     """
 
     node: str | None = None
     wait_s: float = 60.0
     replay_from: str | None = Field(default=None, alias=FROM)
     replay_to: str | None = Field(default=None, alias=TO)
+    quarantined: bool = False
 
 
 def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
@@ -91,8 +93,10 @@ def _materialize(
     run_id = context.run.run_id
     tags = {STREAM_TAG: stream.name, PROCESS_TAG: process_note()}
     context.instance.add_run_tags(run_id, tags)
-    if config.replay_from is not None or config.replay_to is not None:
-        span = ReplaySpan.parse(config.replay_from, config.replay_to)
+    if config.replay_from is not None or config.replay_to is not None or config.quarantined:
+        span = ReplaySpan.parse(
+            config.replay_from, config.replay_to, quarantined=config.quarantined
+        )
         replayed = replay_partitions(
             context, stream, deployment, spark=spark, shards=shards, span=span
         )

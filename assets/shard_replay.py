@@ -21,12 +21,13 @@ from assets.spark_sweeper import SparkSweeper
 from lease_store.identifiers import ShardId
 from shard_sources.lag import lags_of
 
-FROM, TO = "from", "to"
+FROM, TO, QUARANTINED = "from", "to", "quarantined"
 
 
 def is_replay(config: Mapping[str, Any]) -> bool:
     """Whether the config of a materialization asks for a replay instead of consumption."""
-    return config.get(FROM) is not None or config.get(TO) is not None
+    bounded = config.get(FROM) is not None or config.get(TO) is not None
+    return bounded or bool(config.get(QUARANTINED))
 
 
 def rewriter_ended(instance: dg.DagsterInstance, run: str) -> bool:

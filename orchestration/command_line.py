@@ -25,6 +25,7 @@ from orchestration.commands import (
     inspection,
     nodes,
     processes,
+    quarantine,
     records,
     rewriting,
     shards,
@@ -50,6 +51,7 @@ app.add_typer(groups.app, name="group")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(gaps.app, name="gap")
 app.add_typer(shards.app, name="shard")
+app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(database.app, name="db")
 for command in (
     processes.demo,

@@ -16,6 +16,9 @@ from orchestration.commands.target import Target
 from orchestration.presentation import show_json, show_table
 
 if TYPE_CHECKING:
+    from assets.replay import ReplayReport
+    from assets.replay_span import ReplaySpan
+    from assets.shard_stream import ShardStream
     from lease_store.identifiers import GroupKey, ShardId
 
 TARGET_MIB = 128
@@ -24,6 +27,10 @@ StreamArgument = Annotated[str | None, typer.Argument(metavar="STREAM", help="Th
 Shards = Annotated[
     list[str] | None,
     typer.Option("--shard", metavar="SHARD", help="A shard; may be repeated (default: all)."),
+]
+Module = Annotated[
+    str | None,
+    typer.Option("--module", help="The Python module that declares the stream and its transform."),
 ]
 Replaces = Annotated[
     str | None,
@@ -41,6 +48,7 @@ def replay(
     end: Annotated[
         str | None, typer.Option("--to", help="end, a cursor or an ISO 8601 time.")
     ] = None,
+    module: Module = None,
     replaces: Replaces = None,
     group: GroupName = None,
     as_json: Json = False,
@@ -51,25 +59,43 @@ def replay(
     The batches keep their ranges. Each shard's new output appears at once, or not at all. What
     retention has removed from the log keeps its old output.
     """
-    from assets.replay import Replayer
     from assets.replay_span import ReplaySpan
-    from assets.spark_sweeper import SparkSweeper
-    from orchestration.resources import spark_of
 
     span = ReplaySpan.parse(start, end)
     target = Target.at(home)
-    key = target.group(stream, group).key
+    declared, key = target.chosen(stream, group, module)
     shards = chosen_shards(target, key, shard)
-    declared = target.stream(key.stream)
+    run, done = replay_shards(target, declared, key, shards, span, replaces=replaces)
+    if as_json:
+        show_json({"group": str(key), "run": run, "shards": done})
+    else:
+        show_replay(f"Replay of {key}", done)
+    refuse_failed("replayed", ((report.shard, report.error) for report in done))
+
+
+def replay_shards(
+    target: Target,
+    stream: ShardStream,
+    key: GroupKey,
+    shards: Sequence[ShardId],
+    span: ReplaySpan,
+    *,
+    replaces: str | None,
+) -> tuple[str, list[ReplayReport]]:
+    """Replay what a span names of some shards; the run's id, and a report for each shard."""
+    from assets.replay import Replayer
+    from assets.spark_sweeper import SparkSweeper
+    from orchestration.resources import spark_of
+
     output_root = target.settings.output_folder(key.stream, key.group)
     run = new_run("replay")
     resource = spark_of(target.settings)
     replayer = Replayer(
-        stream=declared,
+        stream=stream,
         store=target.store,
         output_root=output_root,
         sweeper=SparkSweeper(
-            stream=declared,
+            stream=stream,
             session=lambda: resource.spark_session,
             output_root=output_root,
             run=run,
@@ -78,29 +104,29 @@ def replay(
         ended=named(replaces),
     )
     reports = interruptible(lambda: replayer.replay(shards, span))
-    done = [reports[shard] for shard in shards]
-    if as_json:
-        show_json({"group": str(key), "run": run, "shards": done})
-    else:
-        show_table(
-            f"Replay of {key}",
-            ("shard", "batches", "records", "written", "quarantined", "kept", "kept until"),
+    return run, [reports[shard] for shard in shards]
+
+
+def show_replay(title: str, done: Sequence[ReplayReport]) -> None:
+    """The shards that were replayed, as a table."""
+    show_table(
+        title,
+        ("shard", "batches", "records", "written", "quarantined", "kept", "kept until"),
+        (
             (
-                (
-                    report.shard,
-                    report.batches,
-                    report.records,
-                    report.written,
-                    report.quarantined,
-                    report.kept,
-                    report.kept_until,
-                )
-                for report in done
-                if not report.error
-            ),
-            numeric=("batches", "records", "written", "quarantined", "kept", "kept until"),
-        )
-    refuse_failed("replayed", ((report.shard, report.error) for report in done))
+                report.shard,
+                report.batches,
+                report.records,
+                report.written,
+                report.quarantined,
+                report.kept,
+                report.kept_until,
+            )
+            for report in done
+            if not report.error
+        ),
+        numeric=("batches", "records", "written", "quarantined", "kept", "kept until"),
+    )
 
 
 def compact(

@@ -115,6 +115,29 @@ class Target:
 
         return declared_stream(self.declared(name), self.settings)
 
+    def chosen(
+        self, name: str | None, group: str | None, module: str | None
+    ) -> tuple[ShardStream, GroupKey]:
+        """A stream and its stored group: as the settings declare it, or as a module does.
+
+        Raises:
+            InvalidSetting: the module cannot be imported.
+            UnknownStream: there is no such stream.
+            UnknownGroup: the stream has no such group.
+        """
+        from dataclasses import replace
+
+        from orchestration.code_streams import stream_of_module
+
+        if module is None:
+            key = self.group(name, group).key
+            return replace(self.stream(key.stream), group=key.group), key
+        coded = stream_of_module(module, name)
+        coded = coded if group is None else replace(coded, group=group)
+        if coded.key not in {stored.key for stored in self.store.groups(coded.key.stream)}:
+            raise UnknownGroup(f"There is no consumer group {coded.key} in the lease store.")
+        return coded, coded.key
+
     def local_log(self, name: str | None) -> LocalLog:
         """The local log of a declared stream; it may not exist yet.
 

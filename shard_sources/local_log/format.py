@@ -20,10 +20,13 @@ from typing import Self
 import pyarrow as pa
 
 from lease_store.errors import LogCorrupt, RecordRefused
+from shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
 
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_RECORDS_MAX = 8192
 MESSAGE_BYTES_MAX = 1024 * 1024
+# A message is closed when it reaches its size; offsets and flags take less than as much again.
+DECODED_BYTES_MAX = RECORD_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
 
 _ENTRY = struct.Struct("<QQIIQqqI")
 _CHECKSUM = struct.Struct("<I")
@@ -195,11 +198,28 @@ def decode(encoded: bytes, entry: IndexEntry, where: str) -> pa.RecordBatch:
     """The record batch of a message, after its checksum was found right.
 
     Raises:
-        LogCorrupt: the bytes are not those that were written.
+        LogCorrupt: the bytes are not those that were written, or not of the form of any that are.
     """
     if zlib.crc32(encoded) != entry.checksum:
-        raise LogCorrupt(
-            f"The log file {where} is damaged in the {entry.length} bytes from {entry.position}, "
-            f"offsets {entry.offset} to {entry.end - 1}: restore the file from a backup."
-        )
-    return pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(encoded)), segment_schema())
+        raise _damaged(entry, where, "is damaged")
+    # A checksum does not keep anybody from writing a segment of his own: nothing below may
+    # allocate more than a message can hold, or go on with other records than the index counts.
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(encoded))
+        size = decoded_size(memoryview(message.metadata), memoryview(message.body or b""))
+        if size > DECODED_BYTES_MAX:
+            raise _damaged(entry, where, f"declares {size} bytes, more than any message holds,")
+        rows = pa.ipc.read_record_batch(message, segment_schema())
+        rows.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, MessageMalformed):
+        raise _damaged(entry, where, "is no message") from None
+    if rows.num_rows != entry.records:
+        raise _damaged(entry, where, f"holds {rows.num_rows} records, not {entry.records},")
+    return rows
+
+
+def _damaged(entry: IndexEntry, where: str, what: str) -> LogCorrupt:
+    return LogCorrupt(
+        f"The log file {where} {what} in the {entry.length} bytes from {entry.position}, "
+        f"offsets {entry.offset} to {entry.end - 1}: restore the file from a backup."
+    )

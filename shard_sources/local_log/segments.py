@@ -22,7 +22,7 @@ from typing import Self
 import pyarrow as pa
 
 from lease_store.errors import LogCorrupt
-from shard_sources.local_log.format import ENTRY_BYTES, IndexEntry, decode
+from shard_sources.local_log.format import DECODED_BYTES_MAX, ENTRY_BYTES, IndexEntry, decode
 
 SEGMENT_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
@@ -201,5 +201,10 @@ class Segment:
         Raises:
             LogCorrupt: its bytes are not those that were written.
         """
+        if entry.length > DECODED_BYTES_MAX:
+            raise LogCorrupt(
+                f"The log file {self.name.index} names a message of {entry.length} bytes at "
+                f"{entry.position}, more than any has: restore the file from a backup."
+            )
         encoded = os.pread(self._data, entry.length, entry.position)
         return decode(encoded, entry, str(self.name.data))

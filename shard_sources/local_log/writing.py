@@ -45,6 +45,7 @@ from shard_sources.local_log.segments import Segment, SegmentName, list_segments
 SEGMENT_BYTES_MAX = 128 * 1024 * 1024
 _FLUSH_BYTES = 16 * 1024 * 1024
 _NO_TIME = -(2**63)
+_ATTRIBUTE_OVERHEAD = 8
 
 
 class AppendedRange(NamedTuple):
@@ -283,6 +284,10 @@ def _chunks(records: Iterable[bytes | Record]) -> Iterator[list[bytes | Record]]
         yield chunk
 
 
+def _attribute_size(name: str, text: str) -> int:
+    return len(name.encode()) + len(text.encode()) + _ATTRIBUTE_OVERHEAD
+
+
 def _checked_size(record: object) -> int:
     value = record.value if isinstance(record, Record) else record
     if not isinstance(value, bytes):
@@ -290,7 +295,7 @@ def _checked_size(record: object) -> int:
     size = len(value)
     if isinstance(record, Record):
         size += len(record.key or b"")
-        size += sum(len(name) + len(text) for name, text in record.attributes.items())
+        size += sum(_attribute_size(*attribute) for attribute in record.attributes.items())
     if size > RECORD_BYTES_MAX:
         raise RecordRefused(
             f"A record has {size} bytes: the local log takes at most {RECORD_BYTES_MAX}."

@@ -44,7 +44,14 @@ def consume(
     transform: Transform | None = None,
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards of the deployment."""
-    stream, store = stream_of(home, transform), store_of(home)
+    return consume_stream(stream_of(home, transform), home, spark_folder, run, replaces)
+
+
+def consume_stream(
+    stream: ShardStream, home: Path, spark_folder: Path, run: str, replaces: str | None = None
+) -> dict[ShardId, ConsumptionReport]:
+    """One run over all shards, of a stream with settings of its own."""
+    store = store_of(home)
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
     consumer = Consumer(
         stream=stream,

@@ -15,7 +15,7 @@ from assets.committed_output import iter_records
 from assets.consumption import Consumer
 from assets.consumption_report import ConsumptionReport
 from assets.shard_data_source import add, exact
-from assets.shard_files import ShardFiles
+from assets.shard_files import ERROR_COLUMN, ShardFiles
 from assets.shard_stream import ShardStream
 from assets.sweep import SweepOutcome, SweepResult
 from lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -38,6 +38,7 @@ class ArrowSweeper:
         self.sweeps: list[list[ReadRange]] = []
         self.results: dict[ShardId, SweepResult] = {}
         self.before: Callable[[], None] = lambda: None
+        self.refuses: Callable[[bytes], bool] = lambda _: False
         self._numbers = itertools.count()
 
     def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
@@ -54,17 +55,26 @@ class ArrowSweeper:
         for batch in self.log.read(range_):
             for part in exact(batch):
                 seen = add(seen, part)
-                files.add(part)
+                files.add(self._parsed(part))
         written = [file.data_file(attempt) for file in files.close()]
+        quarantined = sum(file.records for file in written if file.quarantine)
         statistics = BatchStatistics(
             seen.records,
             seen.bytes,
-            seen.records,
-            0,
+            seen.records - quarantined,
+            quarantined,
             seen.first_event_time,
             seen.last_event_time,
         )
         return SweepOutcome(attempt, tuple(written), statistics)
+
+    def _parsed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with a transform's verdict on each, where it has one on any."""
+        values = rows.column("value").to_pylist()
+        errors = ["it is refused" if self.refuses(value) else None for value in values]
+        if not any(errors):
+            return rows
+        return rows.append_column(ERROR_COLUMN, pa.array(errors, pa.string()))
 
 
 @dataclass

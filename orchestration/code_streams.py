@@ -1,0 +1,61 @@
+"""Streams that a user's own module declares, for commands that need their transform."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lease_store.errors import InvalidSetting, UnknownStream, one_line, shown
+
+if TYPE_CHECKING:
+    from assets.shard_stream import ShardStream
+
+
+def stream_of_module(module: str, name: str | None) -> ShardStream:
+    """The stream that a module holds under any name, alone or in a list, tuple or dictionary.
+
+    The operator names the module on the command line; it is imported as Dagster would import it.
+
+    Raises:
+        InvalidSetting: the module cannot be imported.
+        UnknownStream: it holds no stream of this name, or None was given and it holds several.
+    """
+    found = {stream.name: stream for stream in _streams_in(module)}
+    known = ", ".join(sorted(found)) or "none"
+    if name is None and len(found) == 1:
+        return next(iter(found.values()))
+    if name is None:
+        raise UnknownStream(f"Say which stream; those that module {module} holds are: {known}.")
+    if name not in found:
+        raise UnknownStream(
+            f"Module {module} holds no stream {shown(name)}; those that it holds are: {known}."
+        )
+    return found[name]
+
+
+def _streams_in(module: str) -> Iterator[ShardStream]:
+    from assets.shard_stream import ShardStream
+
+    for value in vars(_imported(module)).values():
+        held: Iterable[object] = (value,)
+        if isinstance(value, list | tuple):
+            held = value
+        elif isinstance(value, dict):
+            held = value.values()
+        yield from (each for each in held if isinstance(each, ShardStream))
+
+
+def _imported(module: str) -> object:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise InvalidSetting(
+            f"Module {shown(module)} cannot be imported ({type(error).__name__}: "
+            f"{one_line(str(error))}): name it as Python imports it, from the folder that holds it."
+        ) from error

@@ -1,0 +1,150 @@
+"""`leasehold quarantine`: records that could not be parsed, and another try at them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lease_store.errors import InvalidSetting, TransformError, shown
+from orchestration.commands.options import GroupName, Home, Json
+from orchestration.commands.records import json_record
+from orchestration.commands.rewriting import (
+    Module,
+    Replaces,
+    Shards,
+    StreamArgument,
+    chosen_shards,
+    refuse_failed,
+    replay_shards,
+    show_replay,
+)
+from orchestration.commands.target import Target
+from orchestration.presentation import say, show_json, show_table
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from assets.quarantine import QuarantinedRecord
+
+LIMIT_DEFAULT = 50
+VALUE_SHOWN_MAX = 60
+
+app = typer.Typer(
+    help="List records that could not be parsed, and try them again.", no_args_is_help=True
+)
+
+
+@app.command("list")
+def list_(
+    stream: StreamArgument = None,
+    *,
+    shard: Annotated[str | None, typer.Option("--shard", help="One shard only.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Event times from this ISO 8601 time on.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="Show the first N records.")
+    ] = LIMIT_DEFAULT,
+    group: GroupName = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """List records in quarantine, each with its cursor, its raw bytes and why it is there.
+
+    In JSON, bytes that are no text come as base64.
+    """
+    from assets.quarantine import quarantined_count, quarantined_records
+
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    wanted = target.shard(key, shard).shard if shard is not None else None
+    folder = target.settings.output_folder(key.stream, key.group)
+    found = quarantined_records(target.store, key, folder, wanted, since=_time(since))
+    records = list(islice(found, limit))
+    count = quarantined_count(target.store, key, wanted)
+    if as_json:
+        rows = [json_record(asdict(record)) for record in records]
+        show_json({"group": str(key), "quarantined": count, "records": rows})
+        return
+    of_shard = f" in shard {wanted}" if wanted is not None else ""
+    if not count:
+        say(f"{key} has no records in quarantine{of_shard}.")
+        return
+    show_table(
+        f"Quarantine of {key}: {len(records):,} of {count:,} records{of_shard}",
+        ("shard", "cursor", "event time", "bytes", "value", "error"),
+        (_row(record) for record in records),
+        numeric=("cursor", "bytes"),
+    )
+
+
+def _row(record: QuarantinedRecord) -> tuple[Any, ...]:
+    value = record.value or b""
+    text = value[: VALUE_SHOWN_MAX * 4].decode("utf-8", errors="backslashreplace")
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text)
+    cut = "…" if len(printable) > VALUE_SHOWN_MAX or len(value) > VALUE_SHOWN_MAX * 4 else ""
+    return (
+        record.shard,
+        record.cursor,
+        record.event_time,
+        len(value),
+        printable[:VALUE_SHOWN_MAX] + cut,
+        record.error,
+    )
+
+
+def _time(since: str | None) -> datetime | None:
+    from shard_sources.positions import parse_time
+
+    if since is None:
+        return None
+    found = parse_time(since)
+    if found is None:
+        raise InvalidSetting(
+            f"{shown(since)} is no time: give --since an ISO 8601 time, such as "
+            "2026-01-31T08:00:00Z."
+        )
+    return found
+
+
+@app.command()
+def retry(
+    stream: StreamArgument = None,
+    *,
+    shard: Shards = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="begin, a cursor or an ISO 8601 time.")
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="end, a cursor or an ISO 8601 time.")
+    ] = None,
+    module: Module = None,
+    replaces: Replaces = None,
+    group: GroupName = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Replay exactly the batches that have records in quarantine, with today's transform.
+
+    Readers see a shard's old output until all of its batches are replayed, then its new output.
+    """
+    from assets.replay_span import ReplaySpan
+
+    span = ReplaySpan.parse(start, end, quarantined=True)
+    target = Target.at(home)
+    declared, key = target.chosen(stream, group, module)
+    if declared.transform is None:
+        raise TransformError(
+            f"Stream {shown(declared.name)} has no transform here, so nothing of it could be "
+            "parsed: name the module that declares it with --module."
+        )
+    shards = chosen_shards(target, key, shard)
+    run, done = replay_shards(target, declared, key, shards, span, replaces=replaces)
+    if as_json:
+        show_json({"group": str(key), "run": run, "shards": done})
+    else:
+        show_replay(f"Quarantine of {key}, tried again", done)
+    refuse_failed("tried again", ((report.shard, report.error) for report in done))

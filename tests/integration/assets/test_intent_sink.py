@@ -1,0 +1,148 @@
+"""A sink that knows batches by their id alone: a repeated batch must be the same batch.
+
+Whatever the run did before it was killed, the next tenure runs the intended range again, under
+the same id and with the same bounds, although the log has grown and the limits have changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from assets.consumption import Consumer
+from assets.consumption_report import ConsumptionReport, StopReason
+from assets.shard_stream import ShardStream
+from assets.spark_resource import SparkResource
+from assets.spark_sweeper import SparkSweeper
+from assets.sweep import SweepOutcome, SweepResult
+from lease_store.failpoints import ENVIRONMENT_VARIABLE
+from lease_store.identifiers import ShardId
+from lease_store.records import BatchState
+from lease_store.verification import verify
+from shard_sources.source import Limits, ReadRange
+from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
+from tests.unit.assets.consumption_world import Beat
+
+pytestmark = pytest.mark.spark
+
+POINTS = ("after_intent", "during_write", "after_write", "before_commit", "after_commit")
+NEWER = 5
+
+
+@dataclass
+class KeyValueSink:
+    """Sweeps with Spark, and puts each batch's records into a file named after the batch's id.
+
+    It overwrites what is there under the id, and could not tell a repeated record from a new one.
+    """
+
+    sweeper: SparkSweeper
+    home: Path
+
+    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+        results = self.sweeper(ranges)
+        key = stream_of(self.home).key
+        intents = {b.shard: b for b in store_of(self.home).batches(key, state=BatchState.INTENT)}
+        for shard, result in results.items():
+            assert isinstance(result, SweepOutcome)
+            rows = [pq.read_table(self.home / "output" / file.path) for file in result.files]
+            values = [v.decode() for table in rows for v in table.column("value").to_pylist()]
+            batch = intents[shard]
+            put(self.home, batch.batch_id, [batch.start, batch.end, *values])
+        return results
+
+
+def put(home: Path, key: str, value: list[str]) -> None:
+    folder = home / "sink"
+    folder.mkdir(exist_ok=True)
+    with (home / "puts").open("a") as log:
+        log.write(json.dumps([key, *value[:2]]) + "\n")
+    part = folder / f".{key}"
+    part.write_text(json.dumps(value))
+    part.rename(folder / key)
+
+
+def consume(
+    home: Path, spark_folder: Path, run: str, *, records_max: int, replaces: str | None = None
+) -> dict[ShardId, ConsumptionReport]:
+    stream: ShardStream = replace(stream_of(home), limits=Limits(records_max=records_max))
+    store = store_of(home)
+    shards = [lease.shard for lease in store.snapshot(stream.key).shards]
+    sweeper = SparkSweeper(
+        stream=stream,
+        session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+        output_root=home / "output",
+        run=run,
+    )
+    consumer = Consumer(
+        stream=stream,
+        store=store,
+        node=NODE,
+        run=run,
+        sweeper=KeyValueSink(sweeper, home),
+        heartbeat=Beat(),
+        clock=time.monotonic,
+        replaces=dict.fromkeys(shards, replaces) if replaces else None,
+    )
+    return consumer.consume(shards)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_sink_holds_each_record_once(
+    point: str, home: Path, spark_folder: Path, connect_session: Any
+) -> None:
+    """Method: SIGKILL at a named step; more records, smaller batches; the next tenure."""
+    killed = subprocess.run(
+        [sys.executable, "-m", __name__, str(home), str(spark_folder)],
+        env={**os.environ, ENVIRONMENT_VARIABLE: point},
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    stream, store = stream_of(home), store_of(home)
+    intended = {
+        (batch.shard, batch.sequence): (batch.start, batch.end)
+        for state in (BatchState.INTENT, BatchState.COMMITTED)
+        for batch in store.batches(stream.key, state=state)
+    }
+    assert set(intended.values()) == {("0", "12")}
+    for listing in stream.source.list_shards():
+        newer = [b"%s:%d" % (listing.shard.encode(), RECORDS + n) for n in range(NEWER)]
+        stream.source.append(listing.shard, newer)
+
+    reports = consume(home, spark_folder, "run-2", records_max=7, replaces="run-1")
+
+    assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
+    for shard in reports:
+        ledger = store.batches(stream.key, shard)
+        assert (ledger[0].start, ledger[0].end) == ("0", "12"), "not planned anew"
+        assert [batch.sequence for batch in ledger] == list(range(len(ledger)))
+        held = [json.loads((home / "sink" / b.batch_id).read_text()) for b in ledger]
+        assert [value[:2] for value in held] == [[b.start, b.end] for b in ledger]
+        records = [text for value in held for text in value[2:]]
+        assert records == [f"{shard}:{number}" for number in range(RECORDS + NEWER)]
+    assert len(list((home / "sink").glob("[!.]*"))) == len(store.batches(stream.key))
+    bounds: dict[str, set[tuple[str, str]]] = {}
+    for line in (home / "puts").read_text().splitlines():
+        batch_id, start, end = json.loads(line)
+        bounds.setdefault(batch_id, set()).add((start, end))
+    assert all(len(each) == 1 for each in bounds.values()), "one id, one range"
+    assert verify(store, stream.key) == []
+
+
+if __name__ == "__main__":
+    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1", records_max=12)

@@ -1,0 +1,126 @@
+"""Quarantine on real Spark: raw bytes kept, a limit per batch, poison, and another try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from assets.committed_output import iter_records
+from assets.consumption_report import StopReason
+from assets.parsing import parse_csv, parse_json
+from assets.quarantine import quarantined_records
+from assets.replay import Replayer
+from assets.replay_span import ReplaySpan
+from assets.spark_resource import SparkResource
+from assets.spark_sweeper import SparkSweeper
+from lease_store.identifiers import ShardId
+from lease_store.verification import verify
+from tests.integration.assets.runs import RECORDS, consume, consume_stream, store_of, stream_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = pytest.mark.spark
+ZERO, ONE, TWO = ShardId("0"), ShardId("1"), ShardId("2")
+CSV = {
+    b"1,a": (1, "a"),
+    b'2,"a,b"': (2, "a,b"),
+    b'3,"a ""b"""': (3, 'a "b"'),
+    b'4,"a\nb"': (4, "a\nb"),
+    b"5,": (5, None),
+    "6,naïve ☃".encode(): (6, "naïve ☃"),
+}
+NO_CSV = [b"", b" ", b"1", b"1,a,b", b"x,a", b'1,"open', b"99999999999,a", b"1,\xff", b"1,a\n2,b"]
+
+
+def csv(records: DataFrame) -> DataFrame:
+    return parse_csv(records, "id INT, name STRING")
+
+
+def test_csv_lines_that_do_not_fit_keep_their_bytes_cursor_and_error(
+    home: Path, spark_folder: Path, connect_session: Any
+) -> None:
+    assert consume(home, spark_folder, "run-1")[ZERO].stopped is StopReason.CAUGHT_UP
+    log, store = stream_of(home).source, store_of(home)
+    log.append(ZERO, [*CSV, *NO_CSV])
+    consume(home, spark_folder, "run-2", transform=csv)
+    key, output = stream_of(home).key, home / "output"
+    rows = [r for b in iter_records(store, key, output, ZERO) for r in b.to_pylist()][RECORDS:]
+    assert {row["value"]: (row["id"], row["name"]) for row in rows} == CSV
+    bad = list(quarantined_records(store, key, output))
+    assert [record.value for record in bad] == NO_CSV
+    first = RECORDS + len(CSV)
+    assert [record.cursor for record in bad] == [str(first + n) for n in range(len(NO_CSV))]
+    by_value = {record.value: record.error for record in bad}
+    assert by_value[b"1,\xff"] == "value is not text in UTF-8"
+    assert by_value[b"1"] == "value is not a line of CSV with the 2 expected fields"
+    assert {record.batch_id for record in bad} <= {b.batch_id for b in store.batches(key, ZERO)}
+
+
+def test_the_poison_of_one_shard_stops_it_alone(
+    home: Path, spark_folder: Path, connect_session: Any
+) -> None:
+    """More bad records in a batch than the stream allows: that shard waits, the others go on."""
+    stream = replace(stream_of(home), quarantined_max=3)
+    for shard in (ZERO, ONE, TWO):
+        stream.source.append(shard, [b"1,a"] * 6)
+    stream.source.append(ONE, [b"poison"] * 4)
+    stream.source.append(TWO, [b"poison"] * 3)
+
+    def todays(records: DataFrame) -> DataFrame:
+        # What the deployment's shards hold from the beginning is no CSV, and not of interest.
+        return parse_csv(records.where("value NOT LIKE '%:%'"), "id INT, name STRING")
+
+    reports = consume_stream(replace(stream, transform=todays), home, spark_folder, "run-1")
+    assert reports[ONE].stopped is StopReason.FAILED
+    assert "4 records of shard 1 between cursors" in reports[ONE].error
+    assert "quarantined_max" in reports[ONE].error
+    assert reports[ZERO].stopped is reports[TWO].stopped is StopReason.CAUGHT_UP
+    assert (reports[ZERO].end, reports[TWO].end) == ("36", "39")
+    store = store_of(home)
+    found = list(quarantined_records(store, stream.key, home / "output"))
+    assert [(record.shard, record.value) for record in found] == [(TWO, b"poison")] * 3
+    assert verify(store, stream.key) == []
+
+
+def test_another_try_puts_mended_records_where_they_belong(
+    home: Path, spark_folder: Path, connect_session: Any
+) -> None:
+    def yesterdays(records: DataFrame) -> DataFrame:
+        return parse_json(records, "n INT")
+
+    def todays(records: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        number = f.split(f.col("value").cast("string"), ":")[1].cast("int")
+        return records.withColumn("n", number).withColumn("quarantine_error", f.lit(None))
+
+    consume(home, spark_folder, "run-1", transform=yesterdays)
+    stream, store, output = stream_of(home, todays), store_of(home), home / "output"
+    assert len(list(quarantined_records(store, stream.key, output))) == 3 * RECORDS
+    leases = store.snapshot(stream.key).shards
+    replayer = Replayer(
+        stream=stream,
+        store=store,
+        output_root=output,
+        sweeper=SparkSweeper(
+            stream=stream,
+            session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+            output_root=output,
+            run="replay-1",
+        ),
+        run="replay-1",
+    )
+    span = ReplaySpan.parse(None, None, quarantined=True)
+    reports = replayer.replay([ZERO, ONE], span)
+    assert {report.error for report in reports.values()} == {""}
+    assert {r.shard for r in quarantined_records(store, stream.key, output)} == {TWO}
+    for shard in (ZERO, ONE):
+        rows = [r for b in iter_records(store, stream.key, output, shard) for r in b.to_pylist()]
+        assert [row["n"] for row in rows] == list(range(RECORDS))
+    assert replayer.replay([ZERO], span)[ZERO].batches == 0, "nothing is left to try"
+    assert store.snapshot(stream.key).shards == leases
+    assert verify(store, stream.key) == []

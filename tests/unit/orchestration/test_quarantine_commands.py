@@ -1,0 +1,146 @@
+"""`leasehold quarantine`: what is listed, and what another try replaces; without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64decode
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assets.spark_sweeper
+from lease_store.identifiers import ShardId
+from orchestration.command_line import main
+from orchestration.settings import PREFIX
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+
+DECLARATION = """
+from pathlib import Path
+from assets.shard_stream import ShardStream
+from shard_sources.local_log import LocalLog
+
+def todays(records):
+    return records
+
+streams = [ShardStream("demo", LocalLog(Path("home/logs/demo")), transform=todays)]
+"""
+NO_TEXT = b"\x00\xff bad"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
+    """Two shards of batches of four; yesterday's transform refused records with `bad`."""
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    (tmp_path / "declared_streams.py").write_text(DECLARATION)
+    home = ConsumedHome(tmp_path / "home")
+    home.append(4)
+    home.log.append("0", [b"4", b"bad 5", b"6", NO_TEXT, b"8"])
+    home.log.append("1", [b"bad 4\x1b[31m" + b"x" * 5_000])
+    home.sweeper.refuses = lambda value: b"bad" in value
+    home.consume("run-1")
+    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper)
+    yield home
+    home.store.close()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(list(arguments)) == code
+    captured = capsys.readouterr()
+    return captured.err if code == 2 else captured.out
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    return json.loads(said(capsys, "quarantine", "list", "demo", "--json", *arguments))
+
+
+def test_each_record_is_listed_with_its_place_bytes_and_error(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = listed(capsys)
+    assert (found["group"], found["quarantined"]) == ("demo/default", 3)
+    places = [(row["shard"], row["batch_id"], row["cursor"]) for row in found["records"]]
+    assert places == [("0", "0.1", "5"), ("0", "0.1", "7"), ("1", "1.1", "4")]
+    assert found["records"][0]["value"] == "bad 5"
+    assert b64decode(found["records"][1]["value_base64"]) == NO_TEXT
+    assert {row["error"] for row in found["records"]} == {"it is refused"}
+    shown = said(capsys, "quarantine", "list", "demo")
+    assert "3 of 3 records" in shown
+    assert "\x1b" not in shown
+
+
+def test_filters(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["cursor"] for row in listed(capsys, "--shard", "1")["records"]] == ["4"]
+    assert listed(capsys, "--shard", "1")["quarantined"] == 1
+    assert [row["cursor"] for row in listed(capsys, "--limit", "1")["records"]] == ["5"]
+    time = listed(capsys)["records"][2]["event_time"]
+    assert "4" in [row["cursor"] for row in listed(capsys, "--since", time)["records"]]
+    assert listed(capsys, "--since", "2199-01-01T00:00:00Z")["records"] == []
+
+
+def test_another_try_replays_the_batches_with_quarantined_records_alone(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.sweeper.refuses = lambda value: value == NO_TEXT
+    home.sweeper.sweeps.clear()
+    done = json.loads(
+        said(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", "--json")
+    )
+    ranges = [(r.shard, r.start, r.end) for sweep in home.sweeper.sweeps for r in sweep]
+    assert ranges == [("0", "4", "8"), ("1", "4", "5")]
+    assert [(row["batches"], row["quarantined"]) for row in done["shards"]] == [(1, 1), (1, 0)]
+    generations = {b.batch_id: b.generation for b in home.store.batches(KEY)}
+    assert generations == {"0.0": 0, "0.1": 1, "0.2": 0, "1.0": 0, "1.1": 1}
+    assert [row["cursor"] for row in listed(capsys)["records"]] == ["7"]
+    values = [json.loads(line) for line in said(capsys, "cat", "demo", "--shard", "0").splitlines()]
+    assert [row["cursor"] for row in values] == ["0", "1", "2", "3", "4", "5", "6", "8"]
+    assert "no violations" in said(capsys, "verify")
+
+
+def test_a_try_that_fails_leaves_all_as_it_was(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lease_store.errors import TransformError
+
+    home.sweeper.results = {ShardId("0"): TransformError("today's transform is broken.")}
+    error = said(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", code=2)
+    assert "Shard 0 was not tried again: today's transform is broken." in error
+    assert [row["cursor"] for row in listed(capsys)["records"]] == ["5", "7", "4"], (
+        "the other shard was tried, and refused again"
+    )
+
+
+def test_nothing_in_quarantine(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    home.sweeper.refuses = lambda _: False
+    said(capsys, "quarantine", "retry", "--module", "declared_streams")
+    assert "no records in quarantine" in said(capsys, "quarantine", "list")
+    home.sweeper.sweeps.clear()
+    said(capsys, "quarantine", "retry", "--module", "declared_streams")
+    assert home.sweeper.sweeps == []
+
+
+def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken_module.py").write_text("raise ValueError('boom\\nsecond line')")
+    retry = ("quarantine", "retry")
+    for mistake, hint in {
+        ("quarantine", "list", "nothing"): "No stream",
+        ("quarantine", "list", "--shard", "9"): "no shard",
+        ("quarantine", "list", "--since", "yesterday"): "is no time",
+        ("quarantine", "list", "--limit", "0"): "limit",
+        retry: "has no transform here",
+        (*retry, "other", "--module", "declared_streams"): "holds no stream",
+        (*retry, "--module", "no_such_module"): "cannot be imported",
+        (*retry, "--module", "broken_module"): "ValueError: boom",
+        (*retry, "--module", "declared_streams", "--group", "other"): "no consumer group",
+        (*retry, "--module", "declared_streams", "--from", "9", "--to", "1"): "before it starts",
+    }.items():
+        error = said(capsys, *mistake, code=2)
+        assert error.count("\n") == 1, error
+        assert hint in error
+    assert {batch.generation for batch in home.store.batches(KEY)} == {0}

@@ -1,0 +1,196 @@
+"""Segments that somebody forged: right checksums, and contents that no writer would write."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+import zlib
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lease_store.errors import LogCorrupt
+from lease_store.identifiers import ShardId
+from shard_sources.local_log import LocalLog
+from shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
+from shard_sources.local_log.format import (
+    DECODED_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    IndexEntry,
+    Record,
+    decode,
+    encode,
+    segment_header,
+    segment_schema,
+)
+from shard_sources.local_log.segments import list_segments
+from shard_sources.local_log.writing import shard_folder
+from shard_sources.source import ReadRange
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC)
+ZERO = ShardId("0")
+RECORDS = [
+    Record(b"value %d" % n * 20, b"key", NOW, {"name": "x" * n, "other": "naïve"})
+    for n in range(20)
+]
+
+
+def entry_of(encoded: bytes, records: int) -> IndexEntry:
+    return IndexEntry(
+        offset=0,
+        position=len(segment_header()),
+        length=len(encoded),
+        records=records,
+        payload=100,
+        time_max=0,
+        time_max_so_far=0,
+        checksum=zlib.crc32(encoded),
+    )
+
+
+def forge(log: LocalLog, encoded: bytes, entry: IndexEntry) -> None:
+    """Replace the only segment of shard 0."""
+    (name,) = list_segments(shard_folder(log.root, ZERO))
+    name.data.write_bytes(segment_header() + encoded)
+    name.index.write_bytes(entry.pack())
+
+
+def read(log: LocalLog) -> list[bytes]:
+    batches = list(log.read(ReadRange(ZERO, "0", "20")))
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LocalLog:
+    log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW)
+    log.append("0", RECORDS)
+    return log
+
+
+def message_of(values: list[bytes]) -> bytes:
+    """A message that no writer would write: any size, in one batch."""
+    count = len(values)
+    columns = [
+        pa.nulls(count, segment_schema().field(0).type),
+        pa.nulls(count, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.nulls(count, segment_schema().field(3).type),
+    ]
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, segment_schema(), options=options) as stream:
+        stream.write_batch(pa.record_batch(columns, schema=segment_schema()))
+    return sink.getvalue().to_pybytes()[len(segment_header()) : -8]
+
+
+def size_of(encoded: bytes) -> int:
+    message = pa.ipc.read_message(pa.py_buffer(encoded))
+    return decoded_size(memoryview(message.metadata), memoryview(message.body))
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_the_declared_size_is_that_of_the_buffers(count: int) -> None:
+    encoded = encode(RECORDS[:count], NOW).encoded
+    rows = decode(encoded, entry_of(encoded, count), "here")
+    buffers = [b for column in rows.columns for b in column.buffers() if b is not None]
+    # Buffers are padded in a message.
+    assert rows.nbytes <= size_of(encoded) <= sum(b.size for b in buffers) + 64 * len(buffers)
+
+
+def test_the_largest_record_is_no_bomb() -> None:
+    """Compressible or not: what a writer may write, a reader takes."""
+    many = {f"name {n}": "x" * 1000 for n in range(1000)}
+    for record in (
+        b"\0" * RECORD_BYTES_MAX,
+        random.Random(1).randbytes(RECORD_BYTES_MAX),
+        Record(b"\0" * (RECORD_BYTES_MAX - 2_000_000), b"key", NOW, many),
+    ):
+        chunk: list[bytes | Record] = [b"x" * 1_000_000, record]
+        encoded = encode(chunk, NOW).encoded
+        assert len(encoded) <= DECODED_BYTES_MAX
+        assert decode(encoded, entry_of(encoded, 2), "here").num_rows == 2
+
+
+def test_a_bomb_is_refused_before_it_expands(log: LocalLog, tmp_path: Path) -> None:
+    """256 MiB of zeros in one message of a megabyte; measured in a process of its own."""
+    encoded = message_of([bytes(2**27)] * 2)
+    assert len(encoded) < 2**21
+    forge(log, encoded, entry_of(encoded, 2))
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from lease_store.errors import LogCorrupt; from lease_store.identifiers import ShardId\n"
+        "from shard_sources.local_log import LocalLog; from shard_sources.source import ReadRange\n"
+        "log = LocalLog.open(Path(sys.argv[1]))\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\n"
+        "try: list(log.read(ReadRange(ShardId('0'), '0', '2')))\n"
+        "except LogCorrupt as error: print(peak() - before, error)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program, str(log.root)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    grown_kib, said = found.stdout.split(" ", 1)
+    assert int(grown_kib) < 32 * 1024
+    assert "more than any message holds" in said
+    assert said.count("\n") == 1
+
+
+def test_a_declared_terabyte_is_not_allocated(log: LocalLog) -> None:
+    encoded = bytearray(message_of([b"\0" * 10_000]))
+    at = encoded.find(struct.pack("<q", 10_000))
+    assert at > 0
+    for declared in (2**40, 2**62, 20_000, -2):
+        encoded[at : at + 8] = struct.pack("<q", declared)
+        forge(log, bytes(encoded), entry_of(bytes(encoded), 1))
+        with pytest.raises(LogCorrupt):
+            list(log.read(ReadRange(ZERO, "0", "1")))
+
+
+def test_other_records_than_the_index_counts(log: LocalLog) -> None:
+    encoded = encode(RECORDS, NOW).encoded
+    for records in (19, 21, 2**31):
+        forge(log, encoded, entry_of(encoded, records))
+        with pytest.raises(LogCorrupt, match="holds 20 records"):
+            list(log.read(ReadRange(ZERO, "0", "5")))
+
+
+def test_a_message_of_gigabytes_is_not_read(log: LocalLog) -> None:
+    (name,) = list_segments(shard_folder(log.root, ZERO))
+    entry = replace(entry_of(b"", 1), length=2**32 - 1)
+    name.index.write_bytes(entry.pack())
+    with name.data.open("r+b") as file:
+        file.truncate(2**33)  # a hole: it takes no room on the disk
+    with pytest.raises(LogCorrupt, match="more than any has"):
+        list(log.read(ReadRange(ZERO, "0", "1")))
+
+
+def test_any_damage_under_a_right_checksum_has_a_typed_outcome(log: LocalLog) -> None:
+    """Bytes changed at random and the checksum made right: records, or `LogCorrupt`."""
+    encoded = encode(RECORDS, NOW).encoded
+    chance = random.Random(7)
+    refused = 0
+    for _ in range(1_500):
+        changed = bytearray(encoded)
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        try:
+            rows = decode(bytes(changed), entry_of(bytes(changed), 20), "here")
+            assert rows.num_rows == 20
+        except LogCorrupt:
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("metadata", [b"", b"\0" * 8, b"\xff" * 64, struct.pack("<I", 10**9)])
+def test_metadata_that_is_none(metadata: bytes) -> None:
+    with pytest.raises(MessageMalformed):
+        decoded_size(metadata, b"")
