@@ -15,6 +15,7 @@ from tests.sources.world import SourceWorld
 __all__ = ["connect_session", "spark_folder"]
 
 WORLDS = {
+    "kafka_fake": "tests.sources.worlds.kafka_fake:KafkaFakeWorld",
     "kafka_mock": "tests.sources.worlds.kafka_mock:KafkaMockWorld",
     "kinesis-kinesalite": "tests.sources.worlds.kinesis:KinesaliteWorld",
     "kinesis-moto": "tests.sources.worlds.kinesis:MotoWorld",
