@@ -12,6 +12,7 @@ from assets.checks import ShardCheck, check_shard
 from assets.consumption_report import ConsumptionReport, StopReason
 from assets.materialization import CommittedRange, committed_ranges, range_metadata
 from assets.partitions import asset_key
+from assets.progress_mirror import mirror_progress
 from assets.shard_stream import ShardStream
 from lease_store import failpoints
 from lease_store.failpoints import Failpoint
@@ -41,6 +42,7 @@ class ShardRun:
         self._reports: dict[ShardId, ConsumptionReport] = {}
         self._seconds: dict[ShardId, float] = {}
         self._ranges: dict[ShardId, CommittedRange] | None = None
+        self._mirror_error = ""
         self._gaps: dict[ShardId, list[Gap]] = {}
 
     def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
@@ -64,6 +66,7 @@ class ShardRun:
                 self._stream.key, run=self._run_id, limit=EVENTS_PER_RUN_MAX
             )
             self._ranges = {found.shard: found for found in committed_ranges(pending)}
+            self._mirror_error = mirror_progress(self._store, self._stream, self._ranges)
             self._gaps = {}
             for gap in self._store.gaps(self._stream.key):
                 if not gap.acknowledged:
@@ -79,6 +82,8 @@ class ShardRun:
             # Either it was over before the run, or the run is still at work on it.
             return metadata | {"stopped": "not yet" if committed else "finished before"}
         metadata["stopped"] = report.stopped.value
+        if committed and self._mirror_error:
+            metadata["mirror_error"] = self._mirror_error
         if report.lag_before is not None:
             metadata["lag_before"] = report.lag_before
         if report.lag_after is not None:

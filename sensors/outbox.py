@@ -8,6 +8,7 @@ import dagster as dg
 from assets.deployment import Deployment
 from assets.materialization import committed_ranges, materialization_of
 from assets.partitions import definition_name
+from assets.progress_mirror import mirror_progress
 from assets.run_process import ended_runs
 from assets.shard_stream import ShardStream
 from lease_store import failpoints
@@ -75,6 +76,8 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
             f"{len(pending)} undelivered, {len(pending) - len(due)} left to their runs, "
             f"{len(due)} delivered as {len(ranges)} materializations."
         )
+        if unmirrored := mirror_progress(store, stream, [found.shard for found in ranges]):
+            said = f"{said} {unmirrored}"
         return dg.SensorResult(
             asset_events=[materialization_of(stream, committed) for committed in ranges],
             cursor=json.dumps([event.sequence for event in due]),

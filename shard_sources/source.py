@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardListing
@@ -128,6 +128,24 @@ class ShardSource(ShardReader, Protocol):
 
     def spark_options(self) -> Mapping[str, str]:
         """What a Spark worker needs to build the reader again; shown in query plans: no secrets."""
+        ...
+
+
+@runtime_checkable
+class ProgressMirror(Protocol):
+    """What a source has besides, whose service can be told how far its records are committed."""
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the service is to be told."""
+        ...
+
+    def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
+        """Tell the service the checkpoints of these shards.
+
+        Raises:
+            SourceError: it was not told; telling it again later is safe.
+        """
         ...
 
 

@@ -1,0 +1,41 @@
+"""Telling a source's service how far a stream is committed, for dashboards that look there.
+
+Nothing reads it back: the lease store alone knows the checkpoints. They are told after a commit
+and before its report is flagged as delivered, so that every commit is followed by at least one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from assets.shard_stream import ShardStream
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import ShardId
+from lease_store.store import LeaseStore
+from shard_sources.source import ProgressMirror
+
+
+def mirror_progress(store: LeaseStore, stream: ShardStream, shards: Iterable[ShardId]) -> str:
+    """Tell the service the checkpoints of these shards, if the stream's source does that.
+
+    The stored checkpoints are told, not those of the commits at hand: a dead run's commits are
+    reported after newer ones, and progress would go back.
+
+    Returns:
+        Why it failed, which stops nothing; empty when it did not.
+    """
+    source, wanted = stream.source, set(shards)
+    if not wanted or not isinstance(source, ProgressMirror) or not source.mirrors:
+        return ""
+    try:
+        leases = store.snapshot(stream.key).shards
+        source.mirror(
+            {
+                lease.shard: lease.check_point
+                for lease in leases
+                if lease.shard in wanted and lease.check_point is not None
+            }
+        )
+    except LeaseholdError as error:
+        return str(error)
+    return ""

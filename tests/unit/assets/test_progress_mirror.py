@@ -1,0 +1,70 @@
+"""Checkpoints told to a source's service, after their commit, and never in the way of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from assets.progress_mirror import mirror_progress
+from assets.shard_run import ShardRun
+from lease_store.errors import SourceUnavailable
+from lease_store.identifiers import ShardId
+from tests.unit.assets.test_shard_run import ONE, RUN, ZERO, RecordingContext, Scene
+from tests.unit.sensors.streams import ScriptedSource
+
+
+class MirroringSource(ScriptedSource):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mirrors = True
+        self.told: list[dict[ShardId, str]] = []
+        self.refuses = ""
+
+    def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
+        if self.refuses:
+            raise SourceUnavailable(self.refuses)
+        self.told.append(dict(checkpoints))
+
+
+def mirrored_scene() -> tuple[Scene, MirroringSource]:
+    scene, source = Scene(RecordingContext()), MirroringSource()
+    scene.stream = replace(scene.stream, source=source)
+    scene.run = ShardRun(scene.stream, scene.store, RUN)
+    return scene, source
+
+
+def test_what_a_run_reports_is_told_before_it_is_flagged() -> None:
+    scene, source = mirrored_scene()
+    scene.commit(ZERO)
+    scene.commit(ZERO)
+    assert scene.run.deliver(scene.context) == 1
+    assert source.told == [{ZERO: "20"}]
+    assert scene.run.deliver(scene.context) == 0
+    assert source.told == [{ZERO: "20"}], "nothing new, nobody told"
+
+
+def test_the_stored_checkpoint_is_told_and_not_that_of_an_old_commit() -> None:
+    scene, source = mirrored_scene()
+    scene.commit(ZERO)
+    scene.commit(ZERO)
+    assert mirror_progress(scene.store, scene.stream, [ZERO, ONE]) == ""
+    assert source.told == [{ZERO: "20"}], "shard 1 has no checkpoint yet"
+
+
+def test_a_failure_is_shown_and_stops_nothing() -> None:
+    scene, source = mirrored_scene()
+    source.refuses = "Kafka does not answer."
+    scene.commit(ZERO)
+    scene.run.undelivered()
+    assert mirror_progress(scene.store, scene.stream, [ZERO]) == "Kafka does not answer."
+    assert scene.run.deliver(scene.context) == 1
+    assert scene.run.undelivered() == []
+
+
+def test_a_source_that_mirrors_nothing_is_not_asked() -> None:
+    scene, source = mirrored_scene()
+    source.mirrors = False
+    scene.commit(ZERO)
+    assert mirror_progress(scene.store, scene.stream, [ZERO]) == ""
+    assert mirror_progress(scene.store, Scene(RecordingContext()).stream, [ZERO]) == ""
+    assert source.told == []
