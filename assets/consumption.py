@@ -17,14 +17,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from assets.bootstrapping import Bootstrapping
 from assets.consumption_report import ConsumptionReport, StopReason
 from assets.gap_handling import GapHandling
 from assets.quarantine_limit import check_quarantined
 from assets.shard_stream import ShardStream
 from assets.starting_position import initial_position
-from assets.sweep import SweepOutcome, SweepResult
+from assets.sweep import Sweeper, SweepOutcome, SweepResult
 from assets.watermark import watermark_after
 from lease_store import failpoints
 from lease_store.consumer_states import ConsumerState, ShardConsumer
@@ -37,6 +37,7 @@ from lease_store.errors import (
     SweepInterrupted,
 )
 from lease_store.failpoints import Failpoint
+from lease_store.heartbeat import Trust
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Batch, BatchCommit, Intent, Tenure
 from lease_store.store import Changed, LeaseStore, NotHeld, OpenByOther, Opened
@@ -45,23 +46,6 @@ from shard_sources.source import PlannedRange, Position, ReadRange, ShardBounds
 _LOG = logging.getLogger(__name__)
 ETA_CHANGE_MIN = 2.0
 """By what factor the time of a batch must change for the announced one to be worth a write."""
-
-
-class Trust(Protocol):
-    """A holder's heartbeat, as far as the loop looks at it."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the node may still rely on its leases."""
-        ...
-
-
-class Sweeper(Protocol):
-    """What reads, transforms and writes the ranges of a sweep: `assets.spark_sweeper`."""
-
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
-        """What each shard's range made, or its error; raises what concerns the whole sweep."""
-        ...
 
 
 @dataclass
@@ -108,6 +92,7 @@ class Consumer:
         stop_requested: asked between batches; once true, the run ends at that checkpoint.
         after_commit: told of every batch right after its commit.
         replaces: for a shard, the run that had it open and is known to have ended.
+        bootstrap: for a shard that the node pins, the cursor at which it begins, once.
     """
 
     def __init__(
@@ -124,6 +109,7 @@ class Consumer:
         stop_requested: Callable[[], bool] = lambda: False,
         after_commit: Callable[[Sequence[BatchCommit]], None] | None = None,
         replaces: Mapping[ShardId, str] | None = None,
+        bootstrap: Mapping[ShardId, str] | None = None,
     ) -> None:
         self._stream = stream
         self._store = store
@@ -137,6 +123,7 @@ class Consumer:
         self._after_commit = after_commit
         self._replaces = replaces or {}
         self._gaps = GapHandling(store, stream.source)
+        self._bootstrap = Bootstrapping(store, stream.source, bootstrap or {})
         self._open: dict[ShardId, _Consumption] = {}
         self._reports: dict[ShardId, ConsumptionReport] = {}
         self._sweeps = 0
@@ -187,6 +174,7 @@ class Consumer:
             parents = {lease.shard: bool(lease.parents) for lease in snapshot.shards}
         for shard, open_ in list(self._open.items()):
             try:
+                self._bootstrap_at(open_)
                 if open_.report.start is None:
                     self._begin(open_, position, child=bool(parents and parents.get(shard)))
                 self._start(open_)
@@ -198,6 +186,7 @@ class Consumer:
     def _open_one(self, shard: ShardId) -> None:
         key, replaces = self._stream.key, self._replaces.get(shard)
         try:
+            self._bootstrap.apply(key, shard, self._node, self._run)
             outcome = self._store.open_tenure(key, shard, self._node, self._run, replaces=replaces)
         except LeaseholdError as error:
             self._reports[shard] = ConsumptionReport(shard, StopReason.FAILED, error=str(error))
@@ -219,6 +208,11 @@ class Consumer:
                     f"{held_by}."
                 )
                 self._reports[shard] = ConsumptionReport(shard, StopReason.NOT_HELD, error=sentence)
+
+    def _bootstrap_at(self, open_: _Consumption) -> None:
+        if open_.intent is None:
+            start = self._bootstrap.beginning(open_.tenure, open_.report.start)
+            open_.report = replace(open_.report, start=start, end=start)
 
     def _begin(self, open_: _Consumption, position: str, *, child: bool) -> None:
         """Choose where a shard without a checkpoint begins."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from assets.bootstrapping import bootstrap_cursors
 from assets.consumption import Consumer
 from assets.consumption_report import ConsumptionReport
 from assets.deployment import Deployment
@@ -38,7 +39,8 @@ def consume_shards(
         LeaseholdError: what concerns the whole run, such as a store that does not answer.
     """
     store = deployment.store()
-    timeout_s = store.pulse(stream.key).group.timeout_s
+    pulse = store.pulse(stream.key)
+    timeout_s = pulse.group.timeout_s
     timing = Timing(timeout_s=timeout_s, beat_s=timeout_s * BEAT_FRACTION_MAX)
     started_s = time.monotonic()
     with Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat:
@@ -59,6 +61,7 @@ def consume_shards(
             clock=time.monotonic,
             stop_requested=deployment.leaving,
             after_commit=after_commit,
+            bootstrap=bootstrap_cursors(pulse, node),
         )
         reports = consumer.consume(shards)
     return list(reports.values()), time.monotonic() - started_s

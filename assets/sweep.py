@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from assets import attempt_reports
 from assets.shard_files import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
@@ -61,6 +61,14 @@ class SweepOutcome:
 
 
 SweepResult = SweepOutcome | LeaseholdError
+
+
+class Sweeper(Protocol):
+    """What reads, transforms and writes the ranges of a sweep: `assets.spark_sweeper`."""
+
+    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+        """What each shard's range made, or its error; raises what concerns the whole sweep."""
+        ...
 
 
 @dataclass(frozen=True)

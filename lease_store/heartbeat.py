@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from lease_store.errors import LeaseholdError, UserMistake
 from lease_store.identifiers import GroupKey, NodeName
@@ -25,6 +25,15 @@ from lease_store.store import Beaten, LeaseStore
 
 _LOG = logging.getLogger(__name__)
 RETRIES_PER_BEAT = 4
+
+
+class Trust(Protocol):
+    """A holder's heartbeat, as far as the loop looks at it."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the node may still rely on its leases."""
+        ...
 
 
 class Heartbeat:

@@ -11,6 +11,7 @@ import dagster as dg
 
 from assets.shard_stream import ShardStream
 from lease_store import failpoints
+from lease_store.assignment_modes import pending_bootstraps
 from lease_store.errors import LeaseLost
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import NodeName, ShardId
@@ -99,6 +100,7 @@ class LaunchRounds:
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
         bounds, unanswered = bounds_of(self.stream.source, queue)
         notes.extend(unanswered)
+        starting = pending_bootstraps(report.snapshot)
         ready: list[IdleShard] = []
         waiting = finished = 0
         for shard, node in idle.items():
@@ -106,6 +108,7 @@ class LaunchRounds:
                 continue
             check_point = report.progress[shard].check_point
             work = work_left(check_point, bounds[shard], report.snapshot.group.initial_position)
+            work = Work.READ if shard in starting else work
             if work is Work.FINISH and finished < FINISHED_PER_ROUND_MAX:
                 finished += self._finish(shard, node, bounds[shard].end)
             elif work is Work.READ and self._history.wait_s(shard, check_point, self.clock()):

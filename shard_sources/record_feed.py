@@ -8,8 +8,9 @@ from itertools import islice
 from typing import Any
 
 from lease_store.client.feed import Fetched, Record
-from lease_store.errors import CursorExpired, CursorInvalid, InvalidSetting, shown
+from lease_store.errors import InvalidSetting, shown
 from lease_store.identifiers import ShardId
+from shard_sources.clamping import clamped
 from shard_sources.positions import parse_position
 from shard_sources.source import Limits, Position, ReadRange, ShardSource
 
@@ -38,17 +39,7 @@ class SourceFeed:
 
     def clamp(self, shard: ShardId, cursor: str) -> str:
         """See `ShardFeed.clamp`."""
-        try:
-            self._source.plan(shard, cursor, Limits(records_max=1, bytes_max=1))
-        except CursorExpired:
-            return self._source.bounds([shard])[shard].begin
-        except CursorInvalid:
-            end = self._source.bounds([shard])[shard].end
-            # Only cursors that count records can be told apart from text that is no cursor.
-            if cursor.isdecimal() and end.isdecimal() and int(cursor) > int(end):
-                return end
-            raise
-        return cursor
+        return clamped(self._source, shard, cursor)
 
     def fetch(self, shard: ShardId, cursor: str, *, records_max: int) -> Fetched:
         """See `ShardFeed.fetch`."""
