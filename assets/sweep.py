@@ -253,7 +253,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     where = f"The transform of stream {job.stream}"
     if job.transform is None:
         return records
-    _ship_code_of(job.transform)
+    ship_code_of(job.transform)
     try:
         output = cast(object, job.transform(records))
         # Spark checks column names only when it is asked for them.
@@ -280,7 +280,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     return output
 
 
-def _ship_code_of(transform: Transform) -> None:
+def ship_code_of(transform: Transform) -> None:
     """Send functions of the transform's own module to Spark by value, not by name.
 
     A warm server's workers may be unable to import the user's module, or hold it as it was

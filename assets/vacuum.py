@@ -77,6 +77,7 @@ def vacuum(
     working = {claim.run for claim in store.rewrites(key)}
     working |= {batch.run for batch in store.batches(key, state=BatchState.INTENT)}
     named = {file.path for batch in store.batches(key) for file in batch.files}
+    named |= {file.path for window in store.windows(key) for file in window.files}
     kept = _attempts_of(working, {Path(found.path).parts[1] for found in (*files, *folders)})
     others = [found for found in files if found.path not in named]
     idle = [found for found in others if Path(found.path).parts[1] not in kept]

@@ -160,6 +160,10 @@ class PayloadDamaged(SourceError):
     """A compressed payload is cut off, of another codec, or of another size than declared."""
 
 
+class WindowIncomplete(UserMistake):
+    """A shard may still deliver records of the window of event time."""
+
+
 class OutputUnreadable(UserMistake):
     """Committed output cannot be read in the way that was asked for."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lease_store.draining import Draining
+from lease_store.event_windows import WindowStore
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from lease_store.outbox import Outbox
 from lease_store.records import (
@@ -143,7 +144,7 @@ class TenureView:
     paused: bool = False
 
 
-class LeaseStore(Outbox, Protocol):
+class LeaseStore(Outbox, WindowStore, Protocol):
     """The lease store of a deployment.
 
     Attributes:

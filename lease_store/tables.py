@@ -256,6 +256,26 @@ delivery_claim = Table(
     **TABLE_OPTIONS,
 )
 
+event_window = Table(
+    "event_window",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    Column("asset", ExactText(NAME_LENGTH_MAX), primary_key=True),
+    Column("window_start", EventTime, primary_key=True, autoincrement=False),
+    Column("window_end", EventTime, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("generation", Integer, nullable=False),
+    _name("run"),
+    Column("files", JsonText, nullable=False),
+    Column("records", BigInteger, nullable=False),
+    Column("covered", JsonText, nullable=False),
+    Column("late", BigInteger, nullable=False),
+    Column("rerun", Boolean, nullable=False),
+    Column("made_at", EventTime),
+    **TABLE_OPTIONS,
+)
+
 GROUP_TABLES = (
     worker_instance,
     shard_lease,
@@ -265,5 +285,6 @@ GROUP_TABLES = (
     gap,
     rewrite_claim,
     delivery_claim,
+    event_window,
     consumer_group,
 )

@@ -10,11 +10,12 @@ import dagster as dg
 from assets.committed_input import COMMITTED_OUTPUT, committed_input
 from assets.compact_job import build_compact_job
 from assets.consume_job import build_consume_job
+from assets.hourly_asset import HourlyAsset, build_hourly_asset
 from assets.lease_asset import build_lease_asset
-from assets.partitions import definition_name
+from assets.partitions import compact_job_name, consume_job_name, definition_name
 from assets.shard_asset import build_shard_asset
 from assets.shard_stream import ShardStream
-from lease_store.errors import InvalidSetting
+from lease_store.errors import InvalidSetting, shown
 from orchestration.resources import deployment_of, spark_of
 from orchestration.schedules import build_schedule
 from orchestration.settings import Settings, load_settings
@@ -23,26 +24,33 @@ from sensors.on_commit import build_on_commit_sensor
 from sensors.outbox import build_outbox_sensor
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import build_shard_list_sensor
+from sensors.watermark import build_watermark_sensor
 
 BUILT: list[ShardStream] = []
 """The streams that this process has built definitions of; a node's agent reads them."""
 
 
 def build_definitions(
-    streams: Sequence[ShardStream], settings: Settings | None = None
+    streams: Sequence[ShardStream],
+    settings: Settings | None = None,
+    *,
+    hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
     """The asset, lease table, checks, job, sensors and schedule of each stream.
 
     Args:
         streams: what to consume.
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
+        hourly: downstream assets by hours of event time, each with its watermark sensor.
 
     Raises:
         InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a
-            stream has settings of a node that the deployment does not serve.
+            stream has settings of a node that the deployment does not serve; an hourly asset's
+            name is taken or its stream is not among `streams`.
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
     """
     _check_names(streams)
+    _check_hourly(streams, hourly)
     BUILT.extend(streams)
     settings = settings or load_settings()
     for stream in streams if settings.expected_nodes is not None else ():
@@ -66,6 +74,9 @@ def build_definitions(
         if stream.on_commit is not None:
             sensors.append(build_on_commit_sensor(stream, deployment))
         schedules.append(build_schedule(stream, deployment, job))
+    for window in hourly:
+        assets.append(build_hourly_asset(window, deployment))
+        sensors.append(build_watermark_sensor(window, deployment))
     return dg.Definitions(
         assets=assets,
         jobs=jobs,
@@ -78,6 +89,25 @@ def build_definitions(
         # A run has one step: a process of its own for it would only cost a second of start-up.
         executor=dg.in_process_executor,
     )
+
+
+def _check_hourly(streams: Sequence[ShardStream], hourly: Sequence[HourlyAsset]) -> None:
+    """Refuse hourly assets whose definitions would collide, or that nothing would feed."""
+    taken = {definition_name(stream) for stream in streams}
+    taken |= {consume_job_name(stream) for stream in streams}
+    taken |= {compact_job_name(stream) for stream in streams}
+    for window in hourly:
+        if window.stream not in streams:
+            raise InvalidSetting(
+                f"Hourly asset {shown(window.name)} is made from stream "
+                f"{shown(window.stream.name)}, which is not among the streams: add it."
+            )
+        if window.name in taken:
+            raise InvalidSetting(
+                f"Hourly asset {shown(window.name)} has the name of a stream, a job or another "
+                "hourly asset: rename it."
+            )
+        taken.add(window.name)
 
 
 def _check_names(streams: Sequence[ShardStream]) -> None:

@@ -12,6 +12,7 @@ from lease_store.memory_store.outbox import MemoryOutbox
 from lease_store.memory_store.rewrites import MemoryRewrites
 from lease_store.memory_store.shards import MemoryShards
 from lease_store.memory_store.tenures import MemoryTenures
+from lease_store.memory_store.windows import MemoryWindows
 
 __all__ = ["MemoryStore"]
 
@@ -25,6 +26,7 @@ class MemoryStore(
     MemoryGaps,
     MemoryRewrites,
     MemoryOutbox,
+    MemoryWindows,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 

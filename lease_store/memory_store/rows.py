@@ -10,6 +10,7 @@ from datetime import datetime
 from threading import RLock
 
 from lease_store.clock import utc_now
+from lease_store.event_windows import EventWindow
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import (
     GROUPS_PER_STREAM_MAX,
@@ -45,6 +46,9 @@ class GroupRows:
     rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
     turn_of: tuple[NodeName, str] | None = None
     turn_epoch: int = 0
+    windows: dict[tuple[str, datetime], EventWindow] = field(
+        default_factory=dict[tuple[str, datetime], EventWindow]
+    )
 
     def copy(self) -> GroupRows:
         """The rows as they are now."""
@@ -59,6 +63,7 @@ class GroupRows:
             dict(self.rewrites),
             self.turn_of,
             self.turn_epoch,
+            dict(self.windows),
         )
 
     @property

@@ -12,9 +12,12 @@ from lease_store.sql_store.nodes import SqlNodes
 from lease_store.sql_store.outbox import SqlOutbox
 from lease_store.sql_store.rewrites import SqlRewrites
 from lease_store.sql_store.shards import SqlShards
+from lease_store.sql_store.windows import SqlWindows
 
 __all__ = ["SqlStore"]
 
 
-class SqlStore(SqlGroups, SqlNodes, SqlShards, SqlBatches, SqlGaps, SqlRewrites, SqlOutbox):
+class SqlStore(
+    SqlGroups, SqlNodes, SqlShards, SqlBatches, SqlGaps, SqlRewrites, SqlOutbox, SqlWindows
+):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""

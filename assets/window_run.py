@@ -1,0 +1,225 @@
+"""One run of a window of event time: read what is committed, transform, write, put in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from assets.committed_dataset import CommittedPart, EventSpan, committed_parts
+from assets.committed_output import parquet_frame
+from assets.deployment import Deployment
+from assets.event_frontier import ShardTime, frontier
+from assets.rewriting import touch_replaced
+from assets.shard_files import sync_folder
+from assets.shard_stream import ShardStream, Transform
+from assets.spark_failures import session_is_gone, users_error
+from assets.spark_sweeper import attempt_label
+from assets.sweep import ATTEMPTS_FOLDER, ship_code_of
+from lease_store.errors import RewriteRefused, SparkUnavailable, TransformError, WindowIncomplete
+from lease_store.event_windows import EventWindow
+from lease_store.identifiers import ShardId
+from lease_store.records import Batch, DataFile
+from lease_store.states import ShardState
+from lease_store.store import Changed, LeaseStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRIES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMade:
+    """What a run made of a window.
+
+    Attributes:
+        window: its row as it was written.
+        source_files: the files of committed output that it was made from.
+    """
+
+    window: EventWindow
+    source_files: int
+
+
+def shard_times(
+    store: LeaseStore, stream: ShardStream
+) -> tuple[list[ShardTime], frozenset[ShardId]]:
+    """How far each shard has come, and the shards that only the source knows yet.
+
+    The lease tables are read first, or an hour could be taken for complete too early:
+
+    1. the source is asked, and lists shard 0 alone;
+    2. shard 0 is split, read to its end and finished;
+    3. the lease tables show shard 0 as finished, and its children not yet: nobody seems to hold.
+
+    In this order, whoever sees a parent finished sees its children listed.
+
+    Raises:
+        SourceError: the source does not answer.
+    """
+    leases = store.snapshot(stream.key).shards
+    listed = {row.shard for row in stream.source.list_shards()}
+    known = [
+        ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
+        for lease in leases
+    ]
+    return known, frozenset(listed - {lease.shard for lease in leases})
+
+
+def next_numbers(batches: Sequence[Batch]) -> dict[ShardId, int]:
+    """For each shard of a ledger the number of the batch after its last."""
+    return {batch.shard: batch.sequence + 1 for batch in batches}
+
+
+def make_window(
+    deployment: Deployment,
+    stream: ShardStream,
+    *,
+    asset: str,
+    transform: Transform,
+    start: datetime,
+    end: datetime,
+    run: str,
+    session: Callable[[], SparkSession],
+    out_of_order: timedelta = timedelta(0),
+    even_if_incomplete: bool = False,
+) -> WindowMade:
+    """Make `[start, end)` of a downstream asset from all that is committed now.
+
+    The files are written into a folder that belongs to this attempt alone; the window's row then
+    names them in the place of the old ones, if nobody wrote the row meanwhile. Else what was made
+    may lack records that somebody counted in, and is made again.
+
+    Raises:
+        WindowIncomplete: a shard may still deliver records of the window.
+        TransformError: the transform raised, or returned no DataFrame.
+        SparkUnavailable: Spark does not answer.
+        RewriteRefused: other runs of the window were faster each time.
+    """
+    store, root = deployment.store(), deployment.output_folder(stream.key)
+    if not even_if_incomplete:
+        _check_complete(store, stream, asset=asset, start=start, end=end, out_of_order=out_of_order)
+    for _ in range(TRIES_MAX):
+        overlapping = store.windows(stream.key, asset, since=start, until=end)
+        known = next((window for window in overlapping if window.start == start), None)
+        batches = store.batches(stream.key)
+        span = EventSpan(start, end)
+        parts = committed_parts(batches, root, span=span)
+        attempt = f"{ATTEMPTS_FOLDER}/{attempt_label(run)}-{uuid.uuid4().hex}"
+        files: tuple[DataFile, ...] = ()
+        if parts:
+            # An hour without records has no columns either that a transform could work on.
+            _write(session(), stream, parts, span=span, transform=transform, folder=root / attempt)
+            files = _files(root, attempt)
+        window = EventWindow(
+            asset,
+            start,
+            end,
+            version=known.version + 1 if known else 1,
+            generation=known.generation + 1 if known else 1,
+            run=run,
+            files=files,
+            records=sum(file.records for file in files),
+            covered=next_numbers(batches),
+            late=known.late if known else 0,
+            made_at=datetime.now(UTC),
+        )
+        touch_replaced(root, known.files if known else ())
+        if isinstance(store.put_window(stream.key, window), Changed):
+            return WindowMade(window, len(parts))
+        shutil.rmtree(root / attempt, ignore_errors=True)
+    raise RewriteRefused(
+        f"The hour {start.isoformat()} of {asset} changed {TRIES_MAX} times while this run made "
+        "it: it stays as the others left it."
+    )
+
+
+def _check_complete(
+    store: LeaseStore,
+    stream: ShardStream,
+    *,
+    asset: str,
+    start: datetime,
+    end: datetime,
+    out_of_order: timedelta,
+) -> None:
+    shards, unlisted = shard_times(store, stream)
+    found = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
+    if found.until is None or found.until < end:
+        raise WindowIncomplete(
+            f"The hour {start.isoformat()} of {asset} is not complete ({found.said}): wait for "
+            "its sensor, or set even_if_incomplete in the config."
+        )
+
+
+def _write(
+    spark: SparkSession,
+    stream: ShardStream,
+    parts: Sequence[CommittedPart],
+    *,
+    span: EventSpan,
+    transform: Transform,
+    folder: Path,
+) -> None:
+    from pyspark.sql import DataFrame
+
+    where = f"The transform of an hour of stream {stream.name}"
+    frame = parquet_frame(spark, parts, stream.key, span)
+    ship_code_of(transform)
+    try:
+        output = cast(object, transform(frame))
+        if isinstance(output, DataFrame):
+            output.write.parquet(str(folder))
+            return
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if session_is_gone(error):
+            raise SparkUnavailable(
+                f"Spark does not answer ({users_error(error)}): see the Spark server's log; "
+                "materialize the hour again."
+            ) from error
+        raise TransformError(f"{where} failed with {users_error(error)}.") from error
+    raise TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
+
+
+def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
+    """What Spark wrote, durable before a row names it."""
+    import pyarrow.parquet as pq
+
+    paths = sorted((root / attempt).glob("*.parquet"))
+    if not paths:
+        raise SparkUnavailable(
+            f"Spark said that it wrote {attempt} but left no file in {root / attempt}: let Spark's "
+            "workers and this process share the output folder."
+        )
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(root / attempt)
+    return tuple(
+        DataFile(f"{attempt}/{path.name}", pq.read_metadata(path).num_rows, path.stat().st_size)
+        for path in paths
+    )
+
+
+def window_paths(
+    store: LeaseStore,
+    stream: ShardStream,
+    output_root: Path,
+    asset: str,
+    *,
+    hours: Collection[datetime] | None = None,
+) -> list[str]:
+    """The files of a downstream asset's output by hour, of some hours or of all."""
+    return [
+        str(output_root / file.path)
+        for window in store.windows(stream.key, asset)
+        if hours is None or window.start in hours
+        for file in window.files
+    ]

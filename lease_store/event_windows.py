@@ -1,0 +1,77 @@
+"""Windows of event time that were made from a stream's committed output: their ledger.
+
+A window's output counts when its row names it, as a batch's does. Every write names the version
+that it saw, so that of two runs of one window, or a run and a counter of late records, the second
+one notices and looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Batch, DataFile
+
+if TYPE_CHECKING:
+    from lease_store.store import Changed, Stale
+
+
+@dataclass(frozen=True, slots=True)
+class EventWindow:
+    """A row of `event_window`: the output of `[start, end)` of one downstream asset.
+
+    Attributes:
+        asset: the downstream asset's name.
+        version: +1 at every write of the row; the test-and-set of the next one.
+        generation: how often the output was made.
+        run: the run that made the output.
+        files: of the output, relative to the stream's output folder.
+        records: in these files.
+        covered: for each shard the number of its first batch that is neither in the output nor
+            looked through for late records; 0 for a shard that is missing.
+        late: records of the window that were committed after it was first made.
+        rerun: late records wait for the window to be made again.
+        made_at: when the output was made; for people only.
+    """
+
+    asset: str
+    start: datetime
+    end: datetime
+    version: int = 1
+    generation: int = 1
+    run: str = ""
+    files: tuple[DataFile, ...] = ()
+    records: int = 0
+    covered: Mapping[ShardId, int] = field(default_factory=dict[ShardId, int])
+    late: int = 0
+    rerun: bool = False
+    made_at: datetime | None = None
+
+
+class WindowStore(Protocol):
+    """The verbs of a lease store that concern windows of event time."""
+
+    def windows(
+        self,
+        key: GroupKey,
+        asset: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[EventWindow]:
+        """The windows that overlap `[since, until)`, of one asset or all, by asset and start."""
+        ...
+
+    def put_window(self, key: GroupKey, window: EventWindow) -> Changed | Stale:
+        """Write a window whose stored version is one less; version 1 is its first.
+
+        `Stale` where the stored version is another. Repeating a write that happened is `Changed`.
+        """
+        ...
+
+    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> list[Batch]:
+        """Committed batches of these shards from the given numbers on, by shard and number."""
+        ...

@@ -1,0 +1,127 @@
+"""Windows of event time in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError
+
+from lease_store.event_windows import EventWindow
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Batch
+from lease_store.sql_store import window_statements as statements
+from lease_store.sql_store.rows import Row, batch_from, file_from, file_values, key_values
+from lease_store.sql_store.tenures import SqlTenures
+from lease_store.store import Changed, Stale
+from lease_store.transactions import Raced, Transaction
+
+SHARDS_PER_STATEMENT = 200
+
+
+class SqlWindows(SqlTenures):
+    """The verbs on windows; each change is one row under a condition on its version."""
+
+    def windows(
+        self,
+        key: GroupKey,
+        asset: str | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[EventWindow]:
+        """See `WindowStore.windows`."""
+
+        def work(tx: Transaction) -> list[EventWindow]:
+            self._group(tx, key)
+            statement = statements.select_windows(key, asset, since, until)
+            return [window_from(row) for row in tx.connection.execute(statement).mappings()]
+
+        return self._read("windows", work)
+
+    def put_window(self, key: GroupKey, window: EventWindow) -> Changed | Stale:
+        """See `WindowStore.put_window`."""
+
+        def stored(tx: Transaction) -> EventWindow | None:
+            statement = statements.select_window(key, window.asset, window.start)
+            row = tx.connection.execute(statement).mappings().first()
+            return window_from(row) if row is not None else None
+
+        def work(tx: Transaction) -> Changed | Stale:
+            self._group(tx, key)
+            known = stored(tx)
+            if known == window:
+                return tx.abandon(Changed())
+            if window.version != (known.version if known else 0) + 1:
+                return tx.abandon(Stale())
+            values = window_values(window)
+            if known is not None:
+                self._change_row(
+                    tx,
+                    statements.update_window(
+                        key, window.asset, window.start, known.version, values
+                    ),
+                )
+                return Changed()
+            named = {"asset": window.asset, "window_start": window.start}
+            try:
+                tx.connection.execute(statements.insert_window(key_values(key) | named | values))
+            except IntegrityError:
+                # Somebody was first between our look and our insert: look again.
+                raise Raced from None
+            return Changed()
+
+        def mark(tx: Transaction) -> bool:
+            return stored(tx) == window
+
+        return self._write("put_window", work, mark=mark)
+
+    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> list[Batch]:
+        """See `WindowStore.batches_since`."""
+        shards = sorted(numbers)
+
+        def work(tx: Transaction) -> list[Batch]:
+            self._group(tx, key)
+            found: list[Batch] = []
+            for first in range(0, len(shards), SHARDS_PER_STATEMENT):
+                part = {shard: numbers[shard] for shard in shards[first:][:SHARDS_PER_STATEMENT]}
+                rows = tx.connection.execute(statements.select_batches_since(key, part)).mappings()
+                found += [batch_from(row) for row in rows]
+            return found
+
+        return self._read("batches_since", work)
+
+
+def window_values(window: EventWindow) -> dict[str, Any]:
+    """A window's columns, its key aside."""
+    return {
+        "window_end": window.end,
+        "version": window.version,
+        "generation": window.generation,
+        "run": window.run,
+        "files": [file_values(file) for file in window.files],
+        "records": window.records,
+        "covered": dict(window.covered),
+        "late": window.late,
+        "rerun": window.rerun,
+        "made_at": window.made_at,
+    }
+
+
+def window_from(row: Row) -> EventWindow:
+    """A window from its row."""
+    return EventWindow(
+        asset=row["asset"],
+        start=row["window_start"],
+        end=row["window_end"],
+        version=row["version"],
+        generation=row["generation"],
+        run=row["run"],
+        files=tuple(file_from(file) for file in row["files"]),
+        records=row["records"],
+        covered={ShardId(shard): number for shard, number in row["covered"].items()},
+        late=row["late"],
+        rerun=bool(row["rerun"]),
+        made_at=row["made_at"],
+    )

@@ -1,0 +1,244 @@
+"""The watermark sensor: which hours it asks for, what it counts as late, and how it says so."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.deployment import Deployment
+from assets.event_frontier import HOUR
+from assets.hourly_asset import HourlyAsset, LateAction, LatePolicy, hour_key
+from assets.window_run import next_numbers
+from lease_store.event_windows import EventWindow
+from lease_store.identifiers import ShardId
+from lease_store.records import Timing
+from lease_store.store import Changed
+from sensors.watermark import WatermarkRounds, asked_until, build_watermark_sensor
+from shard_sources.local_log.format import Record
+from tests.unit.assets.consumption_world import NODE, World
+from tests.unit.assets.test_committed_dataset import NOON, compact
+
+MINUTE = timedelta(minutes=1)
+ZERO, ONE = ShardId("0"), ShardId("1")
+
+
+class Scene:
+    """A stream of two shards, an hourly asset of it, and ticks of its sensor."""
+
+    def __init__(self, folder: Path, **declaration: Any) -> None:
+        self.world = World(folder, records=0)
+        self.now_s = 0.0
+        self.deployment = Deployment(
+            lambda: self.world.store, (NODE,), Timing(), output_folder=lambda _: self.world.output
+        )
+        given: dict[str, Any] = {"since": NOON} | declaration
+        self.hourly = HourlyAsset(self.world.stream, "hourly", lambda frame: frame, **given)
+        self.cursor: str | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """The code server's process ends and starts."""
+        self.rounds = WatermarkRounds(self.hourly, self.deployment, lambda: self.now_s)
+
+    def append(self, shard: str, *minutes: int, consume: bool = True) -> None:
+        self.world.log.append(
+            shard, [Record(b"%d" % at, event_time=NOON + at * MINUTE) for at in minutes]
+        )
+        if consume:
+            self.consume()
+
+    def consume(self) -> None:
+        self.world.sync()
+        self.world.consume(f"run-{uuid.uuid4()}")
+
+    def tick(self) -> dg.SensorResult:
+        result = self.rounds.tick(self.cursor)
+        self.cursor = result.cursor
+        return result
+
+    def asked(self) -> list[str]:
+        requests = self.tick().run_requests or []
+        assert all(request.partition_key in str(request.run_key) for request in requests)
+        return [str(request.run_key).removeprefix("hourly:") for request in requests]
+
+    def make(self, hour: int) -> None:
+        """What the run of an hour writes into its row."""
+        store, key = self.world.store, self.world.key
+        start = NOON + hour * HOUR
+        known = store.windows(key, "hourly", since=start, until=start + HOUR)
+        version = known[0].version + 1 if known else 1
+        covered = next_numbers(store.batches(key))
+        window = EventWindow(
+            "hourly",
+            start,
+            start + HOUR,
+            version=version,
+            generation=version,
+            covered=covered,
+            late=known[0].late if known else 0,
+        )
+        assert store.put_window(key, window) == Changed()
+
+    def late(self) -> dict[str, int]:
+        windows = self.world.store.windows(self.world.key)
+        return {hour_key(window.start): window.late for window in windows}
+
+
+def hour(number: int, why: str = "complete") -> str:
+    return f"{hour_key(NOON + number * HOUR)}:{why}"
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_an_hour_is_asked_for_once_every_shard_has_passed_it(scene: Scene) -> None:
+    scene.append("0", 5, 65)
+    assert scene.asked() == []
+    assert "held back by shard 1, which has no output yet" in str(scene.tick().skip_reason)
+    scene.append("1", 5, 59)
+    assert scene.asked() == []
+    assert "shard 1 has come to 2026-03-01T12:59" in str(scene.tick().skip_reason)
+    scene.append("1", 185)
+    scene.append("0", 130)
+    assert scene.asked() == [hour(0), hour(1)]
+    assert scene.asked() == []
+
+
+def test_a_lost_cursor_asks_with_the_same_run_keys(scene: Scene) -> None:
+    scene.append("0", 65)
+    scene.append("1", 65)
+    first = scene.asked()
+    scene.cursor = None
+    assert scene.asked() == first == [hour(0)]
+    assert asked_until("rubbish", NOON) == asked_until("2026-03-01T12:00", NOON) == NOON
+    assert len(scene.cursor or "") < 100
+
+
+def test_a_split_in_mid_flight_holds_hours_back(scene: Scene) -> None:
+    scene.append("0", 30)
+    scene.append("1", 70, 200)
+    scene.world.log.split("0")
+    assert scene.asked() == []
+    said = str(scene.tick().skip_reason)
+    assert "held back by shard 2, which is new to the group" in said
+    scene.consume()
+    assert scene.world.lease("0").state == "over"
+    assert "held back by shard 2, which has no output yet" in str(scene.tick().skip_reason)
+    scene.append("2", 40, 130)
+    assert scene.asked() == []
+    scene.append("3", 61)
+    assert scene.asked() == [hour(0)]
+
+
+def test_an_idle_shard_holds_back_unless_it_is_allowed_for(tmp_path: Path) -> None:
+    for allowance_s, expected in ((None, []), (60.0, [hour(0)])):
+        scene = Scene(tmp_path / str(allowance_s), idle_after_s=allowance_s)
+        scene.append("0", 5, 65)
+        scene.append("1", 5)
+        assert scene.asked() == []
+        scene.now_s += 59
+        assert scene.asked() == []
+        scene.append("1", 6, consume=False)
+        scene.now_s += 59
+        assert scene.asked() == [], "it has something to read, so it is not idle"
+        scene.consume()
+        assert scene.asked() == []
+        scene.now_s += 61
+        assert scene.asked() == expected
+
+
+def test_a_restart_counts_idle_time_anew(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, idle_after_s=60.0)
+    scene.append("0", 65)
+    scene.append("1", 5)
+    assert scene.asked() == []
+    scene.now_s += 61
+    scene.restart()
+    assert scene.asked() == []
+    scene.now_s += 61
+    assert scene.asked() == [hour(0)]
+
+
+def test_late_records_are_counted_once_and_dropped(scene: Scene) -> None:
+    scene.append("0", 5, 125)
+    scene.append("1", 5, 125)
+    assert scene.asked() == [hour(0), hour(1)]
+    scene.append("0", 7, 8, 130)
+    scene.tick()
+    assert scene.late() == {}, "the hours' runs may have read them: nobody can tell yet"
+    scene.make(0)
+    scene.append("0", 9, 66)
+    scene.tick()
+    scene.make(1)
+    result = scene.tick()
+    assert scene.late() == {"2026-03-01-12:00": 1, "2026-03-01-13:00": 0}
+    assert result.run_requests == []
+    for _ in range(2):
+        scene.restart()
+        scene.tick()
+        assert scene.late()["2026-03-01-12:00"] == 1, "counted once"
+    scene.append("1", 10, 11)
+    (observation,) = scene.tick().asset_events
+    assert observation.partition == "2026-03-01-12:00"
+    assert observation.metadata["late_records"].value == 3
+
+
+def test_late_records_are_counted_although_they_were_merged_first(scene: Scene) -> None:
+    scene.append("0", 5, 65)
+    scene.append("1", 5, 65)
+    scene.tick()
+    scene.make(0)
+    scene.tick()
+    scene.append("0", 7, 8, 70)
+    compact(scene.world)
+    scene.tick()
+    assert scene.late() == {"2026-03-01-12:00": 2}
+
+
+def test_a_rerun_is_asked_for_with_a_key_of_its_own_and_not_too_often(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, late=LatePolicy(LateAction.RERUN, wait_s=60))
+    scene.append("0", 5, 65)
+    scene.append("1", 5, 65)
+    assert scene.asked() == [hour(0)]
+    scene.make(0)
+    scene.append("0", 6)
+    assert scene.asked() == [hour(0, "late.2")]
+    assert scene.asked() == []
+    scene.append("0", 7)
+    assert scene.asked() == [], "the same hour again has to wait"
+    scene.now_s += 61
+    assert scene.asked() == [hour(0, "late.3")]
+    scene.restart()
+    assert scene.asked() == [hour(0, "late.3")], "the same key: Dagster launches it once"
+    scene.make(0)
+    scene.now_s += 61
+    assert scene.asked() == []
+    assert scene.late() == {"2026-03-01-12:00": 2}
+
+
+def test_hours_ahead_of_this_hosts_clock_wait(tmp_path: Path) -> None:
+    """Dagster has no partition for an hour that its clock has not passed."""
+    scene = Scene(tmp_path)
+    years = 60 * 24 * 365 * 100
+    scene.append("0", 5, years)
+    scene.append("1", 5, years)
+    assert len(scene.asked()) == 24, "and not more in one tick"
+    scene.cursor = (NOON + 365 * 50 * 24 * HOUR).isoformat()
+    assert scene.asked() == []
+    assert "ahead of this host's clock" in str(scene.tick().skip_reason)
+
+
+def test_a_source_that_is_down_is_said_and_the_cursor_stays(scene: Scene, tmp_path: Path) -> None:
+    sensor = build_watermark_sensor(scene.hourly, scene.deployment)
+    (tmp_path / "log").rename(tmp_path / "gone")
+    with dg.build_sensor_context(cursor=NOON.isoformat()) as context:
+        result: Any = sensor(context)
+    assert "There is no log" in result.skip_reason.skip_message
+    assert result.cursor == NOON.isoformat()
