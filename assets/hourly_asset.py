@@ -1,7 +1,5 @@
 """A downstream asset with a partition per hour of event time, made once the hour is complete."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -7,8 +7,8 @@ from sqlalchemy import BigInteger, Boolean, Column, Integer, inspect
 
 from lease_store.columns import EventTime, ExactText, JsonText
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
