@@ -26,11 +26,11 @@ from assets.run_process import process_gone
 from lease_store.errors import LeaseholdError, NodeNameTaken, StoreError, UserMistake, shown
 from lease_store.identifiers import GroupKey, NodeName
 from lease_store.liveness import Clock, steady_clock
+from lease_store.node_membership import NodeMembership
 from lease_store.records import Node
 from lease_store.store import LeaseStore
 from orchestration.code_server import CodeServer, ProcessMark, end_session
 from orchestration.node_directory import Endpoint, publish, withdraw
-from orchestration.node_membership import NodeMembership
 from orchestration.presentation import say
 from orchestration.spark_keeper import SparkKeeper
 from sensors.janitor import PROCESS_ENDED

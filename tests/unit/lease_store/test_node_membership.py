@@ -5,9 +5,9 @@ import pytest
 from lease_store.errors import NodeNameTaken
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store import MemoryStore
+from lease_store.node_membership import NodeMembership
 from lease_store.records import Group, Node, ShardListing
 from lease_store.store import Opened
-from orchestration.node_membership import NodeMembership
 
 KEY = GroupKey.parse("default", "orders")
 A, ZERO = NodeName("a"), ShardId("0")
