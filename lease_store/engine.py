@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from lease_store.database_errors import Verdict, verdict
 from lease_store.errors import InvalidSetting, StoreError, shown
@@ -30,6 +31,7 @@ SQL_MODE = (
     "NO_ENGINE_SUBSTITUTION"
 )
 WRITE_OPTION = "leasehold_write"
+READ_ONLY_INFO = "leasehold_read_only"
 _UNKNOWN_VARIABLE = 1193
 
 
@@ -111,9 +113,10 @@ def _mysql_engine(url: URL) -> Engine:
     )
     encrypted = "ssl" in arguments
 
-    def prepare(connection: Any, _record: object) -> None:
+    def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
             _prepare_session(cursor, encrypted=encrypted)
+            record.info[READ_ONLY_INFO] = _read_only(cursor)
         connection.commit()
 
     event.listen(engine, "connect", prepare)
@@ -193,6 +196,12 @@ def _assert_session(cursor: Any) -> None:
                 f"The database session has {name} = {shown(value)} instead of {shown(wanted)}: "
                 "leases are not safe on it; look for a proxy that rewrites session settings."
             )
+
+
+def _read_only(cursor: Any) -> bool:
+    """Whether the server is a replica: an account with privileges enough could write there."""
+    cursor.execute("SELECT @@GLOBAL.read_only")
+    return str(cursor.fetchone()[0]).upper() not in ("0", "OFF", "NONE")
 
 
 def _words(sql_mode: str) -> Iterable[str]:

@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from lease_store import failpoints
 from lease_store.database_errors import ADVICE, Verdict, error_number, verdict
-from lease_store.engine import WRITE_OPTION
+from lease_store.engine import READ_ONLY_INFO, WRITE_OPTION
 from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
 
 ATTEMPTS_MAX = 6
@@ -176,7 +176,21 @@ class Transactions:
     def _transaction(self, kind: str, identity: str, *, write: bool) -> Generator[Transaction]:
         options = {KIND_OPTION: kind, WRITE_OPTION: write}
         with self.engine.connect() as connection:
+            if write:
+                self._require_primary(connection)
             yield Transaction(connection.execution_options(**options), identity)
+
+    def _require_primary(self, connection: Connection) -> None:
+        """Refuse a server that was read-only when it was connected to, and is when looked at again.
+
+        1. A replica refuses an ordinary account by itself, but not one with more privileges.
+        2. What such an account wrote there, the next fail-over would lose.
+        """
+        if connection.info.get(READ_ONLY_INFO):
+            connection.invalidate()
+            if connection.info.get(READ_ONLY_INFO):
+                connection.invalidate()
+                raise self._read_only()
 
     def _count(
         self,
@@ -198,16 +212,19 @@ class Transactions:
                 "through every attempt; nothing was changed, and trying again later is safe."
             )
         if judged is Verdict.READ_ONLY:
-            return StoreReadOnly(
-                f"The lease store at {self._place} takes no writes: it is a read-only server or "
-                "file; point the settings to the primary, or make the file and its folder writable."
-            )
+            return self._read_only()
         assert isinstance(error, DBAPIError)
         number = error_number(error)
         advice = ADVICE.get(number, "nothing was changed")
         return StoreError(
             f"The lease store at {self._place} refused (error {number}: {_first_line(error)}): "
             f"{advice}."
+        )
+
+    def _read_only(self) -> StoreReadOnly:
+        return StoreReadOnly(
+            f"The lease store at {self._place} takes no writes: it is a read-only server or "
+            "file; point the settings to the primary, or make the file and its folder writable."
         )
 
     def _unavailable(self, unsettled: object) -> StoreError:

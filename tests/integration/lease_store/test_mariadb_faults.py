@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 from lease_store.engine import IDLE_TRANSACTION_S
 from lease_store.errors import StoreReadOnly, StoreUnavailable
-from lease_store.identifiers import NodeName, ShardId
+from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.store import Beaten, Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y
@@ -217,6 +217,30 @@ def test_a_demoted_server_is_let_go(mariadb: MariaDB, world: World) -> None:
     finally:
         mariadb.execute("SET GLOBAL read_only = 0")
     assert world.store.beat(world.key, A, "a-1") == Beaten(2)
+
+
+def test_an_account_that_could_write_to_a_replica_does_not(
+    mariadb: MariaDB, mariadb_url: str
+) -> None:
+    """The server refuses ordinary accounts only, so that ours looks for itself."""
+    from lease_store import open_store
+
+    mariadb.execute(f"GRANT ALL ON *.* TO 'mighty'@'127.0.0.1' IDENTIFIED BY '{mariadb.password}'")
+    url = mariadb.url(mariadb_url.rsplit("/", 1)[1], user="mighty")
+    open_store(mariadb_url, upgrade=True).close()
+    world = World(open_store(url), GroupKey.parse("group", "stream"))
+    held(world)
+    world.store.close()
+    mariadb.execute("SET GLOBAL read_only = 1")
+    try:
+        with pytest.raises(StoreReadOnly, match="primary"):
+            world.store.beat(world.key, A, "a-1")
+        assert world.node(A).lease_id == 1
+    finally:
+        mariadb.execute("SET GLOBAL read_only = 0")
+    assert world.store.beat(world.key, A, "a-1") == Beaten(2)
+    world.store.close()
+    mariadb.execute("DROP USER 'mighty'@'127.0.0.1'")
 
 
 def test_a_long_lived_connection_is_not_frozen_in_time(world: World) -> None:
