@@ -1,6 +1,6 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test check lint types format bench simulate-release install install-dev constraints clean
+.PHONY: help demo ui test check chaos lint types format bench simulate-release install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -45,6 +45,10 @@ bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
 
 simulate-release: $(VENV)/.stamp-dev ## Simulate the protocol over 20,000 seeds of 5,000 steps (hours of CPU time)
 	@$(BIN)/python -m tests.simulation.release $(SIMULATION_ARGS)
+
+chaos: $(VENV)/.stamp-dev ## Kill 100 processes and freeze 100 at random; every record must be left once
+	@sh scripts/test_tools.sh
+	@$(BIN)/python -m tests.chaos
 
 install: $(VENV)/.stamp-run ## Install what the demo and the command line need, into .venv
 

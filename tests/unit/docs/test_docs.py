@@ -256,3 +256,11 @@ def test_all_failpoints_are_documented() -> None:
         if row[0].isdecimal()
     ]
     assert documented == [(point.number, point.label, point.interrupts) for point in Failpoint]
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    named = [name for row in rows(DOCS / "threat-model.md") for name in code(row[-1])]
+    tests = [name for name in named if name.startswith("tests/")]
+    assert len(tests) > 15
+    for name in tests:
+        assert (ROOT / name).is_file(), name

@@ -1,0 +1,300 @@
+"""What goes wrong, one class for each way; all of it happens to real processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lease_store.failpoints import Failpoint
+from lease_store.identifiers import NodeName
+from tests.chaos.stream import KEY, SHARDS, TIMEOUT_S
+from tests.chaos.world import CODE, World
+from tests.integration.lease_store.commit_proxy import Cut
+
+FREEZE_S = TIMEOUT_S + 3.0
+"""Longer than the lease: whoever wakes up is a stale holder."""
+
+
+class Incident(Protocol):
+    """Something that goes wrong, begins with `strike` and has ended once `over` is true."""
+
+    kind: str
+
+    def strike(self, world: World) -> None: ...
+
+    def over(self, world: World) -> bool: ...
+
+
+@dataclass
+class AtFailpoint:
+    """The first process that comes to a failpoint dies there, or freezes for longer than T."""
+
+    point: Failpoint
+    freeze: bool = False
+    pid: int = 0
+    _since: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return f"{'freeze' if self.freeze else 'kill'} at {self.point.number} {self.point.label}"
+
+    def strike(self, world: World) -> None:
+        (world.failpoints / self.point.label).write_text("STOP" if self.freeze else "KILL")
+
+    def over(self, world: World) -> bool:
+        if not self.pid:
+            taken = list(world.failpoints.glob(f"{self.point.label}.*"))
+            if not taken:
+                return False
+            self.pid, self._since = int(taken[0].suffix[1:]), time.monotonic()
+            taken[0].unlink()
+        if not self.freeze:
+            return True
+        if time.monotonic() - self._since < FREEZE_S:
+            return False
+        send(self.pid, signal.SIGCONT)
+        return True
+
+
+@dataclass
+class Processes:
+    """Some processes are killed, or frozen for longer than T.
+
+    `whom` is the name of a service, `run-a`, `run-b`, `spark`, or `node-a`: the code server with
+    its runs.
+    """
+
+    whom: str
+    freeze: bool = False
+    _pids: list[int] = field(default_factory=list)
+    _since: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return f"{'freeze' if self.freeze else 'kill'} {self.whom.split('-')[0]}"
+
+    def strike(self, world: World) -> None:
+        self._pids = world.wait(self.whom, lambda: self._chosen(world), 60.0)
+        for pid in self._pids:
+            send(pid, signal.SIGSTOP if self.freeze else signal.SIGKILL)
+        self._since = time.monotonic()
+
+    def over(self, world: World) -> bool:
+        if not self.freeze:
+            return True
+        if time.monotonic() - self._since < FREEZE_S:
+            return False
+        self.thaw()
+        return True
+
+    def thaw(self) -> None:
+        for pid in self._pids:
+            send(pid, signal.SIGCONT)
+
+    def _chosen(self, world: World) -> list[int]:
+        role, _, node = self.whom.partition("-")
+        if role == "run":
+            return world.runs(node)
+        if role == "node":
+            return [world.services[f"{CODE}-{node}"].pid, *world.runs(node)]
+        if role == "spark":
+            server = world.spark()
+            if server is None or not server.answers():
+                return []
+            return [each.pid for each in world.processes() if os.getpgid(each.pid) == server.pid]
+        return [world.services[self.whom].pid]
+
+
+@dataclass
+class MissedHandOver:
+    """A node sleeps beyond its lease, and who took its shards sleeps when it wants them back.
+
+    `until` is reached by whoever takes over what was not handed over in time.
+    """
+
+    until: AtFailpoint
+    kind: str = "freeze a node, then the next holders"
+    _first: Processes = field(default_factory=lambda: Processes("node-a", freeze=True))
+    _second: list[int] = field(default_factory=list)
+
+    def strike(self, world: World) -> None:
+        self._first.strike(world)
+
+    def over(self, world: World) -> bool:
+        if not self._second:
+            progress = world.store.progress(KEY, [NodeName("b")]).values()
+            if sum(bool(row.consumer_run) for row in progress) <= len(progress) // 2:
+                return False
+            if len(progress) < SHARDS:
+                return False
+            self._second = world.runs("b")
+            for pid in self._second:
+                send(pid, signal.SIGSTOP)
+            self._first.thaw()
+        if not self.until.pid:
+            return False
+        for pid in self._second:
+            send(pid, signal.SIGCONT)
+        return True
+
+
+@dataclass
+class DatabaseStops:
+    """The server ends, by a crash or in order, and is away for a while."""
+
+    crash: bool
+    away_s: float = 3.0
+    _since: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return "kill database" if self.crash else "restart database"
+
+    def strike(self, world: World) -> None:
+        world.mariadb.stop(kill=self.crash)
+        self._since = time.monotonic()
+
+    def over(self, world: World) -> bool:
+        if time.monotonic() - self._since < self.away_s:
+            return False
+        world.mariadb.start()
+        return True
+
+
+@dataclass
+class DatabaseFreezes:
+    """The server answers nothing for longer than T, and then everything."""
+
+    kind: str = "freeze database"
+    _since: float = 0.0
+
+    def strike(self, world: World) -> None:
+        send(world.mariadb.pid, signal.SIGSTOP)
+        self._since = time.monotonic()
+
+    def over(self, world: World) -> bool:
+        if time.monotonic() - self._since < FREEZE_S:
+            return False
+        send(world.mariadb.pid, signal.SIGCONT)
+        return True
+
+
+@dataclass
+class DatabaseReadOnly:
+    """The server takes no writes, as after a fail-over."""
+
+    kind: str = "database read-only"
+    _since: float = 0.0
+
+    def strike(self, world: World) -> None:
+        world.mariadb.execute("SET GLOBAL read_only = 1")
+        self._since = time.monotonic()
+
+    def over(self, world: World) -> bool:
+        if time.monotonic() - self._since < TIMEOUT_S / 2:
+            return False
+        world.mariadb.execute("SET GLOBAL read_only = 0")
+        return True
+
+
+@dataclass
+class ConnectionsCut:
+    """The server ends all connections of the account, again and again."""
+
+    kind: str = "connections cut"
+    times: int = 5
+    _cut: int = 0
+
+    def strike(self, world: World) -> None:
+        for row in world.mariadb.execute("SHOW PROCESSLIST"):
+            if row[1] == world.mariadb.user:
+                with suppress(Exception):  # it has ended by itself
+                    world.mariadb.execute(f"KILL {int(row[0])}")
+        self._cut += 1
+
+    def over(self, world: World) -> bool:
+        if self._cut >= self.times:
+            return True
+        time.sleep(0.5)
+        self.strike(world)
+        return False
+
+
+@dataclass
+class ReplyLost:
+    """Connections break right before or right after their COMMIT, a few times."""
+
+    cut: Cut
+    times: int = 4
+    _goal: int = 0
+
+    @property
+    def kind(self) -> str:
+        return f"reply lost {self.cut.name.lower()} COMMIT"
+
+    def strike(self, world: World) -> None:
+        self._goal = len(world.proxy.done) + self.times
+        world.proxy.arm(*[self.cut] * self.times)
+
+    def over(self, world: World) -> bool:
+        return len(world.proxy.done) >= self._goal
+
+
+@dataclass
+class Resharding:
+    """A shard is split; its children are merged later by another one of these."""
+
+    pairs: list[list[str]]
+    kind: str = "split or merge"
+
+    def strike(self, world: World) -> None:
+        if self.pairs:
+            first, second = self.pairs.pop()
+            world.writer.merge(first, second)  # pyright: ignore[reportArgumentType]
+        else:
+            self.pairs.append([*world.writer.split()])
+
+    def over(self, world: World) -> bool:
+        return True
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+RUN_POINTS = [
+    Failpoint.IN_OPEN_TENURE, Failpoint.AFTER_OPEN, Failpoint.IN_RECORD_INTENTS,
+    Failpoint.AFTER_INTENT, Failpoint.DURING_WRITE, Failpoint.AFTER_WRITE,
+    Failpoint.BEFORE_COMMIT, Failpoint.IN_COMMIT, Failpoint.AFTER_COMMIT, Failpoint.BEFORE_CLOSE,
+    Failpoint.IN_CLOSE_TENURE, Failpoint.AFTER_CLOSE, Failpoint.BEFORE_REPORT,
+    Failpoint.AFTER_REPORT, Failpoint.IN_MARK_DELIVERED,
+]  # fmt: skip
+SENSOR_POINTS = [Failpoint.AFTER_BEAT, Failpoint.BEFORE_LAUNCH]
+
+
+def random_incident(dice: random.Random, *, freeze: bool) -> Incident:
+    """One kill, or one freeze, of a random process at a random moment or step."""
+    node = dice.choice("ab")
+    if dice.random() < 0.5:
+        return AtFailpoint(dice.choice(RUN_POINTS + SENSOR_POINTS), freeze)
+    if freeze and dice.random() < 0.15:
+        return DatabaseFreezes()
+    if dice.random() < 0.1:
+        return DatabaseStops(crash=True)
+    roles = [f"run-{node}", f"run-{node}", f"code-{node}", f"daemon-{node}"]
+    return Processes(dice.choice([*roles, f"node-{node}"] if freeze else [*roles, "spark"]), freeze)
+
+
+def random_trouble(dice: random.Random, pairs: list[list[str]]) -> Incident | None:
+    """Now and then something that is neither a kill nor a freeze."""
+    kinds: list[Incident] = [
+        DatabaseStops(crash=False), DatabaseReadOnly(), ConnectionsCut(),
+        ReplyLost(Cut.BEFORE), ReplyLost(Cut.AFTER), Resharding(pairs),
+    ]  # fmt: skip
+    return dice.choice(kinds) if dice.random() < 0.4 else None

@@ -1,0 +1,64 @@
+"""What must hold after every incident: the journal and the ledger, and each record once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from assets.committed_output import iter_records
+from lease_store.identifiers import ShardId
+from lease_store.records import Batch
+from lease_store.store import LeaseStore
+from lease_store.verification import verify
+from tests.chaos.stream import KEY
+
+
+class Proof:
+    """Checks the output as it grows; what was found right once is read again at the end only."""
+
+    def __init__(self, store: LeaseStore, output: Path) -> None:
+        self._store = store
+        self._output = output
+        self._checked: dict[ShardId, int] = {}
+
+    @property
+    def records(self) -> int:
+        """How many records were found to be there once, in their place."""
+        return sum(self._checked.values())
+
+    def violations(self) -> list[str]:
+        """What is wrong now: the ledger is proved whole, the files since the last time."""
+        found = [str(violation) for violation in verify(self._store, KEY)]
+        for batch in sorted(self._store.batches(KEY), key=lambda batch: batch.sequence):
+            at = self._checked.get(batch.shard, 0)
+            if int(batch.end) > at:
+                found += self._check(batch, at)
+                self._checked[batch.shard] = int(batch.end)
+        return found
+
+    def _check(self, batch: Batch, at: int) -> list[str]:
+        values: list[bytes] = []
+        for file in batch.files:
+            path = self._output / file.path
+            values += pq.read_table(path, columns=["value"]).column("value").to_pylist()
+        if int(batch.start) == at and values == expected(batch.shard, at, int(batch.end)):
+            return []
+        return [f"batch {batch.batch_id} [{batch.start}, {batch.end}) after {at}: {values[:3]} …"]
+
+    def violations_at_the_end(self, written: dict[ShardId, int]) -> list[str]:
+        """All output once more, as a reader sees it, against all that was written."""
+        found = self.violations()
+        for shard, count in written.items():
+            values = [
+                value
+                for part in iter_records(self._store, KEY, self._output, shard)
+                for value in part.column("value").to_pylist()
+            ]
+            if values != expected(shard, 0, count):
+                found.append(f"shard {shard} has {len(values)} of {count} records, or others")
+        return found
+
+
+def expected(shard: ShardId, start: int, end: int) -> list[bytes]:
+    return [b"%s:%d" % (shard.encode(), number) for number in range(start, end)]

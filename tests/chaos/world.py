@@ -1,0 +1,227 @@
+"""Two real Dagster deployments that share one group, a real database, and what keeps them up.
+
+A process that dies is started again, as a service manager would do; nothing else is repaired.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from assets.connect_server import ConnectServer
+from lease_store import open_store
+from lease_store.errors import LeaseholdError
+from lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK
+from lease_store.identifiers import ShardId
+from lease_store.store import LeaseStore
+from orchestration.child_processes import ChildProcess
+from orchestration.instance import create_instance, embedded_text
+from orchestration.settings import Settings
+from tests import mariadb as mariadb_server
+from tests.chaos.proof import Proof
+from tests.chaos.stream import KEY, NODES, STREAM, TIMEOUT_S
+from tests.chaos.writer import SteadyWriter
+from tests.dagster_deployment import ROOT, free_port, port_open
+from tests.integration.lease_store.commit_proxy import CommitProxy
+from tests.mariadb import MariaDB
+
+T = TypeVar("T")
+
+POLL_S = 0.2
+START_S = 90.0
+CODE, DAEMON = "code", "daemon"
+
+
+class Service(ChildProcess):
+    """A process that is started again when it has died."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def restart_if_dead(self) -> bool:
+        """Start it again without touching what it left running; whether it was dead."""
+        if self.exit_code() is None:
+            return False
+        self.__enter__()
+        return True
+
+
+@dataclass
+class World:
+    """Everything that runs, and the ways to look at it.
+
+    Attributes:
+        services: `code-a`, `daemon-a` and so on.
+        restarts: how often each was started again.
+    """
+
+    home: Path
+    mariadb: MariaDB
+    proxy: CommitProxy
+    store: LeaseStore
+    writer: SteadyWriter
+    proof: Proof
+    services: dict[str, Service] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def failpoints(self) -> Path:
+        return self.home / "failpoints"
+
+    def supervise(self) -> None:
+        for name, service in self.services.items():
+            if service.restart_if_dead():
+                self.restarts[name] = self.restarts.get(name, 0) + 1
+
+    def wait(self, what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
+        """The first true value of a probe, with everything kept up meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := probe()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
+            self.supervise()
+            time.sleep(POLL_S)
+        return found
+
+    def runs(self, node: str) -> list[int]:
+        """The processes of a node's runs, orphans of a dead code server included."""
+        return [
+            process.pid
+            for process in self.processes()
+            if process.environ().get("LEASEHOLD_NODES") == json.dumps([node])
+            and any("spawn_main" in part for part in process.cmdline())
+        ]
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes that belong to this home."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("LEASEHOLD_HOME") == str(self.home):
+                    process.cmdline()
+                    found.append(process)
+        return found
+
+    def spark(self) -> ConnectServer | None:
+        return ConnectServer.read(self.home / "spark")
+
+    def unread(self, goal: dict[ShardId, int]) -> dict[str, str]:
+        """Shards whose checkpoint has not come so far; all of them while the store is silent."""
+        try:
+            rows = {row.shard: row.check_point for row in self.store.snapshot(KEY).shards}
+        except LeaseholdError:
+            return dict.fromkeys(goal, "?")
+        return {
+            shard: f"{rows.get(shard)} of {count}"
+            for shard, count in goal.items()
+            if int(rows.get(shard) or 0) < count
+        }
+
+
+@contextmanager
+def chaos_world(home: Path) -> Generator[World]:
+    """Start everything, and end everything: frozen and orphaned processes, too."""
+    (home / "failpoints").mkdir(parents=True)
+    with ExitStack() as stack:
+        mariadb = stack.enter_context(mariadb_server.running())
+        url = mariadb.create_database("leases")
+        proxy = CommitProxy(mariadb.port)
+        stack.callback(proxy.close)
+        store = open_store(url, upgrade=True)
+        stack.callback(store.close)
+        writer = SteadyWriter(home)
+        stack.callback(writer.stop)
+        proof = Proof(store, home / "output" / STREAM / KEY.group)
+        world = World(home, mariadb, proxy, store, writer, proof)
+        stack.callback(_end_all, world)
+        for node in NODES:
+            _start_deployment(world, node, mariadb.url("leases", port=proxy.port))
+        stack.enter_context(writer)
+        world.wait("both nodes to join", lambda: _joined(world), START_S)
+        yield world
+
+
+def instance_text() -> str:
+    """The embedded default; a run whose process died before it said anything is noticed soon."""
+    text = embedded_text()
+    for setting, seconds in (("poll_interval", 5), ("start_timeout", 45)):
+        text, found = re.subn(rf"({setting}_seconds): \d+", rf"\1: {seconds}", text)
+        assert found == 1
+    return text
+
+
+def _start_deployment(world: World, node: str, url: str) -> None:
+    folder = world.home / f"deployment-{node}"
+    create_instance(Settings(home=folder), instance_text())
+    port = free_port()
+    workspace = folder / "workspace.yaml"
+    workspace.write_text(
+        "load_from:\n  - grpc_server:\n"
+        f"      host: 127.0.0.1\n      port: {port}\n      location_name: chaos\n"
+    )
+    known = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    environment = known | {
+        "LEASEHOLD_HOME": str(world.home),
+        "LEASEHOLD_NODES": json.dumps([node]),
+        "LEASEHOLD_LEASE_TIMEOUT_S": str(TIMEOUT_S),
+        "LEASEHOLD_DATABASE_URL": url,
+        ENVIRONMENT_VARIABLE: f"{FOLDER_MARK}{world.failpoints}",
+        "DAGSTER_HOME": str(folder / "dagster"),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+    commands = {
+        CODE: ("-m", "dagster", "api", "grpc", "-m", "tests.chaos.definitions", "--port",
+               str(port), "--host", "127.0.0.1", "--location-name", "chaos"),
+        DAEMON: ("-m", "dagster._daemon", "run", "-w", str(workspace)),
+    }  # fmt: skip
+    for kind, command in commands.items():
+        service = Service(
+            f"{kind}-{node}",
+            [sys.executable, *command],
+            log=folder / f"{kind}.log",
+            environment=environment,
+            folder=folder,
+        )
+        world.services[service.name] = service
+        service.__enter__()
+        if kind == CODE:
+            world.wait(f"code server {node}", lambda: port_open(port), START_S)
+
+
+def _joined(world: World) -> bool:
+    if KEY not in {group.key for group in world.store.groups()}:
+        return False
+    members = [node.name for node in world.store.snapshot(KEY).nodes if node.member]
+    return len(members) == len(NODES)
+
+
+def _end_all(world: World) -> None:
+    for process in world.processes():
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGCONT)
+    for service in world.services.values():
+        service.stop()
+    for process in world.processes():
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def print_logs(world: World) -> None:
+    """The end of every log, so that a failure shows it."""
+    for path in sorted(world.home.glob("deployment-*/*.log")):
+        text = path.read_text(errors="replace")
+        print(f"---- {path.parent.name} {path.stem} ----\n{text[-4_000:]}")  # noqa: T201

@@ -1,0 +1,105 @@
+"""A secret is looked for in everything that runs leave behind, whatever became of them.
+
+Success and a killed run are looked at in `tests/acceptance/test_dagster_mariadb.py`, with Dagster's
+storage in the database too; here it is failures, because they talk most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assets.connect_server import TOKEN_FILE
+from assets.connect_server import stop as stop_spark
+from assets.spark_session import TOKEN_VARIABLE
+from orchestration.instance import create_instance
+from orchestration.settings import Settings
+from tests.mariadb import MariaDB, free_port
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.spark]
+
+ROOT = Path(__file__).parents[2]
+CANARY = "canary-7f3a9c51e2"
+TOKEN_CANARY = "canary-token-51b0c4"
+
+
+def run(home: Path, case: str, url: str) -> str:
+    """All that one run says; its files are in the home."""
+    environment = {
+        **os.environ,
+        "LEASEHOLD_DATABASE_URL": url,
+        TOKEN_VARIABLE: TOKEN_CANARY,
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.security.canary_job", str(home), case],
+        env=environment, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    return f"{done.stdout}{done.stderr}"
+
+
+def findings(home: Path, said: str, *secrets: str) -> list[str]:
+    """Where a secret stands: event rows, run config, tags, snapshots, compute logs, output."""
+    found = [secret for secret in secrets if secret in said]
+    for path in home.rglob("*"):
+        if path.is_file() and path.name != TOKEN_FILE:
+            content = path.read_bytes()
+            found += [f"{path}: {secret}" for secret in secrets if secret.encode() in content]
+    return found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    create_instance(Settings(home=home))
+    return home
+
+
+def account(mariadb: MariaDB, url: str) -> str:
+    """The URL of an account whose password is the canary."""
+    database = url.rsplit("/", 1)[1]
+    mariadb.execute(f"GRANT ALL ON `{database}`.* TO 'canary'@'127.0.0.1' IDENTIFIED BY '{CANARY}'")
+    return mariadb.url(database, user="canary").replace(mariadb.password, CANARY)
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"), [("refused", "error 1045"), ("down", "does not answer")]
+)
+def test_a_database_that_refuses_or_is_down(
+    home: Path, mariadb: MariaDB, mariadb_url: str, case: str, sentence: str
+) -> None:
+    url = account(mariadb, mariadb_url)
+    if case == "refused":
+        url = url.replace("//canary:", "//nobody:")
+    else:
+        url = url.replace(f":{mariadb.port}/", f":{free_port()}/")
+    said = run(home, case, url)
+    assert sentence in said
+    assert findings(home, said, CANARY, TOKEN_CANARY) == []
+
+
+def test_a_transform_that_crashes(home: Path, mariadb: MariaDB, mariadb_url: str) -> None:
+    """The run is in Dagster's storage with its error; the database's rows are looked at as well."""
+    url = account(mariadb, mariadb_url)
+    try:
+        said = run(home, "crash", url)
+        assert "crashed with" in said, said[-3_000:]
+        token = (home / "spark" / TOKEN_FILE).read_text().strip()
+        assert findings(home, said, CANARY, TOKEN_CANARY, token) == []
+        database = mariadb_url.rsplit("/", 1)[1]
+        for [table] in mariadb.execute("SHOW TABLES", database=database):
+            rows = json.dumps(mariadb.execute(f"SELECT * FROM `{table}`", database=database),
+                              default=str)  # fmt: skip
+            assert CANARY not in rows, table
+    finally:
+        stop_spark(home / "spark")
+
+
+def test_the_search_would_find_one(home: Path) -> None:
+    (home / "dagster" / "planted").write_bytes(b"\0" + CANARY.encode())
+    assert findings(home, f"password {TOKEN_CANARY}", CANARY, TOKEN_CANARY) != []
