@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.dagster_processes,
     pytest.mark.mariadb,
     pytest.mark.spark,
-    pytest.mark.timeout(1_200),
+    pytest.mark.timeout(1_800),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from lease_store.errors import LeaseholdError
 from lease_store.identifiers import ShardId
 from lease_store.liveness import Observations
 from sensors.outbox import delivered_before
-from shard_sources.local_log.shard_reading import parse_cursor
+from shard_sources.kinesis.cursors import Place
+from shard_sources.loghub.cursors import GroupCursor
+from shard_sources.offsets import parse_offset
 from shard_sources.positions import parse_position
 
 INPUTS = 10_000
@@ -62,7 +65,21 @@ def test_a_cursor_of_the_outbox_sensor() -> None:
 def test_a_checkpoint_of_a_local_log() -> None:
     for text in inputs(3, "1234567"):
         with suppress(LeaseholdError):
-            assert parse_cursor(ShardId("0"), text) >= 0
+            assert parse_offset(ShardId("0"), text) >= 0
+
+
+@pytest.mark.parametrize(
+    ("parse", "valid"),
+    [
+        (GroupCursor.parse, "MTYwMDAwMDAwMA==.7"),
+        (Place.parse, "495903.7"),
+        (Place.parse, "start+17"),
+    ],
+)
+def test_a_checkpoint_of_a_service(parse: Callable[[ShardId, str], object], valid: str) -> None:
+    for text in inputs(6, valid):
+        with suppress(LeaseholdError):
+            parse(ShardId("0"), text)
 
 
 def test_a_position_and_a_span_typed_by_a_user() -> None:

@@ -12,7 +12,7 @@ import pytest
 from lease_store.errors import LeaseholdError, shown
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from orchestration.settings import Settings, load_settings
-from shard_sources.local_log.shard_reading import parse_cursor
+from shard_sources.offsets import parse_offset
 from tests.unit.lease_store.test_identifiers import HOSTILE
 
 FORGED = "x\n2026-01-01 00:00:00 - dagster - INFO - all is well\x1b[31m%s%n\r\u2028y"
@@ -30,7 +30,7 @@ def test_what_is_shown_is_one_printable_line(text: str) -> None:
         ShardId,
         NodeName,
         lambda text: GroupKey.parse(text, "s"),
-        lambda text: parse_cursor(ShardId("0"), text),
+        lambda text: parse_offset(ShardId("0"), text),
         lambda text: load_settings(spark=text),
         lambda text: load_settings(nodes=text),
         lambda text: load_settings(lease_timeout_s=text),

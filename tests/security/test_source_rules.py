@@ -45,13 +45,20 @@ def offences(tree: ast.AST) -> list[str]:
     return found
 
 
+ALLOWED = {
+    # SQLite's PRAGMA takes no parameters; the value is a constant of the module.
+    ("lease_store/engine.py", "connection.execute(composed)"),
+    # Of modules that whoever starts an agent or a code server names, as Dagster itself does.
+    ("orchestration/code_streams.py", "importlib.import_module"),
+    ("orchestration/declared_groups.py", "importlib.import_module"),
+}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_nothing_runs_what_it_was_given(path: Path) -> None:
-    found = offences(ast.parse(path.read_text("utf-8")))
-    if path.name == "engine.py":
-        # SQLite's PRAGMA takes no parameters; the value is a constant of the module.
-        found = [each for each in found if each != "connection.execute(composed)"]
-    assert found == []
+    name = path.relative_to(ROOT).as_posix()
+    found = {(name, offence) for offence in offences(ast.parse(path.read_text("utf-8")))}
+    assert found <= ALLOWED, found - ALLOWED
 
 
 @pytest.mark.parametrize(
