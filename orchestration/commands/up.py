@@ -160,7 +160,9 @@ def _run(target: Target, nodes: int, port: int, module: str | None, told: thread
     with running_alone(settings.home), ExitStack() as stack:
         say(f"Starting Dagster and {nodes} nodes on {settings.home} …")
         sys.stdout.flush()
-        create_instance(settings, nodes_text(runs_max=nodes * RUNS_PER_NODE + 2))
+        # Dagster's own storage follows its own variables, as in production.
+        mysql = bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
+        create_instance(settings, nodes_text(runs_max=nodes * RUNS_PER_NODE + 2, mysql=mysql))
         environment = child_environment(settings, os.environ) | {
             "LEASEHOLD_AGENTS": "true",
             "LEASEHOLD_SPARK_STATE": str(settings.spark_folder),
