@@ -122,6 +122,7 @@ def create(
     group = Group(
         key=GroupKey.parse(name, declared.name),
         ordered=declared.ordered,
+        assignment=declared.assignment if name == declared.group else AssignmentMode.BALANCED,
         timeout_s=target.settings.lease_timeout_s,
     )
     group = _changed(
@@ -217,6 +218,12 @@ def update(
         return
     target.store.update_group(wanted, observer=OBSERVER)
     say(f"Updated consumer group {group.key}.")
+    declared = target.declared(stream)
+    if declared.key == group.key and declared.assignment is not wanted.assignment:
+        say(
+            f"It assigns by {wanted.assignment} now, but its declaration says "
+            f"{declared.assignment}: nodes take the settings of their declaration."
+        )
 
 
 def _set_paused(name: str, stream: str | None, home: Home, *, paused: bool) -> GroupKey:
