@@ -41,7 +41,7 @@ from lease_store.heartbeat import Trust
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Batch, BatchCommit, Intent, Tenure
 from lease_store.store import Changed, LeaseStore, NotHeld, OpenByOther, Opened
-from shard_sources.source import PlannedRange, Position, ReadRange, ShardBounds
+from shard_sources.source import PlannedRange, Position, ReadRange, ShardBounds, bounds_for
 
 _LOG = logging.getLogger(__name__)
 ETA_CHANGE_MIN = 2.0
@@ -236,15 +236,16 @@ class Consumer:
         open_.consumer = open_.consumer.initialized()
 
     def _read_bounds(self) -> None:
-        source, shards = self._stream.source, list(self._open)
+        source = self._stream.source
+        places = {shard: open_.report.start for shard, open_ in self._open.items()}
         try:
-            found = source.bounds(shards) if shards else {}
+            found = bounds_for(source, places) if places else {}
         except LeaseholdError:
             found = {}
-        for shard in shards:
+        for shard, place in places.items():
             try:
                 # One shard that the source no longer knows must not hide the bounds of the rest.
-                bounds = found.get(shard) or source.bounds([shard])[shard]
+                bounds = found.get(shard) or bounds_for(source, {shard: place})[shard]
                 self._open[shard].bounds = bounds
             except LeaseholdError as error:
                 self._stop(self._open[shard], StopReason.FAILED, str(error))
@@ -479,15 +480,14 @@ class Consumer:
         return self._stream.source.lag(open_.tenure.shard, open_.cursor, open_.bounds)
 
     def _with_lag_after(self) -> dict[ShardId, ConsumptionReport]:
-        read = [shard for shard, report in self._reports.items() if report.end is not None]
+        ends = {shard: report.end for shard, report in self._reports.items()}
+        read = {shard: end for shard, end in ends.items() if end is not None}
         source = self._stream.source
         try:
-            bounds = source.bounds(read) if read else {}
+            bounds = bounds_for(source, read) if read else {}
         except LeaseholdError:
             bounds = {}  # lag is for people to look at: a source that is away costs no result
-        for shard in read:
-            report = self._reports[shard]
-            if report.end is not None and shard in bounds:
-                lag = source.lag(shard, report.end, bounds[shard])
-                self._reports[shard] = replace(report, lag_after=lag)
+        for shard in read.keys() & bounds.keys():
+            lag = source.lag(shard, read[shard], bounds[shard])
+            self._reports[shard] = replace(self._reports[shard], lag_after=lag)
         return dict(self._reports)

@@ -98,7 +98,8 @@ class LaunchRounds:
         idle = self._idle(report, taken)
         # The least recently served first: what is probed one by one comes round in its turn.
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
-        bounds, unanswered = bounds_of(self.stream.source, queue)
+        places = {shard: report.progress[shard].check_point for shard in queue}
+        bounds, unanswered = bounds_of(self.stream.source, places)
         notes.extend(unanswered)
         starting = pending_bootstraps(report.snapshot)
         ready: list[IdleShard] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from lease_store.errors import LeaseholdError
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardLease
-from shard_sources.source import ShardSource
+from shard_sources.source import ShardSource, bounds_for
 
 
 def lags_of(
@@ -20,7 +20,7 @@ def lags_of(
     """
     rows = list(leases)
     try:
-        bounds = source.bounds([lease.shard for lease in rows])
+        bounds = bounds_for(source, {lease.shard: lease.check_point for lease in rows})
         return {
             shard: source.lag(shard, lease.check_point or bounds[shard].begin, bounds[shard])
             for lease in rows

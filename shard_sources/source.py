@@ -149,6 +149,33 @@ class ProgressMirror(Protocol):
         ...
 
 
+@runtime_checkable
+class BoundedFromCursors(Protocol):
+    """What a source gives besides, whose service does not tell where a shard ends.
+
+    To find the end of a shard it has to be read; whether anything follows a cursor is one look.
+    """
+
+    def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
+        """Bounds as far as readers at these cursors need them.
+
+        `end` is the reader's own cursor where nothing follows it now, and otherwise some later
+        cursor: not the last. `begin` is the reader's cursor, or later where it has expired.
+        """
+        ...
+
+
+def bounds_for(
+    source: ShardSource, cursors: Mapping[ShardId, str | None]
+) -> dict[ShardId, ShardBounds]:
+    """The bounds of shards whose readers stand at these cursors, or have not begun (None)."""
+    if not isinstance(source, BoundedFromCursors):
+        return source.bounds(list(cursors))
+    known = {shard: cursor for shard, cursor in cursors.items() if cursor is not None}
+    rest = [shard for shard, cursor in cursors.items() if cursor is None]
+    return {**source.bounds(rest), **source.bounds_after(known)}
+
+
 def record_schema() -> pa.Schema:
     """The columns that every source yields.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from lease_store.errors import CursorExpired, CursorInvalid, LogNotFound, UnknownShard, shown
+from lease_store.errors import CursorExpired, CursorInvalid, LogNotFound, shown
 from shard_sources.kinesis.cursors import Place, Side, after
 from shard_sources.kinesis.pace import Pace
 from shard_sources.kinesis.service import (
@@ -129,7 +129,7 @@ class ShardPages:
         Raises:
             CursorExpired: records that follow the place may have been removed.
             CursorInvalid: the service knows no such record.
-            UnknownShard: there is no such shard.
+            LogNotFound: there is no such shard.
         """
         if place.side is Side.GONE:
             yield Page([], True, True, None)
@@ -234,7 +234,7 @@ class ShardPages:
                 f"{shown(shard)}: {error}"
             ) from None
         except LogNotFound as error:
-            raise UnknownShard(f"There is no shard {shown(shard)}: {error}") from None
+            raise LogNotFound(f"There is no shard {shown(shard)}: {error}") from None
         return answer["ShardIterator"], service_time(answer)
 
 

@@ -60,7 +60,7 @@ class KinesisReader:
         Raises:
             CursorExpired: retention has removed the start of the range, or may have.
             CursorInvalid: the range is not within the shard.
-            UnknownShard: there is no such shard.
+            LogNotFound: there is no such shard.
             SourceUnavailable, SourceThrottled, SourceRefused: the service does not answer.
         """
         start = Place.parse(range_.shard, range_.start)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from lease_store.errors import UnknownShard, shown
+from lease_store.errors import LogNotFound, shown
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardListing
 from shard_sources.kinesis.cursors import created_s
@@ -138,12 +138,12 @@ def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
     """Whether a shard that is not listed was there once: the service numbers shards in order.
 
     Raises:
-        UnknownShard: it cannot have been.
+        LogNotFound: it cannot have been.
     """
     if shard in listed:
         return False
     found = _NUMBERED.fullmatch(shard)
     newest = max((int(m[1]) for name in listed if (m := _NUMBERED.fullmatch(name))), default=-1)
     if found is None or int(found[1]) > newest:
-        raise UnknownShard(f"The stream has no shard {shown(shard)}, and never had.")
+        raise LogNotFound(f"The stream has no shard {shown(shard)}, and never had.")
     return True

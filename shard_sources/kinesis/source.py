@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from lease_store.errors import CursorExpired, UnknownShard
+from lease_store.errors import CursorExpired, LogNotFound
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardListing
 from shard_sources.kinesis.cursors import GONE, Place, Side, at, start
@@ -59,7 +59,7 @@ class KinesisStream(KinesisReader):
         Several calls a shard, for many shards at a time; `bounds_after` needs one.
 
         Raises:
-            UnknownShard: the stream never had a shard of this name.
+            LogNotFound: the stream never had a shard of this name.
         """
         return self._of_each(shards, self._bounds)
 
@@ -75,10 +75,12 @@ class KinesisStream(KinesisReader):
             if known is None:
                 return _gone()
             try:
-                end = self._plan(shard, cursor, ONE_RECORD, looks_again=known.closed).end
+                found = self._plan(shard, cursor, ONE_RECORD, looks_again=known.closed)
             except CursorExpired:
                 return self._bounds(shard, known)
-            return ShardBounds(cursor, end, known.closed)
+            # That a closed shard has been read to its end, only the service may say.
+            finished = known.closed and (found.last or found.end != cursor)
+            return ShardBounds(cursor, found.end, finished)
 
         return self._of_each(list(cursors), look)
 
@@ -123,7 +125,7 @@ class KinesisStream(KinesisReader):
         Times are those at which the service took the records.
 
         Raises:
-            UnknownShard: the stream never had a shard of this name.
+            LogNotFound: the stream never had a shard of this name.
         """
         if removed(shard, listed := self._shards.listed()):
             return str(GONE)
@@ -144,7 +146,7 @@ class KinesisStream(KinesisReader):
         Raises:
             CursorExpired: records that follow `start` have been removed, or may have.
             CursorInvalid: `start` is not a cursor of the shard.
-            UnknownShard: the stream never had such a shard.
+            LogNotFound: the stream never had such a shard.
         """
         return self._plan(shard, start, limits)
 
@@ -163,7 +165,7 @@ class KinesisStream(KinesisReader):
         try:
             goes_on = fill(batch, rest)
             batch.flush()
-        except UnknownShard:
+        except LogNotFound:
             if removed(shard, self._shards.listed()):
                 raise CursorExpired(f"Retention has removed shard {shard} as a whole.") from None
             raise
