@@ -1,0 +1,19 @@
+"""What Dagster's processes load in the test of a Kinesis stream: the settings' own, made slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestration.build import build_definitions
+from orchestration.settings import load_settings
+from orchestration.streams import declared_streams
+from tests.acceptance.held_stream import HoldingTransform
+
+_settings = load_settings()
+defs = build_definitions(
+    [
+        replace(stream, transform=HoldingTransform(_settings.home))
+        for stream in declared_streams(_settings)
+    ],
+    _settings,
+)
