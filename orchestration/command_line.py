@@ -18,7 +18,6 @@ import typer
 
 from lease_store.errors import LeaseholdError
 from orchestration.commands import (
-    checkpoints,
     database,
     gaps,
     groups,
@@ -28,6 +27,7 @@ from orchestration.commands import (
     quarantine,
     records,
     rewriting,
+    service_checkpoints,
     shards,
     up,
     vacuum,
@@ -48,7 +48,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(groups.app, name="group")
-app.add_typer(checkpoints.app, name="checkpoint")
+# `import` and `export` add themselves to it.
+app.add_typer(service_checkpoints.app, name="checkpoint")
 app.add_typer(gaps.app, name="gap")
 app.add_typer(shards.app, name="shard")
 app.add_typer(quarantine.app, name="quarantine")

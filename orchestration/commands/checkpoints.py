@@ -16,6 +16,7 @@ from orchestration.presentation import say, show_json, show_table
 
 if TYPE_CHECKING:
     from lease_store.identifiers import GroupKey, ShardId
+    from lease_store.store import Changed
     from shard_sources.source import ShardSource
 
 app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)
@@ -86,14 +87,25 @@ def set_(
             f"{shown(shard)} yourself, which skips records or reads them again."
         )
     position = cursor_of(target.stream(key.stream).source, lease.shard, cursor)
-    _touch_withdrawn(target, key, lease.shard, position, reopen)
-    changed = target.store.force_checkpoint(
-        key, lease.shard, position, observer=OBSERVER, reason=reason, reopen=reopen
-    )
+    changed = forced(target, key, lease.shard, position, reason=reason, reopen=reopen)
     say(f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}.")
     others = sorted((each for each in changed.shards if each != lease.shard), key=rank_key)
     if others:
         say(f"Shards that began after it: {listed(others)} begin again.")
+
+
+def forced(
+    target: Target, key: GroupKey, shard: ShardId, cursor: str, *, reason: str, reopen: Reopening
+) -> Changed:
+    """Force a shard's checkpoint, with readers of what is withdrawn in mind.
+
+    Raises:
+        CheckpointRefused: see `LeaseStore.force_checkpoint`.
+    """
+    _touch_withdrawn(target, key, shard, cursor, reopen)
+    return target.store.force_checkpoint(
+        key, shard, cursor, observer=OBSERVER, reason=reason, reopen=reopen
+    )
 
 
 def _touch_withdrawn(

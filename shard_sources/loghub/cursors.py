@@ -1,8 +1,9 @@
-"""Places in a LogHub shard: the service's cursor of a LogGroup, and an index within the group.
+"""Places in a LogHub shard: the number of a LogGroup, and an index within the group.
 
-The service's cursor is base64 text of a decimal number; a position in the service (of a consumer
-group, in its console) is therefore a cursor here as it stands. The service cannot point into a
-LogGroup, so a record that is not the first of its group adds `.` and its number in the group.
+The service's cursor is base64 text of a decimal number. Here it is that number, so that two places
+can be compared and a person can read them; each is exactly the other (`from_service`, `service`).
+The service cannot point into a LogGroup, so a record that is not the first of its group adds `.`
+and its number in the group.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lease_store.errors import CursorInvalid, shown
 from lease_store.identifiers import ShardId
 
 _NUMBER_MAX = 2**63 - 1
-_TEXT = re.compile(r"([A-Za-z0-9+/]{4,28}={0,2})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
+_TEXT = re.compile(r"(0|[1-9][0-9]{0,18})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,20 +38,27 @@ class GroupCursor:
         """A cursor as it is stored.
 
         Raises:
-            CursorInvalid: it is not of the form, or not the form that the service writes.
+            CursorInvalid: it is not of the form.
         """
         found = _TEXT.fullmatch(text)
-        if found is not None:
-            try:
-                digits = base64.b64decode(found[1], validate=True)
-                cursor = cls(int(digits), int(found[2] or 0))
-            except (binascii.Error, ValueError):
-                pass
-            else:
-                # One place has one text: texts are compared when a batch follows another.
-                if 0 <= cursor.group <= _NUMBER_MAX and str(cursor) == text:
-                    return cursor
-        raise CursorInvalid(f"{shown(text)} is not a cursor of LogHub shard {shard}.")
+        if found is None or int(found[1]) > _NUMBER_MAX:
+            raise CursorInvalid(f"{shown(text)} is not a cursor of LogHub shard {shard}.")
+        return cls(int(found[1]), int(found[2] or 0))
+
+    @classmethod
+    def from_service(cls, shard: ShardId, text: str) -> Self:
+        """A cursor as the service writes it.
+
+        Raises:
+            CursorInvalid: it is not of the form.
+        """
+        try:
+            cursor = cls.parse(shard, base64.b64decode(text, validate=True).decode("ascii"))
+        except (binascii.Error, ValueError, CursorInvalid):
+            cursor = None
+        if cursor is None or cursor.service != text:
+            raise CursorInvalid(f"{shown(text)} is not the service's cursor of shard {shard}.")
+        return cursor
 
     @property
     def service(self) -> str:
@@ -58,4 +66,4 @@ class GroupCursor:
         return base64.b64encode(str(self.group).encode()).decode()
 
     def __str__(self) -> str:
-        return f"{self.service}.{self.index}" if self.index else self.service
+        return f"{self.group}.{self.index}" if self.index else str(self.group)

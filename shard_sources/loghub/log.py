@@ -112,6 +112,8 @@ class LogHubReader:
             LogCorrupt: the log ends before the range does.
         """
         if start >= end:
+            # Nothing to read, but a place that the shard never had is still a mistake.
+            self._check_within(shard, start.group)
             return
         reached = start.group
         for placed in self.groups(shard, start.group, end.group):
@@ -147,7 +149,7 @@ class LogHubReader:
         at = start
         while end is None or at < end:
             pulled = self._pull(shard, at, stop, count)
-            following = GroupCursor.parse(shard, pulled.next_cursor).group
+            following = GroupCursor.from_service(shard, pulled.next_cursor).group
             found = len(pulled.groups)
             if not found:
                 self._check_within(shard, at)
@@ -201,7 +203,7 @@ class LogHubReader:
 
     def _cursor(self, shard: ShardId, at: Position | int) -> GroupCursor:
         place = at if isinstance(at, int) else at.value
-        return GroupCursor.parse(shard, self.client.cursor(self.number_of(shard), place))
+        return GroupCursor.from_service(shard, self.client.cursor(self.number_of(shard), place))
 
     def _check_index(self, shard: ShardId, placed: PlacedGroup, index: int) -> None:
         if index > len(placed.group.Logs):
@@ -250,7 +252,10 @@ class LogHub(LogHubReader):
         return str(self._cursor(shard, position))
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch ends: exact in records, at least one; bytes are those of the messages.
+        """Where a batch ends: at least one record; bytes are those of the messages.
+
+        It ends between LogGroups where it holds the whole rest of one, because the service sends
+        whole groups and its consumer groups cannot point into one. Otherwise it ends within one.
 
         Raises:
             CursorExpired: retention has removed `start`.
@@ -258,7 +263,7 @@ class LogHub(LogHubReader):
         """
         self.number_of(shard)
         first = GroupCursor.parse(shard, start)
-        end, records, bytes_ = first, 0, 0
+        end, whole, records, bytes_ = first, 0, 0, 0
         # Each group holds a record: no more groups are asked for than records are wanted.
         for placed in self.groups(shard, first.group, None, count=limits.records_max):
             begin = first.index if placed.number == first.group else 0
@@ -266,10 +271,12 @@ class LogHub(LogHubReader):
             for index, log in enumerate(placed.group.Logs[begin:], begin):
                 size = log.ByteSize()
                 full = records >= limits.records_max or bytes_ + size > limits.bytes_max
+                if whole and full:
+                    return PlannedRange(str(end), whole, last=False)
                 if records and full:
                     return PlannedRange(str(GroupCursor(placed.number, index)), records, last=False)
                 records, bytes_ = records + 1, bytes_ + size
-            end = GroupCursor(placed.following)
+            end, whole = GroupCursor(placed.following), records
             if records >= limits.records_max or bytes_ >= limits.bytes_max:
                 break
         return PlannedRange(str(end), records, last=self._is_last(shard, end))

@@ -59,12 +59,10 @@ class LogHubWorld(SourceWorld):
     }
     foreign_cursors: ClassVar[Sequence[str]] = (
         *SourceWorld.foreign_cursors,
-        "MTIzNDU=.0",
-        "MTIzNDU=.x",
-        "LTE=",
-        "MDE=",
-        "MTIzNDV=",
-        "YWJj",
+        "12.0",
+        "12.x",
+        "012",
+        "MTIzNDU2",
     )
     source: LogHub
 

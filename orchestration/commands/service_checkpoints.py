@@ -1,0 +1,198 @@
+"""`leasehold checkpoint import` and `export`: to and from consumer groups of the log service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lease_store.assignment_plan import rank_key
+from lease_store.errors import CheckpointRefused, GroupInUse, InvalidSetting, shown
+from lease_store.reopening import Reopening
+from orchestration.commands.checkpoints import app, forced
+from orchestration.commands.groups import OBSERVER
+from orchestration.commands.options import GroupName, Home, Stream
+from orchestration.commands.target import Target, listed
+from orchestration.presentation import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lease_store.identifiers import GroupKey, ShardId
+    from lease_store.records import ShardLease
+    from shard_sources.loghub.consumer_groups import ServiceConsumerGroup
+    from shard_sources.loghub.cursors import GroupCursor
+    from shard_sources.loghub.log import LogHub
+
+ServiceGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--consumer-group",
+        metavar="NAME",
+        help="The consumer group in the service (default: named as the group here).",
+    ),
+]
+Live = Annotated[
+    bool,
+    typer.Option(
+        "--live", help="Do it although one of the groups holds shards: records may come twice."
+    ),
+]
+
+
+@app.command("import")
+def import_(
+    consumer_group: ServiceGroup = None,
+    *,
+    live: Live = False,
+    stream: Stream = None,
+    group: GroupName = None,
+    home: Home = None,
+) -> None:
+    """Take over the checkpoints of a consumer group of the log service (LogHub).
+
+    Each shard goes on at the record that the service's consumers would have read next.
+    """
+    target = Target.at(home)
+    key, source, service = _both(target, stream, group, consumer_group)
+    name = consumer_group or key.group
+    stored = service.checkpoints()
+    if not live:
+        _refuse_live(key, name, {shard: row.consumer for shard, row in stored.items()}, target)
+    target.store.sync_shards(key, source.list_shards(), observer=OBSERVER)
+    leases = {lease.shard: lease for lease in target.store.snapshot(key).shards}
+    # Parents first: what is forced on a parent may concern its children.
+    wanted = sorted(stored, key=rank_key)
+    cursors = {shard: row.cursor for shard, row in stored.items() if row.cursor is not None}
+    for shard, cursor in cursors.items():
+        _check(source, shard, cursor)
+    moved = [
+        shard
+        for shard in wanted
+        if shard in cursors and shard in leases and _take(target, key, leases[shard], cursors)
+    ]
+    say(f"Imported {len(moved)} checkpoints of {shown(name)} into {key}.")
+    _tell("the same here already", [s for s in cursors if s in leases and s not in moved])
+    _tell("nothing stored in the service", [shard for shard in wanted if shard not in cursors])
+    _tell("no longer in the logstore", [shard for shard in cursors if shard not in leases])
+
+
+@app.command("export")
+def export(
+    consumer_group: ServiceGroup = None,
+    *,
+    live: Live = False,
+    repeat: Annotated[
+        bool,
+        typer.Option(
+            "--repeat",
+            help="Where a checkpoint lies within a LogGroup, go back to its start: its first "
+            "records are read again.",
+        ),
+    ] = False,
+    stream: Stream = None,
+    group: GroupName = None,
+    home: Home = None,
+) -> None:
+    """Give the checkpoints to a consumer group of the log service (LogHub), made if need be.
+
+    Each shard goes on there at the record that would have been read here next.
+    """
+    from shard_sources.loghub.cursors import GroupCursor
+
+    target = Target.at(home)
+    key, _, service = _both(target, stream, group, consumer_group)
+    name = consumer_group or key.group
+    known = service.exists
+    if not live:
+        held = service.checkpoints() if known else {}
+        _refuse_live(key, name, {shard: row.consumer for shard, row in held.items()}, target)
+    leases = sorted(target.store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
+    cursors = {
+        lease.shard: GroupCursor.parse(lease.shard, lease.check_point)
+        for lease in leases
+        if lease.check_point is not None
+    }
+    within = [shard for shard, cursor in cursors.items() if cursor.index]
+    if within and not repeat:
+        raise CheckpointRefused(
+            f"The service cannot point into a LogGroup, where the checkpoints of shards "
+            f"{listed(within)} of {key} lie: let them be read on, or add --repeat to have the "
+            "first records of these LogGroups read again."
+        )
+    if not known:
+        settings = target.group(key.stream, key.group)
+        service.create(settings.timeout_s, ordered=settings.ordered)
+    for shard, cursor in cursors.items():
+        service.store(shard, GroupCursor(cursor.group))
+    say(f"Exported {len(cursors)} checkpoints of {key} to {shown(name)}.")
+    _tell("their LogGroup begins again", within)
+    _tell("nothing stored here", [lease.shard for lease in leases if lease.check_point is None])
+
+
+def _both(
+    target: Target, stream: str | None, group: str | None, consumer_group: str | None
+) -> tuple[GroupKey, LogHub, ServiceConsumerGroup]:
+    """The group here, its logstore, and the group there.
+
+    Raises:
+        InvalidSetting: the stream is no logstore.
+    """
+    from shard_sources.loghub.consumer_groups import ServiceConsumerGroup
+    from shard_sources.loghub.log import LogHub
+
+    declared = target.declared(stream)
+    key = target.group(stream, group).key
+    source = target.stream(stream).source
+    if not isinstance(source, LogHub):
+        raise InvalidSetting(
+            f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: only "
+            "logstores of loghub have consumer groups of their own."
+        )
+    return key, source, ServiceConsumerGroup(source, consumer_group or key.group)
+
+
+def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target: Target) -> None:
+    """Refuse while either side may be at work.
+
+    Raises:
+        GroupInUse: somebody holds a shard there, or has one open here.
+    """
+    held = sorted((shard for shard, consumer in consumers.items() if consumer), key=rank_key)
+    if held:
+        raise GroupInUse(
+            f"Consumers of {shown(name)} hold shards {listed(held)} in the log service: stop "
+            "them first, or add --live, and what they read from now on is read twice."
+        )
+    opened = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
+    if opened:
+        raise GroupInUse(
+            f"Runs of {key} have shards {listed(sorted(opened, key=rank_key))} open: drain it "
+            f"first with `leasehold group drain {key.group} --stream {key.stream}`, or add --live."
+        )
+
+
+def _check(source: LogHub, shard: ShardId, cursor: GroupCursor) -> None:
+    """Refuse a cursor that is none of its shard; one that has expired becomes a gap later."""
+    from lease_store.errors import CursorExpired, UnknownShard
+    from shard_sources.source import Limits
+
+    try:
+        source.plan(shard, str(cursor), Limits(records_max=1))
+    except (CursorExpired, UnknownShard):
+        return
+
+
+def _take(
+    target: Target, key: GroupKey, lease: ShardLease, cursors: dict[ShardId, GroupCursor]
+) -> bool:
+    text = str(cursors[lease.shard])
+    if lease.check_point == text:
+        return False
+    forced(target, key, lease.shard, text, reason="imported", reopen=Reopening.REFUSE)
+    return True
+
+
+def _tell(what: str, shards: Iterable[ShardId]) -> None:
+    if found := sorted(shards, key=rank_key):
+        say(f"Shards {listed(found)}: {what}.")

@@ -1,0 +1,239 @@
+"""Checkpoints move between a consumer group of the service and ours, to the record."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets.consumption import Consumer
+from assets.shard_stream import ShardStream
+from lease_store import open_store
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.records import Node
+from orchestration.command_line import main
+from orchestration.settings import PREFIX, load_settings
+from shard_sources.loghub.cursors import GroupCursor
+from shard_sources.source import Limits, Position
+from tests.sources.world import START, STEP
+from tests.sources.worlds.loghub import LOGSTORE, PROJECT, LogHubWorld, written_with_sdk
+from tests.unit.assets.consumption_world import ArrowSweeper, Beat
+
+KEY = GroupKey.parse("default", LOGSTORE)
+NODE = NodeName("a")
+OLD = "old-consumers"
+
+
+class Deployment:
+    """A home whose stream is a logstore with two shards of 5 LogGroups of 4 records."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world = LogHubWorld(folder)
+        self.source = self.world.source
+        self.source_options = {
+            "endpoint": self.world.server.endpoint,
+            "project": PROJECT,
+            "value_field": "content",
+            "credentials_uri": self.world.server.credentials_uri,
+        }
+        self.sdk: Any = self.world.writer
+        for shard in ("0", "1"):
+            self.append(shard, 5)
+
+    def append(self, shard: str, groups: int) -> None:
+        found = self.world.logstore.shard(shard)
+        begin = 4 * len(found.groups)
+        for number in range(begin, begin + 4 * groups, 4):
+            logs = [
+                (START + (number + n) * STEP, [("content", f"{shard}:{number + n}".encode())])
+                for n in range(4)
+            ]
+            written_with_sdk(
+                self.sdk if hasattr(self, "sdk") else self.world.writer, found.begin, logs
+            )
+
+    @property
+    def store(self) -> Any:
+        return open_store(load_settings().store_url)
+
+    def consume(self, run: str, records_max: int = 1000) -> None:
+        """One run over all shards, without Spark."""
+        store = self.store
+        output = load_settings().output_folder(KEY.stream, KEY.group)
+        stream = ShardStream(LOGSTORE, self.source, limits=Limits(records_max=records_max))
+        if not store.snapshot(KEY).nodes:
+            store.register(KEY, Node(NODE, 0, "a-1"), observer="test")
+        store.sync_shards(KEY, self.source.list_shards(), observer="test")
+        leases = store.snapshot(KEY).shards
+        free = {row.shard: (NODE, row.lease_id) for row in leases if row.state == "not_alloc"}
+        store.claim(KEY, free, observer="test", reason="test")
+        consumer = Consumer(
+            stream=stream,
+            store=store,
+            node=NODE,
+            run=run,
+            sweeper=ArrowSweeper(self.source, output),  # pyright: ignore[reportArgumentType]
+            heartbeat=Beat(),
+            clock=lambda: 0.0,
+        )
+        consumer.consume([row.shard for row in leases])
+
+    def checkpoints(self) -> dict[str, str | None]:
+        """Ours, as the service writes them."""
+        return {
+            row.shard: row.check_point and GroupCursor.parse(row.shard, row.check_point).service
+            for row in self.store.snapshot(KEY).shards
+        }
+
+    def service_checkpoints(self, group: str) -> dict[int, str]:
+        answer = self.sdk.get_check_point(PROJECT, LOGSTORE, group)
+        return {row["shard"]: row["checkpoint"] for row in answer.get_consumer_group_check_points()}
+
+    def read_by_consumers(self, shard: int, cursor: str) -> list[bytes]:
+        """What the service's own consumers would read from a checkpoint on."""
+        answer = self.sdk.pull_logs(PROJECT, LOGSTORE, shard, cursor)
+        return [
+            content.Value.encode()
+            for group in answer.get_loggroup_list().LogGroups
+            for log in group.Logs
+            for content in log.Contents
+        ]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Deployment]:
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    made = Deployment(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    streams = [{"name": LOGSTORE, "source": "loghub", "options": made.source_options}]
+    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(streams))
+    yield made
+    made.world.close()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    done = main(list(arguments))
+    captured = capsys.readouterr()
+    assert done == code, captured.err
+    return captured.err if code == 2 else captured.out
+
+
+def committed(capsys: pytest.CaptureFixture[str], shard: str) -> list[str]:
+    lines = said(capsys, "cat", LOGSTORE).splitlines()
+    return [row["value"] for row in map(json.loads, lines) if row["shard_id"] == shard]
+
+
+def old_consumers(deployment: Deployment, *, groups: int) -> str:
+    """A consumer of the service has read so many LogGroups of shard 0, and none of shard 1."""
+    sdk = deployment.sdk
+    sdk.create_consumer_group(PROJECT, LOGSTORE, OLD, 30, True)
+    cursor = sdk.get_begin_cursor(PROJECT, LOGSTORE, 0).get_cursor()
+    cursor = sdk.pull_logs(PROJECT, LOGSTORE, 0, cursor, count=groups).get_next_cursor()
+    sdk.heart_beat(PROJECT, LOGSTORE, OLD, "consumer-1")
+    sdk.update_check_point(PROJECT, LOGSTORE, OLD, 0, cursor, "consumer-1", False)
+    return cursor
+
+
+def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cursor = old_consumers(deployment, groups=2)
+    said(capsys, "group", "create", "default")
+    refused = said(capsys, "checkpoint", "import", "--consumer-group", OLD, code=2)
+    assert "hold shards 0, 1" in refused
+    assert len(refused.splitlines()) == 1
+    assert deployment.checkpoints() == {}
+    # The consumers are stopped: the service names no holder any more.
+    deployment.world.logstore.consumer_groups[OLD].holders.clear()
+    out = said(capsys, "checkpoint", "import", "--consumer-group", OLD)
+    assert "Imported 1 checkpoints" in out
+    assert deployment.checkpoints() == {"0": cursor, "1": None}
+    assert "Imported 0" in said(capsys, "checkpoint", "import", "--consumer-group", OLD)
+    deployment.consume("run-1")
+    assert committed(capsys, "0") == [f"0:{number}" for number in range(8, 20)]
+    assert committed(capsys, "1") == [f"1:{number}" for number in range(20)]
+    assert "no violations" in said(capsys, "verify")
+
+
+def test_there_and_back_each_record_is_read_once(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "group", "create", "default")
+    deployment.consume("run-1", 20)
+    deployment.append("0", 2)
+    out = said(capsys, "checkpoint", "export", "--consumer-group", "new")
+    assert "Exported 2 checkpoints" in out
+    assert deployment.service_checkpoints("new") == {
+        int(shard): cursor for shard, cursor in deployment.checkpoints().items()
+    }
+    stored = deployment.service_checkpoints("new")
+    assert deployment.read_by_consumers(0, stored[0]) == [b"0:%d" % n for n in range(20, 28)]
+    assert deployment.read_by_consumers(1, stored[1]) == []
+    # Its consumers read one LogGroup, and we take over again.
+    following = deployment.sdk.pull_logs(PROJECT, LOGSTORE, 0, stored[0], count=1)
+    deployment.sdk.update_check_point(PROJECT, LOGSTORE, "new", 0, following.get_next_cursor())
+    said(capsys, "checkpoint", "import", "--consumer-group", "new")
+    deployment.consume("run-2")
+    assert committed(capsys, "0") == [f"0:{n}" for n in (*range(20), *range(24, 28))]
+
+
+def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "group", "create", "default")
+    source, shard = deployment.source, ShardId("0")
+    begin = source.cursor_at(shard, Position.BEGIN)
+    within = source.plan(shard, begin, Limits(records_max=3)).end
+    assert within == f"{begin}.3"
+    deployment.consume("run-0", 20)
+    said(capsys, "checkpoint", "set", "0", "begin", "--force")
+    deployment.store.force_checkpoint(KEY, shard, within, observer="test", reason="test")
+    refused = said(capsys, "checkpoint", "export", code=2)
+    assert "shards 0" in refused
+    assert "--repeat" in refused
+    assert deployment.sdk.list_consumer_group(PROJECT, LOGSTORE).get_count() == 0
+    out = said(capsys, "checkpoint", "export", "--repeat")
+    assert "Shards 0: their LogGroup begins again." in out
+    begun = GroupCursor.parse(shard, begin).service
+    assert deployment.service_checkpoints("default")[0] == begun
+
+
+def test_the_service_s_mistakes_and_ours_are_one_sentence(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said(capsys, "group", "create", "default")
+    old_consumers(deployment, groups=1)
+    unknown = said(capsys, "checkpoint", "import", "--consumer-group", "nobody", code=2)
+    assert f"known are: {OLD}" in unknown
+    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": LOGSTORE}]))
+    assert "only logstores of loghub" in said(capsys, "checkpoint", "export", code=2)
+
+
+def test_an_import_of_a_group_that_is_at_work_is_done_when_it_is_asked_for(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cursor = old_consumers(deployment, groups=3)
+    said(capsys, "group", "create", "default")
+    said(capsys, "checkpoint", "import", "--consumer-group", OLD, "--live")
+    assert deployment.checkpoints()["0"] == cursor
+
+
+def test_an_expired_checkpoint_becomes_a_gap(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old_consumers(deployment, groups=1)
+    deployment.world.logstore.consumer_groups[OLD].holders.clear()
+    deployment.world.logstore.shard("0").expire(3)
+    said(capsys, "group", "create", "default")
+    said(capsys, "checkpoint", "import", "--consumer-group", OLD)
+    deployment.consume("run-1")
+    (gap,) = json.loads(said(capsys, "gap", "list", "--json"))
+    assert gap["shard"] == "0"
+    assert committed(capsys, "0") == []
