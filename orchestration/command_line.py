@@ -22,6 +22,7 @@ from orchestration.commands import (
     gaps,
     groups,
     inspection,
+    metrics,
     nodes,
     processes,
     quarantine,
@@ -68,6 +69,7 @@ for command in (
     rewriting.replay,
     rewriting.compact,
     vacuum.vacuum,
+    metrics.metrics,
     simulate,
 ):
     app.command()(command)

@@ -1,0 +1,222 @@
+"""What the lease store says, as Prometheus metrics; read at every scrape, and changed by none.
+
+Totals are kept in this process: the first scrape reads ledger and journal from their beginning, a
+later one what is new. A restarted exporter counts from the beginning again, to the same totals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import JournalEntry, Node, ShardLease
+from lease_store.states import ShardState
+from lease_store.store import LeaseStore
+from lease_store.upkeep import UpkeepReport
+from shard_sources.lag import lags_of
+from shard_sources.source import ShardSource
+
+JOURNAL_PER_READ = 5_000
+TAKEOVER_EDGES = frozenset({4, 9})
+"""The holder's lease lapsed, or it left: the shard is free for another node."""
+HANDOVER_EDGE = 6
+
+OF_GROUP = ("stream", "group")
+OF_SHARD = (*OF_GROUP, "shard")
+OF_NODE = (*OF_GROUP, "node")
+
+
+class Deployment(Protocol):
+    """What the exporter reads from."""
+
+    def store(self) -> LeaseStore:
+        """The lease store."""
+        ...
+
+    def source(self, key: GroupKey) -> ShardSource | None:
+        """The source of a group's stream; None where it is not declared here."""
+        ...
+
+    def upkeep(self, key: GroupKey) -> UpkeepReport | None:
+        """What staying in the group costs this deployment, if it noted that."""
+        ...
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What was counted of one group, and up to where."""
+
+    next_batch: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
+    records: Counter[str] = field(default_factory=Counter[str])
+    bytes: Counter[str] = field(default_factory=Counter[str])
+    batches: Counter[str] = field(default_factory=Counter[str])
+    quarantined: Counter[str] = field(default_factory=Counter[str])
+    journal: int = 0
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    takeovers: int = 0
+    handovers: int = 0
+
+    def advance(self, store: LeaseStore, key: GroupKey, shards: Iterable[ShardId]) -> None:
+        """Count what is new in the ledger and the journal."""
+        since = {shard: self.next_batch.get(shard, 0) for shard in shards}
+        for batch in store.batches_since(key, since) if since else ():
+            self.next_batch[batch.shard] = batch.sequence + 1
+            self.records[batch.shard] += batch.statistics.written
+            self.bytes[batch.shard] += batch.statistics.bytes or 0
+            self.batches[batch.shard] += 1
+            self.quarantined[batch.shard] += batch.statistics.quarantined
+        while entries := store.journal(key, after=self.journal, limit=JOURNAL_PER_READ):
+            for entry in entries:
+                self._note(entry)
+
+    def _note(self, entry: JournalEntry) -> None:
+        self.journal = entry.sequence
+        self.kinds[entry.kind] += 1
+        self.takeovers += entry.edge in TAKEOVER_EDGES
+        self.handovers += entry.edge == HANDOVER_EDGE
+
+
+class StoreCollector(Collector):
+    """The metrics of all groups of a lease store."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._totals: dict[GroupKey, _Totals] = {}
+        self._lock = Lock()
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape; a store or source that does not answer is a 0, not an error."""
+        with self._lock:
+            families = _Families()
+            try:
+                store = self._deployment.store()
+                for group in store.groups():
+                    self._collect_group(families, store, group.key)
+            except LeaseholdError:
+                families.up.add_metric([], 0)
+            else:
+                families.up.add_metric([], 1)
+            return families.all()
+
+    def _collect_group(self, families: _Families, store: LeaseStore, key: GroupKey) -> None:
+        snapshot = store.snapshot(key)
+        totals = self._totals.setdefault(key, _Totals())
+        totals.advance(store, key, [lease.shard for lease in snapshot.shards])
+        of = [str(key.stream), str(key.group)]
+        families.add_shards(of, snapshot.shards)
+        families.add_nodes(of, snapshot.nodes, snapshot.shards)
+        families.add_totals(of, totals)
+        gaps = Counter("yes" if gap.acknowledged else "no" for gap in store.gaps(key))
+        for acknowledged in ("yes", "no"):
+            families.gaps.add_metric([*of, acknowledged], gaps[acknowledged])
+        source = self._deployment.source(key)
+        if source is not None:
+            lags, trouble = lags_of(source, snapshot.shards)
+            families.source_up.add_metric(of, 0 if trouble else 1)
+            for shard, lag in lags.items():
+                if lag is not None:
+                    families.lag.add_metric([*of, shard], lag)
+        report = self._deployment.upkeep(key)
+        if report is not None:
+            families.add_upkeep(of, report)
+
+
+class _Families:
+    """The metric families of one scrape."""
+
+    def __init__(self) -> None:
+        self._all: list[Metric] = []
+        gauge, counter = self._gauge, self._counter
+        self.up = gauge("leasehold_up", "Whether the lease store answered this scrape", ())
+        self.source_up = gauge("leasehold_source_up", "Whether the source told its lag", OF_GROUP)
+        self.lag = gauge("leasehold_lag_records", "Unread records of a shard", OF_SHARD)
+        self.shards = gauge("leasehold_shards", "Shards by state", (*OF_GROUP, "state"))
+        self.watermark = gauge(
+            "leasehold_watermark_timestamp_seconds", "Event time a shard has come to", OF_SHARD
+        )
+        self.members = gauge("leasehold_node_member", "Whether the node answers", OF_NODE)
+        self.held = gauge("leasehold_node_shards", "Shards that a node may consume", OF_NODE)
+        self.gaps = gauge(
+            "leasehold_gaps", "Ranges that were never consumed", (*OF_GROUP, "acknowledged")
+        )
+        self.upkeep = gauge(
+            "leasehold_upkeep_statements",
+            "Statements of this deployment's rebalancing in the last lease term",
+            (*OF_GROUP, "kind"),
+        )
+        self.term = gauge("leasehold_upkeep_term_seconds", "Length of a lease term", OF_GROUP)
+        self.beats = counter("leasehold_node_beats", "Beats of a node's volume lease", OF_NODE)
+        self.records = counter("leasehold_committed_records", "Records of output", OF_SHARD)
+        self.bytes = counter("leasehold_committed_bytes", "Bytes of keys and values read", OF_SHARD)
+        self.batches = counter("leasehold_committed_batches", "Batches", OF_SHARD)
+        self.bad = counter("leasehold_quarantined_records", "Records in quarantine", OF_SHARD)
+        self.takeovers = counter(
+            "leasehold_takeovers", "Shards taken from a node that died or left", OF_GROUP
+        )
+        self.handovers = counter(
+            "leasehold_handovers", "Transfers between live nodes that ended", OF_GROUP
+        )
+        self.journal = counter(
+            "leasehold_journal_entries", "Journal entries by kind", (*OF_GROUP, "kind")
+        )
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=labels)
+        self._all.append(family)
+        return family
+
+    def _counter(self, name: str, text: str, labels: Sequence[str]) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=labels)
+        self._all.append(family)
+        return family
+
+    def all(self) -> list[Metric]:
+        """The families, in the order of their making."""
+        return self._all
+
+    def add_shards(self, of: list[str], leases: Sequence[ShardLease]) -> None:
+        """States and watermarks."""
+        states = Counter(lease.state for lease in leases)
+        for state in ShardState:
+            self.shards.add_metric([*of, state.value], states[state])
+        for lease in leases:
+            if lease.watermark is not None:
+                self.watermark.add_metric([*of, lease.shard], lease.watermark.timestamp())
+
+    def add_nodes(self, of: list[str], nodes: Sequence[Node], leases: Sequence[ShardLease]) -> None:
+        """Who answers, beats and holds."""
+        held = Counter(lease.consumer_owner for lease in leases)
+        for node in nodes:
+            labels = [*of, str(node.name)]
+            self.members.add_metric(labels, int(node.member))
+            self.beats.add_metric(labels, node.lease_id)
+            self.held.add_metric(labels, held[node.name])
+
+    def add_totals(self, of: list[str], totals: _Totals) -> None:
+        """What the ledger and the journal add up to."""
+        counted: dict[Callable[..., None], Mapping[str, int]] = {
+            self.records.add_metric: totals.records,
+            self.bytes.add_metric: totals.bytes,
+            self.batches.add_metric: totals.batches,
+            self.bad.add_metric: totals.quarantined,
+            self.journal.add_metric: totals.kinds,
+        }
+        for add, values in counted.items():
+            for label, value in sorted(values.items()):
+                add([*of, label], value)
+        self.takeovers.add_metric(of, totals.takeovers)
+        self.handovers.add_metric(of, totals.handovers)
+
+    def add_upkeep(self, of: list[str], report: UpkeepReport) -> None:
+        """What staying in a group costs."""
+        self.term.add_metric(of, report.term_s)
+        for kind, count in report.statements.items():
+            self.upkeep.add_metric([*of, kind], count)
