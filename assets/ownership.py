@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lease_store import failpoints
+from lease_store.assignment_plan import Claim, Plan
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.planning import plan
 from lease_store.records import ShardLease, Snapshot
 from lease_store.states import ShardState
 from lease_store.store import Changed, LeaseStore, NotHeld, Opened
@@ -97,15 +99,43 @@ def _obstacle(
 def _claimant(
     snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
 ) -> Standing:
-    """The member of ours that holds the fewest shards, by name among equals."""
-    fit = [node for node in ours if wanted in (None, node)]
-    if not fit:
+    """Whom the plan gives the free shard, so that asking for it by name moves nothing later.
+
+    Every member counts as live: the next rebalancing settles what a dead one leaves.
+    """
+    key = snapshot.group.key
+    if not any(wanted in (None, node) for node in ours):
         return Refused(
-            f"Nobody holds shard {row.shard} of {snapshot.group.key}, and no node that this "
-            "deployment serves is a member of the group yet: switch the rebalance sensor on."
+            f"Nobody holds shard {row.shard} of {key}, and no node that this deployment serves is "
+            "a member of the group yet: switch the rebalance sensor on."
         )
-    owned = [other.lease_owner for other in snapshot.shards]
-    return MayClaim(min(fit, key=lambda node: (owned.count(node), node)), row.lease_id)
+    planned = plan(snapshot, live=[node.name for node in snapshot.nodes if node.member])
+    claims = (action for action in planned.actions if isinstance(action, Claim))
+    taker = next((claim.node for claim in claims if claim.shard == row.shard), None)
+    if taker is None:
+        return Refused(
+            f"Shard {row.shard} of {key} falls to no node: {_why_left(planned, row)}. "
+            "`leasehold plan --explain` says more."
+        )
+    if taker not in ours:
+        return Refused(
+            f"Shard {row.shard} of {key} falls to node {taker}, which another deployment serves: "
+            "materialize it there."
+        )
+    if wanted not in (None, taker):
+        return Refused(
+            f"Shard {row.shard} of {key} falls to node {taker}, not to {wanted}: leave the node "
+            f"out, or name {taker}."
+        )
+    return MayClaim(taker, row.lease_id)
+
+
+def _why_left(planned: Plan, row: ShardLease) -> str:
+    """Why the plan gives a free shard to nobody."""
+    if not row.subscribable:
+        return "its source lets nobody subscribe to it now"
+    left = (each.reason for each in planned.unassigned if each.shard == row.shard)
+    return next(left, planned.summary)
 
 
 def _holder(

@@ -22,6 +22,7 @@ from assets.ownership import (
 )
 from assets.run_process import ended_runs
 from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.shard_weights import planning_snapshot
 
 LOOK_AGAIN_S = 1.0
 LOOKS_MAX = 20
@@ -105,7 +106,7 @@ class Placer:
         store = self.deployment.store()
         address = instance_address(self.instance)
         for _ in range(LOOKS_MAX):
-            snapshot = store.snapshot(self.key)
+            snapshot = planning_snapshot(store, self.key)
             served = self.deployment.served(snapshot.nodes, address)
             standing = standing_of(
                 snapshot, shard, served=served, address=address, wanted=self.wanted

@@ -14,7 +14,8 @@ from assets.ownership import (
 )
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store import MemoryStore
-from lease_store.records import Group, Node, ShardListing, Tenure
+from lease_store.node_settings import Modulo, Pinned, node_row
+from lease_store.records import AssignmentMode, Group, Node, ShardListing, Tenure
 from lease_store.store import OpenByOther, Opened, TenureView
 
 KEY = GroupKey.parse("default", "orders")
@@ -58,6 +59,87 @@ def test_a_free_shard_may_be_claimed_by_the_member_that_holds_least():
     assert claim_for_run(store, KEY, ONE, found, run="run-1")
     assert not claim_for_run(store, KEY, ONE, found, run="run-2")
     assert standing(store, "1") == MayConsume(B, "incarnation-b", "")
+
+
+def free_shards_of(mode: AssignmentMode, *nodes: Node) -> MemoryStore:
+    """Shards 0 and 1, both free, in a group of this mode with these members."""
+    store = MemoryStore()
+    store.create_group(Group(key=KEY, assignment=mode))
+    store.sync_shards(KEY, [ShardListing(ZERO), ShardListing(ONE)], observer="test")
+    for node in nodes:
+        row = replace(node, incarnation=f"incarnation-{node.name}")
+        store.register(KEY, row, observer="test")
+    return store
+
+
+def claims(store: MemoryStore, shard: str, *, wanted: str | None = None) -> NodeName:
+    found = standing(store, shard, wanted=wanted)
+    assert isinstance(found, MayClaim)
+    return found.node
+
+
+def test_a_free_shard_goes_to_the_node_with_its_rank_in_a_group_by_modulo():
+    store = free_shards_of(
+        AssignmentMode.MODULO,
+        node_row(A, Modulo(2, 1), address="here"),
+        node_row(B, Modulo(2, 0), address="here"),
+    )
+    assert (claims(store, "0"), claims(store, "1")) == (B, A)
+    assert claims(store, "0", wanted="b") == B
+    said = sentence(standing(store, "0", wanted="a"))
+    assert said.startswith("Shard 0 of orders/default falls to node b, not to a")
+
+
+def test_a_rank_that_no_node_has_is_left_to_nobody():
+    store = free_shards_of(AssignmentMode.MODULO, node_row(A, Modulo(2, 0), address="here"))
+    assert claims(store, "0") == A
+    said = sentence(standing(store, "1"))
+    assert "no live node takes runs with node_id 1 of 2" in said
+    assert "leasehold plan --explain" in said
+
+
+def test_nothing_is_claimed_while_the_nodes_contradict_each_other():
+    store = store_with_members(A, B)
+    by_modulo = replace(store.snapshot(KEY).group, assignment=AssignmentMode.MODULO)
+    store.update_group(by_modulo, observer="test")
+    said = sentence(standing(store, "0"))
+    assert "the modulo settings of 2 nodes do not fit" in said
+    assert "leasehold plan --explain" in said
+
+
+def test_a_free_shard_goes_to_the_node_that_names_it_in_a_pinned_group():
+    store = free_shards_of(
+        AssignmentMode.PINNED,
+        node_row(A, Pinned({}), address="here"),
+        node_row(B, Pinned({"0": -1}), address="here"),
+    )
+    assert claims(store, "0") == B
+    assert "no live node that takes runs names it" in sentence(standing(store, "1"))
+
+
+def test_a_free_shard_that_falls_to_another_deployment_is_left_to_it():
+    store = store_with_members(A, C)
+    claim(store, ZERO, A)
+    said = sentence(standing(store, "1"))
+    assert "falls to node c, which another deployment serves" in said
+    elsewhere = node_row(B, Pinned({"0": -1}), address="elsewhere")
+    store = free_shards_of(
+        AssignmentMode.PINNED, node_row(A, Pinned({}), address="here"), elsewhere
+    )
+    assert "falls to node b, which another deployment serves" in sentence(standing(store, "0"))
+
+
+def test_a_node_that_takes_no_runs_claims_nothing():
+    store = store_with_members()
+    closed = Node(A, 0, "incarnation-a", address="here", accepts_runs=False)
+    store.register(KEY, closed, observer="test")
+    assert "no live node takes runs" in sentence(standing(store, "0"))
+
+
+def test_a_shard_that_its_source_closed_for_now_is_left():
+    store = store_with_members(A)
+    store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
+    assert "lets nobody subscribe" in sentence(standing(store, "1"))
 
 
 def test_a_free_shard_without_any_member_is_refused():
