@@ -57,34 +57,44 @@ class NodeMembership:
             StoreError: the store does not answer.
         """
         wanted = replace(self._node, accepts_runs=accepts_runs)
-        if self._registered == wanted:
-            sent_at = self._clock()
-            if sent_at - self._beaten_at < self._beat_s * BEAT_EARLY:
-                return ""
-            outcome = self._store.beat(self._key, wanted.name, wanted.incarnation)
-            if isinstance(outcome, Beaten):
-                self._beaten_at = sent_at
-                return ""
-            self._registered = None
-        return self._join(wanted)
-
-    def _join(self, wanted: Node) -> str:
+        sent_at = self._clock()
+        known = self._registered == wanted
+        if known and sent_at - self._beaten_at < self._beat_s * BEAT_EARLY:
+            return ""
         try:
             pulse = self._store.pulse(self._key)
         except UnknownGroup:
             # The shard list sensor makes it at its first tick.
+            self._registered = None
             return ""
         self._beat_s = pulse.group.timeout_s * BEAT_FRACTION_MAX
+        if known and wanted in (replace(row, lease_id=wanted.lease_id) for row in pulse.nodes):
+            outcome = self._store.beat(self._key, wanted.name, wanted.incarnation)
+            if isinstance(outcome, Beaten):
+                self._beaten_at = sent_at
+                return ""
+        if known:
+            self._registered = None
+        return self._join(pulse, wanted)
+
+    def _join(self, pulse: Pulse, wanted: Node) -> str:
+        """Register, where nobody alive answers to the name.
+
+        1. The node takes no runs for a while; the store notes it, and its reply is lost.
+        2. The node takes runs again, which is what it had said before step 1.
+        3. What was said before step 1 is forgotten with it, so that step 2 is sent at all.
+        """
         self._observations.see(pulse.nodes)
         displaced = self._displaced(pulse)
         check_member(pulse.group, pulse.nodes, wanted)
         sent_at = self._clock()
+        before, self._registered = self._registered, None
         outcome = self._store.register(
             self._key, wanted, observer=str(wanted.name), displaced_lease_id=displaced
         )
         if not isinstance(outcome, Registered):
             return ""
-        before, self._registered = self._registered, wanted
+        self._registered = wanted
         self._beaten_at = sent_at
         if before is None:
             return f"joined group {self._key}"

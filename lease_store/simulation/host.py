@@ -249,8 +249,8 @@ class Host:
         if report.snapshot.group.paused:
             return
         self.runs = [run for run in self.runs if not run.dead]
-        busy = {shard for run in self.runs for shard in run.shards}
         for node, shards in report.owned.items():
+            busy = {shard for run in self.runs_of(node) if not run.dead for shard in run.shards}
             replaces: dict[ShardId, str] = {}
             wanted = [
                 shard
@@ -259,7 +259,23 @@ class Host:
                 and self._worth_a_run(report.progress[shard], busy, replaces)
             ]
             if wanted:
-                self.launch(node, tuple(wanted[:SHARDS_PER_RUN]), replaces)
+                self.launch_for(report, node, tuple(wanted[:SHARDS_PER_RUN]), replaces)
+
+    def runs_of(self, node: NodeName) -> list[Run]:
+        """The runs that were launched for a node, some of which may have ended."""
+        del node
+        return self.runs
+
+    def launch_for(
+        self,
+        report: TickReport,
+        node: NodeName,
+        shards: tuple[ShardId, ...],
+        replaces: Mapping[ShardId, str],
+    ) -> None:
+        """Launch a run for a node that a tick found to have something to read."""
+        del report
+        self.launch(node, shards, replaces)
 
     def _worth_a_run(
         self, progress: Progress, busy: set[ShardId], replaces: dict[ShardId, str]
@@ -280,10 +296,14 @@ class Host:
     # -- runs -----------------------------------------------------------------------------------
 
     def launch(
-        self, node: NodeName, shards: tuple[ShardId, ...], replaces: Mapping[ShardId, str]
+        self,
+        node: NodeName,
+        shards: tuple[ShardId, ...],
+        replaces: Mapping[ShardId, str],
+        incarnation: str = "",
     ) -> None:
         """Start a run that consumes shards for a node, some time from now."""
-        world, incarnation = self._world, self.incarnations[node]
+        world, incarnation = self._world, incarnation or self.incarnations[node]
         process = Process(f"run-{len(world.runs) + 1}")
         store = world.connect(process)
         run = Run(

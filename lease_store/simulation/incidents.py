@@ -194,7 +194,7 @@ class Incidents:
 
     def _leave(self) -> None:
         host = self._some_host()
-        if host is None or host.server is None or host.server.dead:
+        if host is None or not host.settings or host.server is None or host.server.dead:
             return
         if sum(other.alive for other in self._world.hosts) > 1:
             host.leaving = True
@@ -202,14 +202,16 @@ class Incidents:
     def _unready(self) -> None:
         """A host's code server takes no runs for a while, or does again."""
         host = self._some_host()
-        if host is not None:
+        if host is not None and host.settings:
             name = self._world.schedule.chance.choice(list(host.settings))
             host.take_runs(name, accepts_runs=not host.settings[name].accepts_runs)
 
     def _doubled_tick(self) -> None:
         """A second process ticks for the same node, with the same memory as the first had."""
         world, host = self._world, self._some_host()
-        if host is None or not host.incarnations or host.leaving:
+        if host is None or host.rebalancer is None or host.leaving:
+            return
+        if host.settings and not host.incarnations:
             return
         process = Process(f"{host.name}.double")
         double = host.new_rebalancer(process)

@@ -16,6 +16,7 @@ from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.planning import plan
 from lease_store.records import AssignmentMode, Group, Node, Snapshot
 from lease_store.shard_weights import planning_snapshot
+from lease_store.simulation.agent_host import AgentHost, SensorHost
 from lease_store.simulation.client_host import ClientHost
 from lease_store.simulation.configuration import Arrival, FaultRates, Faults, SimulationConfig
 from lease_store.simulation.host import TICK_S, Host, Run
@@ -42,6 +43,8 @@ CLIENTS_SHARE = 0.3
 """How many of a swarm's groups have plain clients among their members."""
 CLIENT_SHARE = 0.4
 """How many of such a group's members are plain clients."""
+AGENTS_SHARE = 0.3
+"""How many of a swarm's groups are served by one deployment with agents."""
 ARRIVAL_TICKS = 3
 
 
@@ -90,6 +93,7 @@ class World:
         )
         pinned = config.mode is AssignmentMode.PINNED
         self._has_clients = swarm and chance.random() < CLIENTS_SHARE and not pinned
+        self._has_agents = swarm and chance.random() < AGENTS_SHARE
         self.fewest = FewestMoves(group)
         self.store.create_group(group)
 
@@ -127,6 +131,9 @@ class World:
         self.administer("sync_shards", KEY, self.log.listing(), observer="simulation")
         for shard in list(self.log.shards.values())[:RECORDED_SHARDS_MAX]:
             self.log.append(shard, self.schedule.chance.randint(0, 60))
+        if self._has_agents:
+            self.hosts.append(SensorHost(self))
+            self.hosts[0].start()
         hosts = [self.new_host() for _ in range(config.nodes)]
         if config.arrive is Arrival.TOGETHER:
             with self.together():
@@ -156,12 +163,13 @@ class World:
         down = [
             host for host in self.hosts if host.arrived and not host.up and not host.gone_for_good
         ]
-        nobody = not any(host.up and not host.leaving for host in self.hosts)
+        members = [host for host in self.hosts if host.settings]
+        nobody = not any(host.up and not host.leaving for host in members)
         nobody = nobody and all(host.arrived for host in self.hosts)
         for host in down:
-            if nobody or chance.random() < 0.5:
+            if nobody or not host.settings or chance.random() < 0.5:
                 host.start()
-                nobody = False
+                nobody = nobody and not host.settings
             else:
                 host.gone_for_good = True
         if nobody:
@@ -327,7 +335,7 @@ class World:
 
     def trust_of(self, name: NodeName, incarnation: str, *, ended: bool) -> list[float]:
         """See `Host.trust_windows`."""
-        return self._host_of(name).trust_windows(name, incarnation, ended=ended)
+        return self.host_of(name).trust_windows(name, incarnation, ended=ended)
 
     def worked_through(
         self, process: Process, shard: ShardId, start: str | None, end: str | None
@@ -339,7 +347,8 @@ class World:
                     return session.has_done(shard, start, end)
         return True
 
-    def _host_of(self, name: NodeName) -> Host:
+    def host_of(self, name: NodeName) -> Host:
+        """The host of a node."""
         return next(host for host in self.hosts if name in host.settings)
 
     def departing(self, host: Host) -> None:
@@ -355,7 +364,7 @@ class World:
 
     def new_host(self) -> Host:
         """One more host, not started yet; its assignment settings follow from its number."""
-        index = len(self.hosts)
+        index = sum(bool(host.settings) for host in self.hosts)
         # Names that differ only in case: ids are compared byte for byte.
         swarm = self.config.faults is Faults.SWARM
         upper = swarm and index % 2 == 1
@@ -372,6 +381,9 @@ class World:
             settings = replace(settings, pinned=dict.fromkeys(own))
         if self._has_clients and self.schedule.chance.random() < CLIENT_SHARE:
             self.hosts.append(ClientHost(self, settings))
+            return self.hosts[-1]
+        if self._has_agents:
+            self.hosts.append(AgentHost(self, settings))
             return self.hosts[-1]
         served = [settings]
         balanced = self.config.mode is AssignmentMode.BALANCED

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import NodeNameTaken
+from lease_store.errors import NodeNameTaken, OutcomeUnknown
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store import MemoryStore
 from lease_store.node_membership import NodeMembership
@@ -113,3 +113,41 @@ def test_leaving_frees_everything_at_once(store: MemoryStore) -> None:
     (lease,) = store.snapshot(KEY).shards
     assert lease.consumer_owner is None
     assert place.leave() == "left group orders/default and freed 0 shards"
+
+
+def test_a_change_whose_reply_was_lost_is_sent_again_and_so_is_its_opposite() -> None:
+    """The store may have taken the change: what the node last said of itself is not known."""
+
+    class LosesAReply(MemoryStore):
+        loses = False
+
+        def register(self, *args: object, **options: object) -> object:  # pyright: ignore
+            outcome = super().register(*args, **options)  # pyright: ignore
+            if self.loses:
+                raise OutcomeUnknown("the reply was lost")
+            return outcome
+
+    store = LosesAReply()
+    store.create_group(Group(KEY, timeout_s=TIMEOUT_S))
+    place = member(store, Clock())
+    place.keep(accepts_runs=True)
+    store.loses = True
+    with pytest.raises(OutcomeUnknown):
+        place.keep(accepts_runs=False)
+    assert not row(store).accepts_runs
+    store.loses = False
+    place.keep(accepts_runs=True)
+    assert row(store).accepts_runs
+
+
+def test_a_store_that_lost_a_change_is_told_again_with_the_next_beat(store: MemoryStore) -> None:
+    clock = Clock()
+    place = member(store, clock)
+    place.keep(accepts_runs=True)
+    place.keep(accepts_runs=False)
+    backup = store.backup()
+    place.keep(accepts_runs=True)
+    store.restore(backup)
+    clock.now_s += 7
+    assert place.keep(accepts_runs=True) == "joined group orders/default"
+    assert row(store).accepts_runs

@@ -1,0 +1,50 @@
+"""Deployments with agents in the simulated group: they take part, and a broken one is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from lease_store.errors import OutcomeUnknown
+from lease_store.node_membership import NodeMembership
+from lease_store.simulation import Faults, Parts, SeedOutcome, SimulationConfig, run_seed, world
+from orchestration.simulated_consumption import consume
+
+SEEDS = 24
+
+
+def outcome(seed: int) -> SeedOutcome:
+    config = SimulationConfig(nodes=4, faults=Faults.SWARM, seed=seed, steps=500)
+    return run_seed(config, seed, Parts(consume))
+
+
+@pytest.fixture(autouse=True)
+def agents_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "AGENTS_SHARE", 1.0)
+    monkeypatch.setattr(world, "CLIENTS_SHARE", 0.0)
+
+
+def test_nodes_that_agents_keep_consume_what_the_sensors_launch() -> None:
+    outcomes = [outcome(seed) for seed in range(SEEDS)]
+    assert [violation for each in outcomes for violation in each.violations] == []
+    assert sum(each.statements["commit"] > 0 for each in outcomes) >= SEEDS / 2
+
+
+def test_an_agent_that_says_nothing_again_after_a_lost_reply_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on beating for a row that says something else than it last said."""
+
+    def keep(self: NodeMembership, *, accepts_runs: bool) -> str:
+        try:
+            return sends_again(self, accepts_runs=accepts_runs)
+        except OutcomeUnknown:
+            self._silent = True  # pyright: ignore
+            return ""
+
+    sends_again = NodeMembership.keep
+
+    def silent(self: NodeMembership, *, accepts_runs: bool) -> str:
+        return "" if hasattr(self, "_silent") else keep(self, accepts_runs=accepts_runs)
+
+    monkeypatch.setattr(NodeMembership, "keep", silent)
+    assert any(outcome(seed).violations for seed in range(SEEDS))
