@@ -21,7 +21,20 @@ WORLDS = {
     "kinesis-moto": "tests.sources.worlds.kinesis:MotoWorld",
     "loghub": "tests.sources.worlds.loghub:LogHubWorld",
     "local_log": "tests.sources.worlds.local_log:LocalLogWorld",
+    "own_source": "tests.sources.worlds.own_source:OwnSourceWorld",
 }
+
+
+# Spark's server starts before any world, and its workers have the environment that it started with.
+SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _secrets_of_workers() -> Generator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS_OF_WORKERS.items():
+            patch.setenv(name, value)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -94,5 +94,5 @@ class KafkaFakeWorld(SourceWorld):
 
     def close(self) -> None:
         self.broker.__exit__()
-        os.environ.pop(VARIABLE, None)
+        os.environ[VARIABLE] = PASSWORD
         os.environ.pop(WRONG_VARIABLE, None)

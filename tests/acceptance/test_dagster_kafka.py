@@ -1,0 +1,132 @@
+"""A Kafka topic consumed by real Dagster processes: it grows meanwhile, and runs are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+
+from assets.committed_output import iter_records
+from assets.partitions import asset_key
+from lease_store import open_store
+from lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from lease_store.identifiers import GroupKey
+from lease_store.store import LeaseStore
+from lease_store.verification import verify
+from orchestration.settings import Settings, StreamSettings
+from orchestration.streams import declared_stream
+from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.kafka_broker import KafkaBroker, Partition
+from tests.kafka_wire import Stored
+
+TOPIC = "web.orders"
+KEY = GroupKey.parse("default", "orders")
+GROUP = "dashboards"
+PASSWORD = "hunter2-kafka"
+RECORDS = 400
+AT_MS = 1_700_000_000_000
+CONSUMED_S = 240.0
+SETTINGS = """
+[[streams]]
+name = "orders"
+source = "kafka"
+batch_records_max = 250
+
+[streams.options]
+bootstrap_servers = "{address}"
+topic = "{topic}"
+mirror_group = "{group}"
+timeout_s = 30
+client = {{ "security.protocol" = "SASL_PLAINTEXT", "sasl.mechanism" = "PLAIN", "sasl.username" = \
+"reader" }}
+secrets = {{ "sasl.password" = "TEST_KAFKA_PASSWORD" }}
+"""
+
+pytestmark = [
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+]
+
+
+def values(shard: int) -> list[bytes]:
+    return [b"%d-%d" % (shard, number) for number in range(RECORDS)]
+
+
+def fill(broker: KafkaBroker, shard: int) -> None:
+    stored = [Stored(0, AT_MS + number, value) for number, value in enumerate(values(shard))]
+    for first in range(0, RECORDS, 50):
+        broker.topics[TOPIC][shard].append(stored[first : first + 50])
+
+
+def checkpoints(store: LeaseStore) -> Mapping[str, str | None]:
+    return {row.shard: row.check_point for row in store.snapshot(KEY).shards}
+
+
+def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {}
+    for batch in iter_records(store, KEY, output):
+        shards, read = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
+        for shard, value in zip(shards, read, strict=True):
+            found.setdefault(shard, []).append(value)
+    return found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    return home
+
+
+def test_a_growing_topic_is_consumed_once_though_runs_are_killed(home: Path) -> None:
+    """Kill -9 one run with its files written and one with its batch committed; add a partition."""
+    armed = home / "failpoints"
+    armed.mkdir()
+    (armed / Failpoint.AFTER_WRITE.label).touch()
+    with KafkaBroker({"reader": PASSWORD}) as broker:
+        broker.topics[TOPIC] = [Partition(), Partition()]
+        for shard in (0, 1):
+            fill(broker, shard)
+        text = SETTINGS.format(address=broker.address, topic=TOPIC, group=GROUP)
+        (home / "leasehold.toml").write_text(text)
+        settings = Settings(home=home)
+        environment = {
+            "TEST_KAFKA_PASSWORD": PASSWORD,
+            ENVIRONMENT_VARIABLE: f"@{armed}",
+        }
+        started = dagster_deployment(settings, environment=environment)
+        with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+            store = open_store(settings.store_url)
+            wait_for("a run killed with its files written", lambda: killed(armed), CONSUMED_S)
+            # From now on the next commit kills its run, before anybody is told of it.
+            (armed / Failpoint.AFTER_COMMIT.label).touch()
+            broker.topics[TOPIC].append(Partition())
+            fill(broker, 2)
+            everything = dict.fromkeys("012", str(RECORDS))
+            wait_for("all records", lambda: checkpoints(store) == everything, CONSUMED_S)
+            told = {(GROUP, TOPIC, shard): RECORDS for shard in range(3)}
+            wait_for("all progress told", lambda: broker.committed == told, CONSUMED_S)
+
+            found = committed(store, settings.output_folder(KEY.stream, KEY.group))
+            assert found == {str(shard): values(shard) for shard in range(3)}
+            assert verify(store, KEY) == []
+            assert len(killed(armed)) == 2
+            wait_for("both runs failed", lambda: failed(instance) >= 2, CONSUMED_S)
+            stream = declared_stream(StreamSettings(name="orders"), settings)
+            assert set(instance.get_dynamic_partitions("orders")) == set("012")
+            seen = instance.get_materialized_partitions(asset_key(stream))
+            assert seen == set("012")
+    for log in home.rglob("*.log"):
+        assert PASSWORD not in log.read_text(errors="replace"), log
+
+
+def killed(armed: Path) -> list[Path]:
+    """The places where a run was killed: the file that armed it has its process id in its name."""
+    return [path for path in armed.iterdir() if path.suffix]
+
+
+def failed(instance: DagsterInstance) -> int:
+    return sum(run.status is DagsterRunStatus.FAILURE for run in instance.get_runs())
