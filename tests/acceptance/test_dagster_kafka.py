@@ -27,7 +27,7 @@ GROUP = "dashboards"
 PASSWORD = "hunter2-kafka"
 RECORDS = 400
 AT_MS = 1_700_000_000_000
-CONSUMED_S = 240.0
+CONSUMED_S = 400.0
 SETTINGS = """
 [[streams]]
 name = "orders"
@@ -47,7 +47,7 @@ secrets = {{ "sasl.password" = "TEST_KAFKA_PASSWORD" }}
 pytestmark = [
     pytest.mark.dagster_processes,
     pytest.mark.spark,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from lease_store.identifiers import ShardId
 from tests.integration.assets.conftest import connect_session, spark_folder
 from tests.sources.world import SourceWorld
+from tests.sources.worlds import own_source
 
 __all__ = ["connect_session", "spark_folder"]
 
@@ -25,15 +27,19 @@ WORLDS = {
 }
 
 
-# Spark's server starts before any world, and its workers have the environment that it started with.
 SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _secrets_of_workers() -> Generator[None]:
+def _environment_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Spark's server starts before any world, and its workers keep the environment of that time."""
+    packages = tmp_path_factory.mktemp("packages")
+    own_source.install(packages, tmp_path_factory.mktemp("own-source"))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SECRETS_OF_WORKERS.items():
             patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
+        patch.syspath_prepend(str(packages))
         yield
 
 

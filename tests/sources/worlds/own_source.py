@@ -1,8 +1,9 @@
-"""The source that `docs/how-to/own-source.md` shows, installed as a package of the user's is."""
+"""The source that `docs/how-to/own-source.md` shows, installed as a user installs it."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module, invalidate_caches
@@ -18,20 +19,20 @@ PAGE = Path(__file__).parents[3] / "docs/how-to/own-source.md"
 FILES = "it is files in a folder"
 
 
-def install(folder: Path) -> None:
-    """Lay the page's module and its entry point into a folder, as an installer does."""
+def install(folder: Path, scratch: Path) -> None:
+    """Build the page's package as it stands there, and install it into a folder with pip."""
     text = PAGE.read_text("utf-8")
-    [module] = re.findall(r"^```python\n(# folder_source\.py\n.*?)^```$", text, re.M | re.S)
-    [point] = re.findall(
-        r"^```ini\n\[project\.entry-points\.\"(.*?)\"\]\n(.*?)^```$", text, re.M | re.S
-    )
-    (folder / "folder_source.py").write_text(module)
-    described = folder / "folder_source-1.0.dist-info"
-    described.mkdir(exist_ok=True)
-    (described / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: folder-source\nVersion: 1.0\n"
-    )
-    (described / "entry_points.txt").write_text(f"[{point[0]}]\n{point[1].replace(chr(34), '')}")
+    package = scratch / "package"
+    package.mkdir()
+    for language, name in (("python", "folder_source.py"), ("toml", "pyproject.toml")):
+        [block] = re.findall(rf"^```{language}\n(# {name}\n.*?)^```$", text, re.M | re.S)
+        (package / name).write_text(block, "utf-8")
+    # Nothing is looked up: the build's requirement and Leasehold are installed here.
+    offline = ("--no-index", "--no-build-isolation", "--no-deps", "--quiet")
+    pip = [sys.executable, "-m", "pip", "install", *offline, "--target", folder, package]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    invalidate_caches()
 
 
 class OwnSourceWorld(SourceWorld):
@@ -51,13 +52,6 @@ class OwnSourceWorld(SourceWorld):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        packages = folder / "packages"
-        packages.mkdir()
-        install(packages)
-        sys.modules.pop("folder_source", None)
-        sys.path.insert(0, str(packages))
-        self._packages = str(packages)
-        invalidate_caches()
         self.log = folder / "log"
         self.log.mkdir()
         for name in ("a", "b"):
@@ -65,10 +59,6 @@ class OwnSourceWorld(SourceWorld):
         options = source_options("folder", {"folder": str(self.log)})
         self.source = open_source("folder", options, StreamPlace(StreamName("notes"), folder))
         assert type(self.source) is import_module("folder_source").FolderSource
-
-    def close(self) -> None:
-        sys.path.remove(self._packages)
-        sys.modules.pop("folder_source", None)
 
     def put(self, shard: ShardId, records: Sequence[NewRecord]) -> None:
         stored = len(list((self.log / shard).iterdir()))

@@ -15,6 +15,7 @@ from lease_store import tables
 from lease_store.failpoints import Failpoint
 from lease_store.states import EDGES, ShardState
 from orchestration.settings import Settings, StreamSettings
+from tests.sources.worlds import own_source
 from tests.unit.docs import command_line_page
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -165,7 +166,13 @@ def test_settings_files_in_examples_load(
     from orchestration.settings import SETTINGS_FILE, load_settings
 
     monkeypatch.chdir(tmp_path)
+    if page.name == "own-source.md":
+        packages = tmp_path / "packages"
+        own_source.install(packages, tmp_path)
+        monkeypatch.syspath_prepend(str(packages))
     for block in fences(page, "toml"):
+        if block.startswith("# pyproject.toml\n"):
+            continue
         Path(SETTINGS_FILE).write_text(block, "utf-8")
         assert load_settings().streams
 
