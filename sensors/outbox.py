@@ -1,7 +1,6 @@
 """The sensor that delivers what runs committed and died before they could report."""
 
 import json
-from collections.abc import Sequence
 
 import dagster as dg
 
@@ -9,13 +8,12 @@ from assets.deployment import Deployment
 from assets.materialization import committed_ranges, materialization_of
 from assets.partitions import definition_name
 from assets.progress_mirror import mirror_progress
-from assets.run_process import ended_runs
 from assets.shard_stream import ShardStream
 from lease_store import failpoints
 from lease_store.errors import LeaseholdError
 from lease_store.failpoints import Failpoint
-from lease_store.records import OutboxEvent
 from sensors import EVERY_LOOP_S
+from sensors.unreported import left_behind, not_shown
 
 EVENTS_PER_TICK_MAX = 200
 
@@ -29,13 +27,6 @@ def delivered_before(cursor: str | None) -> list[int]:
     return [item for item in found if isinstance(item, int)] if isinstance(found, list) else []
 
 
-def due_events(
-    pending: Sequence[OutboxEvent], ended: set[str], limit: int
-) -> tuple[OutboxEvent, ...]:
-    """Events of ended runs, oldest first, at most `limit` of them."""
-    return tuple(event for event in pending if event.run in ended)[:limit]
-
-
 def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.SensorDefinition:
     """The sensor `<stream>_outbox`.
 
@@ -46,8 +37,8 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
     2. the daemon stores both events, then the cursor;
     3. tick n + 1 reads [7, 8] from the cursor and flags the rows.
 
-    Killed before 2, nothing was stored and tick n + 1 emits them again; killed within 2, they are
-    stored twice, under the same batch ids; flagged in tick n, they would be lost.
+    Killed before 2, nothing was stored and tick n + 1 emits them again. Killed within 2, the cursor
+    is old, and tick n + 1 finds in Dagster what was stored. Flagged in tick n, they would be lost.
     """
 
     @dg.sensor(
@@ -64,16 +55,16 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
             if emitted:
                 store.mark_delivered(stream.key, emitted)
             pending = store.pending_events(stream.key)
+            orphaned = left_behind(context.instance, stream, store, pending)
         except LeaseholdError as error:
             # The cursor stays: what it names is flagged as soon as the store answers again.
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
-        ended = ended_runs(context.instance, {event.run for event in pending})
-        due = due_events(pending, ended, EVENTS_PER_TICK_MAX)
-        ranges = committed_ranges(due)
+        due = orphaned[:EVENTS_PER_TICK_MAX]
+        ranges = committed_ranges(not_shown(context.instance, stream, due))
         if ranges:
             failpoints.reach(Failpoint.BEFORE_EMIT)
         said = (
-            f"{len(pending)} undelivered, {len(pending) - len(due)} left to their runs, "
+            f"{len(pending)} undelivered, {len(pending) - len(orphaned)} left to their runs, "
             f"{len(due)} delivered as {len(ranges)} materializations."
         )
         if unmirrored := mirror_progress(store, stream, [found.shard for found in ranges]):

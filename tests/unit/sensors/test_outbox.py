@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
 
+from assets.materialization import committed_ranges, range_metadata
+from assets.partitions import asset_key
 from assets.shard_stream import ShardStream
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.memory_store import MemoryStore
 from lease_store.records import BatchCommit, BatchStatistics, Intent, Node, ShardListing
 from lease_store.store import Changed, Opened
 from sensors.outbox import build_outbox_sensor, delivered_before
+from sensors.unreported import not_shown
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
 LOCAL, ZERO = NodeName("local"), ShardId("0")
@@ -24,12 +28,14 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield found
 
 
-def commit_batches(store: MemoryStore, stream: ShardStream, run: str, count: int) -> None:
+def commit_batches(
+    store: MemoryStore, stream: ShardStream, run: str, count: int, *, address: str = ""
+) -> None:
     """Commit `count` batches of 10 records to shard 0 under `run`, and leave it open."""
     key = stream.key
     store.create_group(stream.new_group(20.0))
     store.sync_shards(key, [ShardListing(ZERO)], observer="test")
-    store.register(key, Node(LOCAL, 0, "i"), observer="test")
+    store.register(key, Node(LOCAL, 0, "i", address=address), observer="test")
     store.claim(key, {ZERO: (LOCAL, 0)}, observer="test", reason="test")
     opened = store.open_tenure(key, ZERO, LOCAL, run)
     assert isinstance(opened, Opened)
@@ -60,12 +66,58 @@ def test_batches_of_a_dead_run_become_one_materialization_and_are_flagged_a_tick
     assert event.metadata["quarantined"].value == 3
     assert event.metadata["end_cursor"].value == str(int(event.metadata["start_cursor"].value) + 30)
     assert event.metadata["last_event_time"].value == AT.timestamp()
-    # The daemon died before it stored the tick: the events come again.
+    # The daemon died before it stored the tick's events: they come again.
     assert len(tick(sensor, instance).asset_events) == 1
     assert len(store.pending_events(stream.key)) == 3
     second = tick(sensor, instance, first.cursor)
     assert second.asset_events == []
     assert store.pending_events(stream.key) == []
+
+
+def test_what_the_daemon_stored_before_it_lost_the_cursor_is_not_emitted_again(instance):
+    stream, _ = scripted_stream(1)
+    deployment, store = memory_deployment()
+    commit_batches(store, stream, "dead", 3)
+    sensor = build_outbox_sensor(stream, deployment)
+    (event,) = tick(sensor, instance).asset_events
+    instance.report_runless_asset_event(event)
+    again = tick(sensor, instance)
+    assert again.asset_events == []
+    assert "3 delivered as 0 materializations" in again.skip_reason.skip_message
+    tick(sensor, instance, again.cursor)
+    assert store.pending_events(stream.key) == []
+
+
+def test_what_a_run_reported_before_it_died_is_not_emitted_again(instance):
+    """Of three batches, the run's own materialization covers the first two."""
+    stream, _ = scripted_stream(1)
+    _, store = memory_deployment()
+    commit_batches(store, stream, "dead", 2)
+    (reported,) = committed_ranges(store.pending_events(stream.key))
+
+    @dg.asset(key=asset_key(stream), partitions_def=dg.StaticPartitionsDefinition(["0"]))
+    def consumed():
+        return dg.MaterializeResult(metadata=range_metadata(reported))
+
+    done = dg.materialize([consumed], instance=instance, partition_key="0")
+    events = store.pending_events(stream.key)
+    third = replace(events[-1], sequence=9, batch_id="0.2")
+    events = [replace(event, run=done.run_id) for event in (*events, third)]
+    assert not_shown(instance, stream, events) == [events[-1]]
+    others = [replace(event, run="another") for event in events]
+    assert not_shown(instance, stream, others) == others, "a run answers for its own batches"
+
+
+def test_batches_of_another_deployments_run_are_left_to_it_while_its_node_is_there(instance):
+    stream, _ = scripted_stream(1)
+    deployment, store = memory_deployment("here")
+    commit_batches(store, stream, "unknown", 1, address="dagster-elsewhere")
+    sensor = build_outbox_sensor(stream, deployment)
+    left = tick(sensor, instance)
+    assert left.asset_events == []
+    assert "1 left to their runs" in left.skip_reason.skip_message
+    store.leave(stream.key, LOCAL, "i")
+    assert len(tick(sensor, instance).asset_events) == 1
 
 
 def test_batches_of_a_live_run_are_left_to_it(instance):
