@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from lease_store.upkeep import UpkeepReport
 from orchestration.commands.groups import described
 from orchestration.commands.options import GroupName, Home, Json, Stream
 from orchestration.commands.target import Target
+from orchestration.declared_nodes import mode_note, not_joined, refused_members
 from orchestration.presentation import say, show_json, show_table
 from shard_sources.lag import lags_of
 
@@ -32,6 +34,12 @@ def status(
     lags, trouble = lags_of(target.stream(key.stream).source, leases)
     shards = [_shard_row(lease, lags.get(lease.shard)) for lease in leases]
     nodes = [_node_row(node, snapshot.shards) for node in snapshot.nodes]
+    declared = target.declared(stream)
+    refusals = [
+        *not_joined(snapshot, declared, target.settings),
+        *refused_members(snapshot),
+    ]
+    note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
     if as_json:
@@ -40,6 +48,8 @@ def status(
             {
                 "group": group_,
                 "nodes": nodes,
+                "refusals": refusals,
+                "note": note,
                 "shards": shards,
                 "on_commit": hooks,
                 "upkeep": upkeep,
@@ -53,6 +63,8 @@ def status(
         (tuple(node.values()) for node in nodes),
         numeric=("beats", "shards"),
     )
+    for line in (*refusals, *([note] if note else ())):
+        say(str(line))
     show_table(
         f"Shards of {key}",
         ("shard", "state", "owner", "next", "checkpoint", "lag", "epoch", "open in run", "parents"),
@@ -144,11 +156,14 @@ def plan(
     from lease_store.shard_weights import planning_snapshot
 
     target = Target.at(home)
-    key = target.group(stream, group).key
+    key, declared = target.group(stream, group).key, target.declared(stream)
     snapshot = planning_snapshot(target.store, key)
     live = [node.name for node in snapshot.nodes if node.member]
     planned = plan_of(snapshot, live=live)
-    reasons = list(planned.explain())
+    outside = not_joined(snapshot, declared, target.settings)
+    planned = replace(planned, refusals=(*outside, *planned.refusals))
+    note = mode_note(snapshot, declared)
+    reasons = [*planned.explain(), *([note] if note else ())]
     if as_json:
         show_json({"plan": planned, "explanation": reasons})
         return

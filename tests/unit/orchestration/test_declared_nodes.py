@@ -1,0 +1,124 @@
+"""What `status`, `plan` and `group update` say where a group and its declaration disagree."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lease_store import open_store
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.node_settings import Modulo, NodeSettings, Pinned, node_row
+from lease_store.records import AssignmentMode, Group, ShardListing
+from lease_store.store import LeaseStore
+from orchestration.command_line import main
+from orchestration.settings import PREFIX, SETTINGS_FILE, Settings
+
+KEY = GroupKey.parse("default", "demo")
+DECLARED = """
+nodes = ["east", "west"]
+
+[[streams]]
+name = "demo"
+assignment = "modulo"
+
+[streams.nodes]
+east = { source_count = 3, node_id = 0 }
+west = { source_count = 3, node_id = 1 }
+"""
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseStore:
+    """A store with the group as it is declared, and two shards; no node has joined."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    monkeypatch.setenv("LEASEHOLD_HOME", str(home))
+    Path(SETTINGS_FILE).write_text(DECLARED, "utf-8")
+    home.mkdir()
+    store = open_store(Settings(home=home).store_url)
+    store.create_group(Group(KEY, assignment=AssignmentMode.MODULO))
+    store.sync_shards(KEY, [ShardListing(ShardId("0")), ShardListing(ShardId("1"))], observer="t")
+    return store
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    def command(*arguments: str) -> str:
+        assert main(list(arguments)) == 0
+        return capsys.readouterr().out
+
+    return command
+
+
+def join(store: LeaseStore, name: str, settings: NodeSettings | None) -> None:
+    row = replace(node_row(NodeName(name), settings), incarnation=f"{name}-1")
+    store.register(KEY, row, observer="test")
+
+
+def test_a_declared_node_that_the_group_refuses_is_named_with_the_reason(
+    store: LeaseStore, said: Said
+) -> None:
+    join(store, "north", Modulo(2, 1))
+    why = "has source_count 3, but 'north' has 2: all nodes of a group must agree."
+    for words in (("status",), ("plan", "--explain")):
+        told = said(*words)
+        assert f"east is refused: Node 'east' {why}" in told, words
+        assert f"west is refused: Node 'west' {why}" in told, words
+    state: Any = json.loads(said("status", "--json"))
+    assert [each["node"] for each in state["refusals"]] == ["east", "west"]
+    assert why in state["refusals"][0]["error"]
+    planned: Any = json.loads(said("plan", "--json"))
+    assert [each["node"] for each in planned["plan"]["refusals"]] == ["east", "west"]
+
+
+def test_nodes_that_may_join_or_have_joined_are_not_mentioned(
+    store: LeaseStore, said: Said
+) -> None:
+    join(store, "east", Modulo(3, 0))
+    for words in (("status",), ("plan", "--explain")):
+        told = said(*words)
+        assert "refused" not in told, words
+        assert "declaration" not in told, words
+
+
+def test_a_number_that_is_taken_is_refused(store: LeaseStore, said: Said) -> None:
+    join(store, "north", Modulo(3, 1))
+    assert "west is refused: Node 'west' has node_id 1, which 'north' already has" in said("status")
+    assert "east is refused" not in said("status")
+
+
+def test_members_that_cannot_have_what_they_ask_for(store: LeaseStore, said: Said) -> None:
+    group = store.pulse(KEY).group
+    store.update_group(replace(group, assignment=AssignmentMode.PINNED), observer="test")
+    join(store, "east", Pinned({"0": -1, "7": -1}))
+    for words in (("status",), ("plan", "--explain")):
+        assert "east is refused: Node 'east' asks for shard '7'" in said(*words), words
+
+
+def test_another_mode_than_the_declaration_says(store: LeaseStore, said: Said) -> None:
+    updated = said("group", "update", "default", "--assignment", "balanced")
+    assert "It assigns by balanced now, but its declaration says modulo" in updated
+    for words in (("status",), ("plan", "--explain")):
+        told = said(*words)
+        assert "demo/default assigns by balanced, but its declaration says modulo" in told, words
+        assert "leasehold group update default --assignment modulo" in told, words
+    assert "by balanced" in json.loads(said("status", "--json"))["note"]
+    back = said("group", "update", "default", "--assignment", "modulo")
+    assert "declaration" not in back
+    assert json.loads(said("status", "--json"))["note"] is None
+
+
+def test_another_group_of_the_stream_has_no_declaration(store: LeaseStore, said: Said) -> None:
+    store.create_group(Group(GroupKey.parse("other", "demo")))
+    told = said("status", "--group", "other")
+    assert "refused" not in told
+    assert "declaration" not in told
