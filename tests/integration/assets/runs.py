@@ -42,13 +42,21 @@ def consume(
     run: str,
     replaces: str | None = None,
     transform: Transform | None = None,
+    mode: str = "connect",
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards of the deployment."""
-    return consume_stream(stream_of(home, transform), home, spark_folder, run, replaces)
+    stream = stream_of(home, transform)
+    return consume_stream(stream, home, spark_folder, run, replaces, mode=mode)
 
 
 def consume_stream(
-    stream: ShardStream, home: Path, spark_folder: Path, run: str, replaces: str | None = None
+    stream: ShardStream,
+    home: Path,
+    spark_folder: Path,
+    run: str,
+    replaces: str | None = None,
+    *,
+    mode: str = "connect",
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards, of a stream with settings of its own."""
     store = store_of(home)
@@ -60,7 +68,7 @@ def consume_stream(
         run=run,
         sweeper=SparkSweeper(
             stream=stream,
-            session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+            session=lambda: SparkResource(mode=mode, folder=str(spark_folder)).spark_session,
             output_root=home / "output",
             run=run,
         ),

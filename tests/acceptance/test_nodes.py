@@ -1,0 +1,125 @@
+"""Many nodes on one machine: killed, started again, joined and left while records flow."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from lease_store.verification import verify
+from tests.acceptance.leasehold_process import (
+    Running,
+    assert_nothing_runs,
+    cat,
+    leasehold,
+    running,
+)
+from tests.acceptance.node_scene import (
+    KEY,
+    SHARDS,
+    TICK_S,
+    TIMEOUT_S,
+    Watched,
+    Writer,
+    make_home,
+    value,
+)
+from tests.dagster_deployment import free_port
+
+START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0
+SLOW_MACHINE_S = 30.0
+"""What a tick may be late on a machine that has other work."""
+
+pytestmark = [
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(1800),
+]
+
+
+def wait_until_shared(watched: Watched, command: Running, *names: str) -> None:
+    command.until(lambda: watched.shared_by(*names), CHANGE_S)
+
+
+def wait_for_progress(watched: Watched, command: Running) -> None:
+    """Every shard commits something more than it has now."""
+    before = watched.check_points()
+    command.until(
+        lambda: all(now > before[shard] for shard, now in watched.check_points().items()),
+        CHANGE_S,
+    )
+
+
+def assert_runs_are_where_their_shards_are(watched: Watched, command: Running) -> None:
+    """Each node was seen with a run whose process its own code server started."""
+    seen: set[str] = set()
+
+    def all_seen() -> bool:
+        for node, parent in watched.run_parents():
+            assert parent in watched.sessions(node), f"a run of {node} is a child of {parent}"
+            seen.add(node)
+        return seen >= {"node-a", "node-b", "node-c"}
+
+    command.until(all_seen, CHANGE_S)
+
+
+def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
+    """Goal: each change of nodes is followed by the others, and each record is committed once."""
+    home = tmp_path / "home"
+    log = make_home(home)
+    watched, writer = Watched(home), Writer(log)
+    started = running("up", "--nodes", 3, "--home", home, "--port", free_port(), folder=tmp_path)
+    with started as up:
+        with writer:
+            up.until(lambda: watched.shared_by("node-a", "node-b", "node-c"), START_S)
+            assert_runs_are_where_their_shards_are(watched, up)
+            wait_for_progress(watched, up)
+            watched.kill("node-b")
+            wait_until_shared(watched, up, "node-a", "node-c")
+            assert watched.silence_of("node-b") < TIMEOUT_S + 2 * TICK_S + SLOW_MACHINE_S
+            wait_for_progress(watched, up)
+            start_and_stop_nodes(home, tmp_path, watched, up)
+        everything = {writer.written}
+        up.until(lambda: set(watched.check_points().values()) == everything, CHANGE_S)
+        assert up.end(signal.SIGINT, END_S) == 0, up.text
+    assert_nothing_runs(home)
+    assert verify(watched.store, KEY) == []
+    found: dict[str, list[bytes]] = {}
+    for record in cat(home):
+        found.setdefault(record.shard, []).append(record.value)
+    shards = [str(number) for number in range(SHARDS)]
+    assert found == {
+        shard: [value(shard, number) for number in range(writer.written)] for shard in shards
+    }
+
+
+def start_and_stop_nodes(home: Path, folder: Path, watched: Watched, up: Running) -> None:
+    """The killed node comes back, a fourth joins, and both leave: all of it by transfer."""
+    at = watched.last_entry()
+    commands = {
+        name: ("node", "--name", name, "--home", home, "--port", free_port())
+        for name in ("node-b", "node-d")
+    }
+    for name in commands:
+        (folder / name).mkdir()
+    with (
+        running(*commands["node-b"], folder=folder / "node-b") as b,
+        running(*commands["node-d"], folder=folder / "node-d") as d,
+    ):
+        wait_until_shared(watched, up, "node-a", "node-b", "node-c", "node-d")
+        changes = watched.kinds_after(at)
+        assert "edge 4" not in changes, "nothing was taken from anybody"
+        assert changes.count("edge 5") <= SHARDS // 3 + SHARDS // 4, "and no move was wasted"
+        twin = leasehold(*commands["node-b"], folder=folder)
+        assert twin.code == 2
+        assert twin.err.startswith("Another `leasehold node` answers to node 'node-b'")
+        wait_for_progress(watched, up)
+        for name, node in (("node-d", d), ("node-b", b)):
+            assert node.end(signal.SIGTERM, END_S) == 0, node.text
+            assert f"Node {name} left group {KEY} and freed" in node.text
+    wait_until_shared(watched, up, "node-a", "node-c")
+    changes = watched.kinds_after(at)
+    assert {"leave node-b", "leave node-d"} <= set(changes)
+    assert [change for change in changes if change.startswith("evict")] == []
+    wait_for_progress(watched, up)
