@@ -22,8 +22,8 @@ from orchestration.child_processes import ChildProcess
 from tests.dagster_deployment import free_port, wait_for
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-START_S, RUN_S = 180.0, 300.0
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+START_S, RUN_S = 300.0, 500.0
 WORKERS = 2
 
 

@@ -20,8 +20,8 @@ from lease_store.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-PATIENCE_S = 240.0
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
+PATIENCE_S = 400.0
 
 
 def start(home: Path, folder: Path, run: str) -> subprocess.Popen[str]:
