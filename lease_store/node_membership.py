@@ -126,12 +126,15 @@ class NodeMembership:
         return 0.0 if self.joined else self._observations.unchanged_s(self._node.name)
 
     def open_shards(self) -> list[ShardId]:
-        """The node's shards that a run has open.
+        """The node's shards that a run has open; none where there is no such group.
 
         Raises:
             StoreError: the store does not answer.
         """
-        rows = self._store.progress(self._key, [self._node.name]).values()
+        try:
+            rows = self._store.progress(self._key, [self._node.name]).values()
+        except UnknownGroup:
+            return []
         return [row.shard for row in rows if row.consumer_run]
 
     def leave(self) -> str:
@@ -140,7 +143,10 @@ class NodeMembership:
         Raises:
             StoreError: the store does not answer; the shards are free after the timeout.
         """
-        outcome = self._store.leave(self._key, self._node.name, self._node.incarnation)
+        try:
+            outcome = self._store.leave(self._key, self._node.name, self._node.incarnation)
+        except UnknownGroup:
+            return f"found no group {self._key} to leave"
         self._registered = None
         freed = len(outcome.shards) if isinstance(outcome, Changed) else 0
         return f"left group {self._key} and freed {freed} shard{'' if freed == 1 else 's'}"

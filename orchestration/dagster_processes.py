@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestration.child_processes import ChildProcess
+from orchestration.private_mariadb import dagster_variables
 from orchestration.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def child_environment(
     }
     return {
         **kept,
+        **dagster_variables(settings.home.absolute(), environment),
         "LEASEHOLD_HOME": str(settings.home.absolute()),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONUNBUFFERED": "1",
@@ -85,13 +87,28 @@ def webserver(
 
 
 @contextmanager
+def storage_environment(settings: Settings) -> Generator[None]:
+    """Has this process know, within the block, what `dagster.yaml` reads from the environment."""
+    added = dagster_variables(settings.home.absolute(), os.environ)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
 def opened_instance(settings: Settings) -> Generator[DagsterInstance]:
     """The Dagster instance of the home."""
     from dagster import DagsterInstance
 
     # The configuration may name folders relative to DAGSTER_HOME.
     os.environ["DAGSTER_HOME"] = str(settings.dagster_home)
-    with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+    with (
+        storage_environment(settings),
+        DagsterInstance.from_config(str(settings.dagster_home)) as instance,
+    ):
         yield instance
 
 

@@ -108,9 +108,10 @@ def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
     return f"{OWNED_MARK}\n{_COMMON.format(runs_max=runs_max, runs_per_node=2)}{_LAUNCHER}{storage}"
 
 
-def embedded_text() -> str:
+def embedded_text(*, mysql: bool = False) -> str:
     """`dagster.yaml` of the embedded default: SQLite in Dagster's home, a few runs at a time."""
-    return f"{OWNED_MARK}\n{_COMMON.format(runs_max=4, runs_per_node=2)}"
+    storage = _MYSQL if mysql else ""
+    return f"{OWNED_MARK}\n{_COMMON.format(runs_max=4, runs_per_node=2)}{storage}"
 
 
 def production_text() -> str:

@@ -29,6 +29,7 @@ from lease_store.identifiers import GroupKey, NodeName, StreamName
 from lease_store.node_settings import NodeSettings, check_served, check_settings
 from lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode, Timing
 from orchestration.node_table import NodeTable
+from orchestration.private_mariadb import Access
 from shard_sources.registry import LOCAL_LOG, source_options
 
 SETTINGS_FILE = "leasehold.toml"
@@ -112,7 +113,8 @@ class Settings(BaseModel):
 
     Attributes:
         home: the folder of the embedded default: log, lease store, output, Dagster's home.
-        database_url: SQLAlchemy URL of the lease store; None is SQLite in `home`.
+        database_url: SQLAlchemy URL of the lease store; None is what `home` has: a MariaDB of its
+            own where `leasehold up` made one, SQLite otherwise.
         nodes: the nodes that this deployment keeps alive by itself, where there are no agents.
         agents: whether its nodes have agents: `leasehold node` on each host.
         agent_node: the node whose agent started this process; None elsewhere. Agents set it.
@@ -181,10 +183,17 @@ class Settings(BaseModel):
 
     @property
     def store_url(self) -> SecretStr:
-        """The lease store's URL: the one given, or SQLite in `home`."""
+        """The lease store's URL: the one given, or that of the home's own MariaDB or SQLite."""
         if self.database_url is not None:
             return self.database_url
+        if (access := self.private_mariadb) is not None:
+            return access.store_url
         return SecretStr(f"sqlite:///{self.home.absolute() / 'leases.db'}")
+
+    @property
+    def private_mariadb(self) -> Access | None:
+        """The home's own MariaDB, if the lease store is in it; it may be stopped."""
+        return Access.of(self.home.absolute()) if self.database_url is None else None
 
     @property
     def node_names(self) -> tuple[NodeName, ...]:

@@ -24,6 +24,7 @@ def upgrade(home: Home = None) -> None:
     target = Target.at(home)
     if target.settings.database_url is None:
         target.make_home()
+    target.wake_mariadb()
     open_store(target.settings.store_url, upgrade=True)
     say(f"The lease store {described(target)} has the schema of this release.")
 

@@ -100,16 +100,23 @@ def ui(
     ] = None,
 ) -> None:
     """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
-    from orchestration.dagster_processes import child_environment, daemon, webserver
+    from orchestration.dagster_processes import (
+        child_environment,
+        daemon,
+        storage_environment,
+        webserver,
+    )
     from orchestration.demo.home import running_alone
-    from orchestration.instance import create_instance
+    from orchestration.instance import create_instance, embedded_text
     from orchestration.spark_warm_up import SparkWarmUp
 
     target = Target.at(home)
     settings = target.settings
     chosen = free_port(port)
     with ended_by_signals(), running_alone(settings.home):
-        create_instance(settings)
+        target.wake_mariadb()
+        with storage_environment(settings):
+            create_instance(settings, embedded_text(mysql=settings.private_mariadb is not None))
         environment = child_environment(settings, os.environ)
         with (
             SparkWarmUp(settings, environment),

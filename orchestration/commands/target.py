@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from lease_store.errors import (
 )
 from lease_store.identifiers import GroupKey, GroupName, ShardId
 from lease_store.records import Group, ShardLease
+from orchestration.private_mariadb import PrivateMariaDB
 from orchestration.settings import Settings, StreamSettings, load_settings
 
 if TYPE_CHECKING:
@@ -63,7 +65,11 @@ class Target:
         Raises:
             StoreUnavailable: there is no store yet, or the database does not answer.
         """
-        if self.settings.database_url is None and not (self.settings.home / "leases.db").exists():
+        if (
+            self.settings.database_url is None
+            and not self.settings.private_mariadb
+            and not (self.settings.home / "leases.db").exists()
+        ):
             raise StoreUnavailable(
                 f"There is no lease store in {self.settings.home}: name another folder with "
                 "--home, or begin one with `leasehold load` and `leasehold group create`, or with "
@@ -78,7 +84,21 @@ class Target:
 
         if self.settings.database_url is None:
             self.make_home()
+        self.wake_mariadb()
         return open_store(self.settings.store_url)
+
+    def wake_mariadb(self) -> None:
+        """Serve the home's own MariaDB until this command ends, where there is one and it sleeps.
+
+        Raises:
+            StoreUnavailable: it does not start.
+        """
+        access = self.settings.private_mariadb
+        if access is None or access.answers():
+            return
+        server = PrivateMariaDB(self.settings.home)
+        server.__enter__()
+        atexit.register(server.stop)
 
     def make_home(self) -> None:
         """Create the home.

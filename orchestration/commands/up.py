@@ -7,7 +7,7 @@ import string
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from lease_store.errors import LeaseholdError
+from lease_store.errors import InvalidSetting, LeaseholdError
 from lease_store.liveness import steady_clock
 from orchestration.commands.nodes import (
     LEAVE_TIMEOUT_S,
@@ -27,6 +27,7 @@ from orchestration.commands.options import Home
 from orchestration.commands.processes import free_port, say_what_is_missing, wait_for_port
 from orchestration.commands.target import Target
 from orchestration.presentation import say
+from orchestration.private_mariadb import PrivateMariaDB, installed
 from orchestration.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -120,6 +121,43 @@ def end_leftovers(folder: Path) -> None:
         return
 
 
+def uses_private_mariadb(settings: Settings, *, sqlite: bool) -> bool:
+    """Whether the home's own MariaDB holds the leases and Dagster's storage.
+
+    A home keeps what it has. A fresh one gets MariaDB where the machine has the program, unless an
+    address is given or SQLite is asked for.
+
+    Raises:
+        InvalidSetting: SQLite is asked for, and the leases are somewhere else.
+    """
+    if settings.database_url is not None:
+        if sqlite:
+            raise InvalidSetting(
+                "LEASEHOLD_DATABASE_URL names the lease store: leave out --sqlite, or unset it."
+            )
+        return False
+    if settings.private_mariadb is not None:
+        if sqlite:
+            raise InvalidSetting(
+                f"The leases of {settings.home} are in its own MariaDB: leave out --sqlite, or "
+                "name another folder with --home."
+            )
+        return True
+    return not sqlite and not (settings.home / "leases.db").exists() and installed()
+
+
+def described(settings: Settings, *, dagster_elsewhere: bool) -> str:
+    """One sentence: where leases and Dagster's storage are."""
+    here = "in SQLite"
+    if (access := settings.private_mariadb) is not None:
+        here = f"in this home's own MariaDB on port {access.port}"
+    leases = "where LEASEHOLD_DATABASE_URL says" if settings.database_url else here
+    dagster = "where DAGSTER_MYSQL_HOSTNAME says" if dagster_elsewhere else here
+    if leases == dagster:
+        return f"Leases and Dagster's storage are {here}."
+    return f"Leases are {leases}, Dagster's storage is {dagster}."
+
+
 def up(
     home: Home = None,
     *,
@@ -131,19 +169,32 @@ def up(
         typer.Option("--port", min=1, max=65535, help="Of the web page (default: from 3000 on)."),
     ] = None,
     module: Module = None,
+    sqlite: Annotated[
+        bool, typer.Option("--sqlite", help="Keep leases and Dagster's storage in SQLite.")
+    ] = False,
 ) -> None:
     """Run a whole deployment on this machine until Ctrl-C: webserver, daemon, and several nodes.
 
     Each node is a `leasehold node` of its own, as on a host of its own; they share one Spark
     server. Another one joins when it is started on the same home.
+
+    Where this machine has MariaDB's server, a fresh home gets one of its own.
     """
     target = Target(load_settings(home=home, agents=True))
     target.make_home()
     with told_by_signals() as told:
-        _run(target, nodes, free_port(port), module, told)
+        _run(target, nodes, free_port(port), module, told, sqlite=sqlite)
 
 
-def _run(target: Target, nodes: int, port: int, module: str | None, told: threading.Event) -> None:
+def _run(
+    target: Target,
+    nodes: int,
+    port: int,
+    module: str | None,
+    told: threading.Event,
+    *,
+    sqlite: bool,
+) -> None:
     from assets.instance_address import ensure_instance_address
     from orchestration.dagster_processes import (
         DEFINITIONS_MODULE,
@@ -153,16 +204,13 @@ def _run(target: Target, nodes: int, port: int, module: str | None, told: thread
         webserver,
     )
     from orchestration.demo.home import running_alone
-    from orchestration.instance import create_instance, nodes_text
     from orchestration.spark_keeper import SparkKeeper
 
     settings = target.settings
     with running_alone(settings.home), ExitStack() as stack:
         say(f"Starting Dagster and {nodes} nodes on {settings.home} …")
         sys.stdout.flush()
-        # Dagster's own storage follows its own variables, as in production.
-        mysql = bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
-        create_instance(settings, nodes_text(runs_max=nodes * RUNS_PER_NODE + 2, mysql=mysql))
+        watched = _storage(settings, stack, runs_max=nodes * RUNS_PER_NODE + 2, sqlite=sqlite)
         environment = child_environment(settings, os.environ) | {
             "LEASEHOLD_AGENTS": "true",
             "LEASEHOLD_SPARK_STATE": str(settings.spark_folder),
@@ -178,6 +226,7 @@ def _run(target: Target, nodes: int, port: int, module: str | None, told: thread
         agents = stack.enter_context(NodeProcesses(settings, environment, nodes, module))
         # Ended first: while the nodes leave, nothing new shall be launched.
         background = stack.enter_context(daemon(settings, environment, module=loaded))
+        watched += [background, pages]
         if module is None:
             say_what_is_missing(target)
         wait_for_port(port, pages, told)
@@ -191,12 +240,37 @@ def _run(target: Target, nodes: int, port: int, module: str | None, told: thread
             sys.stdout.flush()
             keeper.look()
             agents.say_who_ended()
-            for child in (background, pages):
-                if child.exit_code() is not None:
-                    raise LeaseholdError(
-                        f"{child.name[0].upper()}{child.name[1:]} ended with code "
-                        f"{child.exit_code()}: see {child.log}."
-                    )
+            _raise_if_ended(watched)
             time.sleep(POLL_S)
         say("Stopping: the nodes leave at their runs' next checkpoints.")
         sys.stdout.flush()
+
+
+def _storage(
+    settings: Settings, stack: ExitStack, *, runs_max: int, sqlite: bool
+) -> list[ChildProcess]:
+    """Make lease store and Dagster's storage ready; the processes that serve them."""
+    from lease_store import open_store
+    from orchestration.dagster_processes import storage_environment
+    from orchestration.instance import create_instance, nodes_text
+
+    processes: list[ChildProcess] = []
+    if uses_private_mariadb(settings, sqlite=sqlite):
+        # Entered first, so that it ends last.
+        processes.append(stack.enter_context(PrivateMariaDB(settings.home)).process)
+        open_store(settings.store_url, upgrade=True).close()
+    # Dagster's own storage follows its own variables, as in production.
+    elsewhere = bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
+    say(described(settings, dagster_elsewhere=elsewhere))
+    with storage_environment(settings):
+        create_instance(settings, nodes_text(runs_max=runs_max, mysql=elsewhere or bool(processes)))
+    return processes
+
+
+def _raise_if_ended(processes: Sequence[ChildProcess]) -> None:
+    for child in processes:
+        if child.exit_code() is not None:
+            raise LeaseholdError(
+                f"{child.name[0].upper()}{child.name[1:]} ended with code {child.exit_code()}: "
+                f"see {child.log}."
+            )

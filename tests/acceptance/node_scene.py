@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import psutil
@@ -82,7 +83,7 @@ class Watched:
         self.home = home
         self.settings = Settings(home=home)
 
-    @property
+    @cached_property
     def store(self) -> LeaseStore:
         return open_store(self.settings.store_url)
 

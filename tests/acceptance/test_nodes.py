@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.verification import verify
 from tests.acceptance.leasehold_process import (
     Running,
     assert_nothing_runs,
@@ -72,6 +71,8 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
     started = running("up", "--nodes", 3, "--home", home, "--port", free_port(), folder=tmp_path)
     with started as up:
         with writer:
+            up.until(lambda: "Open http://" in up.text, START_S)
+            assert "Leases and Dagster's storage are in this home's own MariaDB" in up.text
             up.until(lambda: watched.shared_by("node-a", "node-b", "node-c"), START_S)
             assert_runs_are_where_their_shards_are(watched, up)
             wait_for_progress(watched, up)
@@ -84,7 +85,8 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
         up.until(lambda: set(watched.check_points().values()) == everything, CHANGE_S)
         assert up.end(signal.SIGINT, END_S) == 0, up.text
     assert_nothing_runs(home)
-    assert verify(watched.store, KEY) == []
+    verified = leasehold("verify", "--home", home, folder=tmp_path)
+    assert verified.code == 0, verified.out
     found: dict[str, list[bytes]] = {}
     for record in cat(home):
         found.setdefault(record.shard, []).append(record.value)

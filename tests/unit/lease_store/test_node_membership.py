@@ -54,6 +54,8 @@ def test_before_there_is_a_group_it_waits() -> None:
     place = member(MemoryStore(), Clock())
     assert place.keep(accepts_runs=True) == ""
     assert not place.joined
+    assert place.open_shards() == []
+    assert place.leave() == "found no group orders/default to leave"
 
 
 def test_it_tells_the_group_whether_it_takes_runs(store: MemoryStore) -> None:
