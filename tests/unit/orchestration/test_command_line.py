@@ -388,6 +388,37 @@ def test_a_home_that_is_a_file_is_a_sentence(run, home: Path) -> None:
         assert str(home) in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("source", "library", "options", "install"),
+    [
+        ("kafka", "confluent_kafka", {"bootstrap_servers": "localhost:9"}, "leasehold[kafka]"),
+        ("kinesis", "boto3", {"region": "eu-west-1"}, "leasehold[kinesis]"),
+        ("loghub", "aliyun", {"endpoint": "a.example", "project": "logs"}, "leasehold[loghub]"),
+    ],
+)
+def test_a_source_without_its_library_says_what_to_install(
+    run,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    library: str,
+    options: dict[str, str],
+    install: str,
+) -> None:
+    """Method: the library is there for the tests, so that its import is forbidden."""
+    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    streams = [{"name": "orders", "source": source, "options": options}]
+    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(streams))
+    assert run("group", "create", "default").code == 0
+    for command in ("status", "ui"):
+        outcome = run(command)
+        assert outcome.code == 2, outcome.out
+        assert re.fullmatch(r"[^\n]+[.]\n", outcome.err), outcome.err
+        assert f"The source '{source}' needs the library {library}" in outcome.err
+        assert f"pip install '{install}'" in outcome.err
+
+
 def test_an_unexpected_error_names_the_file_with_its_stack_trace(
     run, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,135 @@
+"""Ways to read all records of a source, timed in turns next to the service's plain client."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from assets import connect_server
+from assets.spark_resource import SparkResource
+from assets.spark_session import cores
+from assets.sweep import SweepJob, SweepOutcome, run_sweep
+from lease_store.identifiers import StreamName
+from shard_sources.source import Limits, Position, ReadRange, ShardReader, ShardSource
+
+LIMITS = Limits(records_max=1_000_000, bytes_max=1 << 30)
+
+Way: TypeAlias = Callable[[], int]
+"""Reads everything once; returns the number of records."""
+ReadRanges: TypeAlias = Callable[[Sequence[ReadRange]], int]
+
+
+def plan_and_read(source: ShardSource, read: ReadRanges) -> int:
+    """Each sweep over the shards is read right after it was planned, as a run does."""
+    cursors = {
+        row.shard: source.cursor_at(row.shard, Position.BEGIN) for row in source.list_shards()
+    }
+    count = 0
+    while True:
+        ranges: list[ReadRange] = []
+        for shard, cursor in cursors.items():
+            plan = source.plan(shard, cursor, LIMITS)
+            if plan.records:
+                ranges.append(ReadRange(shard, cursor, plan.end, plan.records))
+            cursors[shard] = plan.end
+        if not ranges:
+            return count
+        count += read(ranges)
+
+
+def planned(ranges: Sequence[ReadRange]) -> int:
+    """Leaves the ranges unread."""
+    return sum(range_.records for range_ in ranges)
+
+
+def in_process(reader: ShardReader) -> ReadRanges:
+    """Reads ranges here, one after the other, into Arrow batches."""
+    return lambda ranges: sum(b.num_rows for range_ in ranges for b in reader.read(range_))
+
+
+def in_spark(session: Any, source: ShardSource, output: Path) -> ReadRanges:
+    """Reads ranges in one Spark job into committed form: one Parquet file a shard."""
+    job = SweepJob(
+        stream=StreamName("benchmark"),
+        source_options=source.spark_options(),
+        transform=None,
+        output_root=output,
+        new_attempt=lambda: uuid.uuid4().hex,
+        tag="leasehold-benchmark",
+        tasks_max=2 * cores(),
+    )
+
+    def sweep(ranges: Sequence[ReadRange]) -> int:
+        results = run_sweep(session, job, ranges)
+        outcomes = [r for r in results.values() if isinstance(r, SweepOutcome)]
+        assert len(outcomes) == len(ranges), results
+        return sum(outcome.statistics.records or 0 for outcome in outcomes)
+
+    return sweep
+
+
+@contextmanager
+def spark_session(folder: Path) -> Generator[Any]:
+    """A session of the embedded server, which ends with it."""
+    try:
+        yield SparkResource(mode="connect", folder=str(folder)).spark_session
+    finally:
+        connect_server.stop(folder)
+
+
+def rows_of(
+    ways: Mapping[str, Way], *, records: int, value_bytes: int, repeats: int
+) -> list[dict[str, Any]]:
+    """Time each way `repeats` times; the first of them is what the others are compared with."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    # The first round warms up servers, workers and compilers; the ways take turns in the others.
+    for round_ in range(repeats + 1):
+        for name, read in ways.items():
+            began = time.perf_counter()
+            found = read()
+            taken = time.perf_counter() - began
+            assert found == records, (name, found)
+            if round_:
+                times[name].append(taken)
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    floor = next(iter(medians.values()))
+    return [
+        {
+            "way": name,
+            "seconds": round(median, 3),
+            "records/s": round(records / median),
+            "MB/s": round(records * value_bytes / median / 1e6, 1),
+            "of the client's rate": round(floor / median, 2),
+        }
+        for name, median in medians.items()
+    ]
+
+
+def arguments_of(description: str) -> argparse.Namespace:
+    """What all these benchmarks are told: `json`, `shards`, `records`, `repeats`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--records", type=int, default=40_000, help="in all shards together")
+    parser.add_argument("--repeats", type=int, default=3)
+    return parser.parse_args()
+
+
+@contextmanager
+def scratch_folder() -> Generator[Path]:
+    """A folder that is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-benchmark-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
