@@ -30,6 +30,7 @@ class SlsServer:
         received_at: the time at which records come in, in seconds since 1970; a test may set it.
         requests: how many requests of each kind were answered or refused.
         refusals: refusals that are answered before anything else, the next first.
+        before: called with each request before it is looked at; it may wait.
         throttled: refuse so many of the next reads for their number; None refuses all.
     """
 
@@ -43,7 +44,7 @@ class SlsServer:
         self.requests: dict[str, int] = {}
         self.refusals: list[ServiceError] = []
         self.throttled: int | None = 0
-        self.seen: list[str] = []
+        self.before: Callable[[Request], None] = lambda _: None
         self.lock = threading.RLock()
         service = self
 
@@ -300,7 +301,6 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = self.rfile.read(int(headers.get("content-length", "0")))
-        self.sls.seen.append(f"{self.command} {self.path}")
         if parts.path == CREDENTIALS_PATH:
             names = ("AccessKeyId", "AccessKeySecret", "SecurityToken")
             found = dict(zip(names, self.sls.role, strict=True)) | {"Code": "Success"}
@@ -308,6 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         request = Request(self.command, unquote(parts.path), query, headers, body)
+        self.sls.before(request)
         try:
             with self.sls.lock:
                 answered, extra = self.sls.answer(request)
@@ -328,4 +329,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a test asks `seen`."""
+        """Say nothing."""

@@ -1,0 +1,147 @@
+"""LogHub on real processes: Dagster's daemon, Spark; a split, a merge and a kill on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus
+
+from assets.committed_output import iter_records
+from assets.partitions import PROCESS_TAG
+from lease_store import open_store
+from lease_store.errors import LeaseholdError
+from lease_store.identifiers import GroupKey
+from lease_store.records import BatchState
+from lease_store.states import ShardState
+from lease_store.store import LeaseStore
+from lease_store.verification import verify
+from orchestration.settings import Settings
+from shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
+from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.sls_server.server import SlsServer
+from tests.sls_server.signatures import Request
+from tests.sources.world import START, STEP
+from tests.sources.worlds.loghub import LOGSTORE, PROJECT, plain_client, written_with_sdk
+
+KEY = GroupKey.parse("default", LOGSTORE)
+CANARY = "secret-canary-93ab"
+GROUPS, RECORDS_OF_GROUP = 20, 25
+CONSUMED_S = 420.0
+
+pytestmark = [pytest.mark.dagster_processes, pytest.mark.spark, pytest.mark.timeout(1200)]
+
+
+class HeldReads:
+    """Keeps Spark's reads, which alone name their end, waiting until they are released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.waiting = threading.Event()
+
+    def __call__(self, request: Request) -> None:
+        if "end_cursor" in request.query and not self.released.is_set():
+            self.waiting.set()
+            self.released.wait(CONSUMED_S)
+
+
+def write(server: SlsServer, shard: int, first: int) -> list[str]:
+    """Fill a shard through the SDK; returns its values."""
+    client = plain_client(server.endpoint)
+    values: list[str] = []
+    for group in range(GROUPS):
+        begin = first + group * RECORDS_OF_GROUP
+        made = [f"{shard}-{begin + number}" for number in range(RECORDS_OF_GROUP)]
+        logs = [(START + STEP * begin, [("content", value.encode())]) for value in made]
+        written_with_sdk(client, server.logstores[LOGSTORE].shards[shard].begin, logs)
+        values += made
+    return values
+
+
+def committed(store: LeaseStore, output: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for batch in iter_records(store, KEY, output):
+        shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
+        for shard, value in zip(shards, values, strict=True):
+            found.setdefault(shard, []).append(json.loads(value)["content"])
+    return found
+
+
+def over(store: LeaseStore) -> set[str]:
+    return {row.shard for row in store.snapshot(KEY).shards if row.state is ShardState.OVER}
+
+
+def test_a_split_a_merge_and_a_kill_in_the_middle_leave_each_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: the first Spark job is kept waiting in the service; then a shard is split, one child
+    is merged with its neighbour, all are written to meanwhile, and the run is killed."""
+    home = tmp_path / "home"
+    settings = Settings(home=home)
+    server = SlsServer(PROJECT)
+    reads = server.before = HeldReads()
+    logstore = server.create(LOGSTORE)
+    expected = {"0": write(server, 0, 0), "1": write(server, 1, 0)}
+    server.keys["LTAIcanary"] = (CANARY, "")
+    monkeypatch.setenv(KEY_ID, "LTAIcanary")
+    monkeypatch.setenv(KEY_SECRET, CANARY)
+    streams = [
+        {
+            "name": LOGSTORE,
+            "source": "loghub",
+            "options": {"endpoint": server.endpoint, "project": PROJECT},
+            "batch_records_max": 200,
+        }
+    ]
+    home.mkdir()
+    store = open_store(settings.store_url, upgrade=True)
+    try:
+        started = dagster_deployment(
+            settings, environment={"LEASEHOLD_STREAMS": json.dumps(streams)}
+        )
+        with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+            wait_for("a read of Spark's", reads.waiting.is_set, CONSUMED_S)
+            (killed,) = {batch.run for batch in store.batches(KEY, state=BatchState.INTENT)}
+            middle = f"{int(logstore.shards[0].end, 16) // 2:032x}"
+            sdk = plain_client(server.endpoint)
+            sdk.split_shard(PROJECT, LOGSTORE, 0, middle)
+            expected |= {name: write(server, int(name), 0) for name in ("2", "3")}
+            sdk.merge_shard(PROJECT, LOGSTORE, 3)
+            expected["4"] = write(server, 4, 0)
+            run = instance.get_run_by_id(killed)
+            assert run is not None
+            os.kill(int(run.tags[PROCESS_TAG].split("|")[1]), signal.SIGKILL)
+            reads.released.set()
+
+            def consumed() -> bool:
+                try:
+                    found = committed(store, settings.output_folder(KEY.stream, KEY.group))
+                except LeaseholdError:
+                    return False
+                return sum(map(len, found.values())) >= sum(map(len, expected.values()))
+
+            wait_for("all records", consumed, CONSUMED_S)
+            wait_for("the parents to be over", lambda: over(store) == {"0", "1", "3"}, CONSUMED_S)
+            found = committed(store, settings.output_folder(KEY.stream, KEY.group))
+            assert found == expected
+            assert max(Counter(v for values in found.values() for v in values).values()) == 1
+            assert verify(store, KEY) == []
+            assert killed not in {batch.run for batch in store.batches(KEY)}
+
+            def noticed() -> bool:
+                dead = instance.get_run_by_id(killed)
+                return dead is not None and dead.status is DagsterRunStatus.FAILURE
+
+            wait_for("the killed run to be known as failed", noticed, CONSUMED_S)
+    finally:
+        reads.released.set()
+        store.close()
+        server.close()
+    for path in home.rglob("*"):
+        if path.is_file():
+            assert CANARY.encode() not in path.read_bytes(), path
