@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 from datetime import UTC, datetime
 
@@ -30,6 +31,11 @@ BODY = bytes.fromhex(
     "0a0174"
     "120176"  # "two" with key 1, hash 0, a tag
 )
+# What another implementation of the format packed: aggregator.py of aws_kinesis_agg 1.2.3.
+PACKED_ELSEWHERE = base64.b64decode(
+    "84mawgoFa2V5LWEKBWtleS1iEicxNzAxNDExODM0NjA0NjkyMzE3MzE2ODczMDM3MTU4ODQxMDU3MjgaBwgAGgNvbmUa"
+    "CwgBEAAaBXR3byD/GgQIABoABtIUCLiT9+ZA8d/E7gnm6g=="
+)
 ARRIVED = datetime(2026, 1, 1, tzinfo=UTC)
 ALL_HASHES = HashRange(0, (1 << 128) - 1)
 
@@ -44,6 +50,14 @@ def stored(data: bytes, number: int = 5) -> StoredRecord:
 
 def test_unpacks_what_the_format_describes() -> None:
     assert unpack(packed(BODY)) == [Part("a", b"one"), Part("b", b"two", "7", {"t": "v"})]
+
+
+def test_unpacks_what_another_implementation_packed() -> None:
+    assert unpack(PACKED_ELSEWHERE) == [
+        Part("key-a", b"one"),
+        Part("key-b", b"two \xff", str(1 << 127)),
+        Part("key-a", b""),
+    ]
 
 
 @pytest.mark.parametrize(
