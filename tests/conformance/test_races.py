@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from time import sleep
 from typing import TypeVar
 
 from lease_store.errors import AssignmentConflict, LeaseLost
@@ -132,6 +133,74 @@ def test_one_run_opens(world: World) -> None:
     (opened,) = [answer for answer in answers if isinstance(answer, Opened)]
     assert opened.tenure.epoch == 1
     assert world.shard(X).consumer_run == opened.tenure.run
+
+
+def test_one_of_two_runs_begins_a_pinned_shard(world: World) -> None:
+    """The other must not go back to the cursor: the first may have read on from it."""
+    world.group(assignment=AssignmentMode.PINNED)
+    world.join(A)
+    shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
+    world.add(*shards)
+    world.claim(A, *shards)
+    for shard in shards:
+        answers = at_once(
+            *(
+                lambda i=i, shard=shard: world.store.bootstrap(
+                    world.key, shard, A, "5", run=f"run-{i}"
+                )
+                for i in range(2)
+            )
+        )
+        assert sorted(answers, key=repr) == [Changed((shard,)), Stale()]
+        assert (world.shard(shard).check_point, world.shard(shard).consumer_epoch) == ("5", 1)
+        assert world.kinds(shard).count("force") == 1
+
+
+def test_a_bootstrap_and_the_opening_of_a_tenure_are_in_some_order(world: World) -> None:
+    """Either the run begins at the cursor, or the cursor comes too late: never under its feet."""
+    world.group(assignment=AssignmentMode.PINNED)
+    world.join(A)
+    shards = [ShardId(f"s{number}") for number in range(ROUNDS)]
+    world.add(*shards)
+    world.claim(A, *shards)
+    for shard in shards:
+
+        def bootstrap(shard=shard) -> Changed | Stale:
+            return world.store.bootstrap(world.key, shard, A, "5", run="other")
+
+        started, opened = at_once(bootstrap, lambda shard=shard: world.open(A, shard))
+        assert isinstance(opened, Opened)
+        begin = "5" if isinstance(started, Changed) else None
+        assert opened.check_point == world.shard(shard).check_point == begin
+        assert world.store.review([opened.tenure])[shard].current
+
+
+def test_a_modulo_group_is_resized_by_all_its_nodes_at_once(world: World) -> None:
+    """Each leaves as long as another has the old count, and joins again; nobody is left out."""
+    world.group(assignment=AssignmentMode.MODULO)
+    world.add(X, Y)
+    for number, (node, shard) in enumerate([(A, X), (B, Y)]):
+        world.register(node, f"{node}-1", source_count=2, node_id=number)
+        world.claim(node, shard)
+
+    def resize(node: NodeName, number: int) -> None:
+        for _ in range(3_000):
+            try:
+                world.register(node, f"{node}-1", source_count=3, node_id=number)
+            except AssignmentConflict:
+                world.store.leave(world.key, node, f"{node}-1")
+                sleep(0.01)  # The other's turn.
+            else:
+                return
+        raise AssertionError(f"{node} never joined again")
+
+    at_once(lambda: resize(A, 0), lambda: resize(B, 1))
+    assert [(world.node(node).member, world.node(node).source_count) for node in (A, B)] == [
+        (True, 3),
+        (True, 3),
+    ]
+    # Whoever registered first of the last two never left with what it held.
+    assert all(world.edges(shard) in ([1, 3], [1, 3, 4]) for shard in (X, Y))
 
 
 def test_a_commit_and_an_eviction_are_in_some_order(world: World) -> None:

@@ -16,9 +16,10 @@ from lease_store.errors import StoreUnavailable
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.liveness import steady_clock
 from lease_store.memory_store import MemoryStore
-from lease_store.records import ShardListing
+from lease_store.node_settings import Pinned
+from lease_store.records import AssignmentMode, ShardListing
 from lease_store.states import ShardState
-from lease_store.store import Opened
+from lease_store.store import Opened, Stale
 from lease_store.upkeep import UpkeepReport
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import sync_listing
@@ -368,3 +369,30 @@ def test_a_tick_beside_one_that_hangs_does_nothing_and_says_so(instance, monkeyp
         hanging.join(30)
     monkeypatch.undo()
     assert "nothing to change" in said(scene.tick())
+
+
+def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
+    """Both shards were read to their ends; the settings now begin one of them anew."""
+    scene = Scene(instance, shards=2, nodes="a")
+    scene.stream = replace(
+        scene.stream,
+        assignment=AssignmentMode.PINNED,
+        nodes={"a": Pinned({"0": 2, "1": -1})},
+    )
+    scene.restart()
+    scene.source.ends = {"0": 5, "1": 5}
+    scene.sync()
+    for shard in "01":
+        scene.store.force_checkpoint(
+            scene.stream.key, ShardId(shard), "5", observer="test", reason="read"
+        )
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"0"})
+    assert scene.store.bootstrap(scene.stream.key, ShardId("0"), A, "2", run="r") != Stale()
+    scene.store.force_checkpoint(
+        scene.stream.key, ShardId("0"), "5", observer="test", reason="read again"
+    )
+    scene.restart()
+    result = scene.tick()
+    assert not result.run_requests
+    assert "nothing to read in 2 shards" in said(result)

@@ -1,0 +1,101 @@
+"""Random histories of what nodes say of themselves: modulo settings that change, and bootstraps.
+
+The same on the model and on a database, as in `test_histories`, of which these are a variation: a
+node whose settings its group refuses leaves, as its deployment has it do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lease_store.errors import AssignmentConflict
+from lease_store.identifiers import GroupKey
+from lease_store.memory_store import MemoryStore
+from lease_store.records import AssignmentMode, Node
+from lease_store.store import LeaseStore
+from lease_store.verification import verify
+from tests.conformance.test_histories import NODES, Player, rows_of
+
+HISTORIES = range(33, 37)  # chosen so that together they reach everything
+STEPS = 200
+
+
+class SettingsPlayer(Player):
+    """Plays one history of settings."""
+
+    def _verbs(self) -> list[Callable[[], Any]]:
+        often = [self.claim, self.open, self.intend, self.commit, self.resize, self.bootstrap]
+        seldom = [
+            self.sync, self.mode, self.begin, self.complete, self.close, self.force, self.evict,
+            self.finish,
+        ]  # fmt: skip
+        return often * 3 + seldom
+
+    def mode(self) -> Any:
+        group = self.store.pulse(self.key).group
+        chosen = self.random.choice((AssignmentMode.BALANCED, AssignmentMode.MODULO))
+        return self.store.update_group(replace(group, assignment=chosen), observer="ops")
+
+    def resize(self) -> Any:
+        node = self._node()
+        number, count = NODES.index(node), self.random.choice((3, 3, 3, 4))
+        row = Node(node, 0, self._incarnation(node), source_count=count, node_id=number)
+        try:
+            return self.store.register(self.key, row, observer="t")
+        except AssignmentConflict as error:
+            left = self.store.leave(self.key, node, row.incarnation)
+            return (type(error).__name__, str(error), left)
+
+    def bootstrap(self) -> Any:
+        shard = self._shard("already_alloc")
+        row = next((r for r in self.store.snapshot(self.key).shards if r.shard == shard), None)
+        holder = row.consumer_owner if row is not None else None
+        node = holder if holder is not None and self.random.random() < 0.9 else self._node()
+        open_run = row.consumer_run if row is not None else ""
+        run = open_run if open_run and self.random.random() < 0.5 else "run-0"
+        # Few cursors, so that one is often applied already: borders of batches, and none such.
+        borders = [batch.start for batch in self.store.batches(self.key, shard)][-2:]
+        cursor = self.random.choice(["0", *borders])
+        return self.store.bootstrap(self.key, shard, node, cursor, run=run)
+
+
+@pytest.mark.parametrize("seed", HISTORIES)
+def test_a_database_answers_like_the_model(store: LeaseStore, seed: int) -> None:
+    key = GroupKey.parse("group", f"settings-{seed}")
+    model = MemoryStore()
+    expected = SettingsPlayer(model, key, seed).play(STEPS)
+    found = SettingsPlayer(store, key, seed).play(STEPS)
+    for step, (wanted, answer) in enumerate(zip(expected, found, strict=True)):
+        assert answer == wanted, f"seed {seed}, step {step}"
+    assert rows_of(store, key) == rows_of(model, key)
+    assert verify(store, key) == []
+
+
+def test_histories_reach_every_outcome() -> None:
+    """The comparison is worth as much as the histories cover."""
+    outcomes: set[tuple[str, ...]] = set()
+    for seed in HISTORIES:
+        store, key = MemoryStore(), GroupKey.parse("group", "stream")
+        for name, *answer in SettingsPlayer(store, key, seed).play(STEPS):
+            match answer:
+                case [(str(error), _, left)]:
+                    outcomes.add((name, error, type(left).__name__))
+                case [outcome]:
+                    outcomes.add((name, type(outcome).__name__))
+                case _:
+                    outcomes.add((name, answer[0]))
+    assert outcomes >= {
+        ("bootstrap", "Changed"),
+        ("bootstrap", "Stale"),
+        ("bootstrap", "CheckpointRefused"),
+        ("bootstrap", "UnknownShard"),
+        ("resize", "Registered"),
+        ("resize", "NameTaken"),
+        ("resize", "ModuloCountMismatch", "Changed"),
+        ("resize", "ModuloCountMismatch", "Stale"),
+        ("commit", "dict"),
+    }

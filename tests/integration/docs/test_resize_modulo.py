@@ -1,0 +1,92 @@
+"""What docs/how-to/resize-modulo.md says: its settings, one after the other, in a real instance."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from lease_store import open_store
+from lease_store.identifiers import GroupKey
+from lease_store.verification import verify
+from orchestration.build import build_definitions
+from orchestration.command_line import main
+from orchestration.settings import PREFIX, SETTINGS_FILE, load_settings
+from orchestration.streams import declared_streams
+from shard_sources.local_log import LocalLog
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/resize-modulo.md"
+KEY = GroupKey.parse("default", "visits")
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    LocalLog.create(tmp_path / ".leasehold" / "logs" / KEY.stream, 6)
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+class Deployment:
+    """Code servers of one home, started again with each settings; the daemon's cursors stay."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.cursor: str | None = None
+
+    def start(self, settings: str) -> None:
+        Path(SETTINGS_FILE).write_text(settings, "utf-8")
+        loaded = load_settings()
+        definitions = build_definitions(declared_streams(loaded), loaded)
+        self.sensor = definitions.get_repository_def().get_sensor_def("visits_rebalance")
+        self.store = open_store(loaded.store_url)
+
+    def owners(self) -> dict[str, str | None]:
+        """After two ticks."""
+        for _ in range(2):
+            with dg.build_sensor_context(self.instance, cursor=self.cursor) as context:
+                result = self.sensor(context)
+            assert isinstance(result, dg.SensorResult)
+            self.cursor = result.cursor
+        return {str(row.shard): row.consumer_owner for row in self.store.snapshot(KEY).shards}
+
+
+def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
+    instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PAGE.read_text("utf-8")
+    two, three = re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S)
+    status, plan, update = re.findall(r"^\$ leasehold (.*)$", text, re.M)
+
+    def said(command: str) -> str:
+        assert main(shlex.split(command)) == 0
+        return capsys.readouterr().out
+
+    deployment = Deployment(instance)
+    deployment.start(two)
+    before = deployment.owners()
+    assert before == {str(n): ("east", "west")[n % 2] for n in range(6)}
+
+    # The file is changed, the code server not yet started again: what the commands say then.
+    Path(SETTINGS_FILE).write_text(three, "utf-8")
+    for command in (status, plan):
+        assert "north is refused: Node 'north' has source_count 3, but 'east' has 2" in said(
+            command
+        )
+    deployment.start(three)
+    after = deployment.owners()
+    assert after == {str(n): ("east", "west", "north")[n % 3] for n in range(6)}
+    assert sum(before[shard] != after[shard] for shard in after) == 4, "two of three"
+    for command in (status, plan):
+        assert "refused" not in said(command)
+
+    assert "but its declaration says modulo" in said(update)
+    assert "but its declaration says modulo" in said(status)
+    assert verify(deployment.store, KEY) == []
