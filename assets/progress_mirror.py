@@ -14,12 +14,17 @@ from lease_store.identifiers import ShardId
 from lease_store.store import LeaseStore
 from shard_sources.source import ProgressMirror
 
+LOOKS_MAX = 10
+"""Every further look has found a commit of another process since the one before."""
+
 
 def mirror_progress(store: LeaseStore, stream: ShardStream, shards: Iterable[ShardId]) -> str:
     """Tell the service the checkpoints of these shards, if the stream's source does that.
 
     The stored checkpoints are told, not those of the commits at hand: a dead run's commits are
-    reported after newer ones, and progress would go back.
+    reported after newer ones, and progress would go back. They are looked at again after they were
+    told: whoever told an older one last, because another process committed and told a newer one in
+    between, tells the newer one too.
 
     Returns:
         Why it failed, which stops nothing; empty when it did not.
@@ -27,15 +32,20 @@ def mirror_progress(store: LeaseStore, stream: ShardStream, shards: Iterable[Sha
     source, wanted = stream.source, set(shards)
     if not wanted or not isinstance(source, ProgressMirror) or not source.mirrors:
         return ""
+    told: dict[ShardId, str] = {}
     try:
-        leases = store.snapshot(stream.key).shards
-        source.mirror(
-            {
-                lease.shard: lease.check_point
-                for lease in leases
-                if lease.shard in wanted and lease.check_point is not None
+        for _ in range(LOOKS_MAX):
+            leases = store.snapshot(stream.key).shards
+            stored = {lease.shard: lease.check_point for lease in leases if lease.shard in wanted}
+            news = {
+                shard: checkpoint
+                for shard, checkpoint in stored.items()
+                if checkpoint is not None and told.get(shard) != checkpoint
             }
-        )
+            if not news:
+                break
+            source.mirror(news)
+            told |= news
     except LeaseholdError as error:
         return str(error)
     return ""

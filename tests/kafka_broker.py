@@ -2,13 +2,15 @@
 
 It serves stored records over TCP in Kafka's protocol to real clients: partitions that are added,
 seeks by time, transactions (open, aborted, committed) with their stable offset, compaction,
-retention, a log-in by name and password (SASL PLAIN), offsets committed for a group. Records are
-put by the test that owns it, not by producers. It keeps all in memory and has one broker.
+retention, a log-in by name and password (SASL PLAIN), TLS, throttling, passing errors, offsets
+committed for a group. Records are put by the test that owns it, not by producers. It keeps all in
+memory and has one broker.
 """
 
 from __future__ import annotations
 
 import socketserver
+import ssl
 import struct
 import threading
 import time
@@ -142,13 +144,25 @@ class KafkaBroker:
 
     Args:
         users: names and passwords; None lets everybody in.
+        tls: what it identifies itself with, and whom it believes; None speaks in the clear.
+
+    Attributes:
+        refuse_commits: an error code for offsets that are committed, or 0.
+        refuse_fetches: error codes that the next fetches get, each once.
+        throttle_s: how long each fetch is held back, as the answer then says.
     """
 
-    def __init__(self, users: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, users: dict[str, str] | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.topics: dict[str, list[Partition]] = {}
         self.users = users
         self.committed: dict[tuple[str, str, int], int] = {}
         self.refuse_commits = 0
+        self.refuse_fetches: list[int] = []
+        self.throttle_s = 0.0
+        self.tls = tls
+        self._closing = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Session)
         self._server.broker = self
         self._thread = threading.Thread(
@@ -162,6 +176,7 @@ class KafkaBroker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.close_sessions()
         self._server.server_close()
@@ -217,6 +232,9 @@ class KafkaBroker:
         _, wait_ms, _, _ = (request.number("i") for _ in range(4))
         stable = request.number("b") == 1
         filled = False
+        refusal = self.refuse_fetches.pop(0) if self.refuse_fetches else 0
+        throttled_s = self.throttle_s
+        self._closing.wait(throttled_s)
 
         def each(topic: str, number: int) -> bytes:
             nonlocal filled
@@ -224,6 +242,8 @@ class KafkaBroker:
             partition = self._partition(topic, number)
             if partition is None:
                 return struct.pack(">ihqqii", number, UNKNOWN_PARTITION, -1, -1, -1, 0)
+            if refusal:
+                return struct.pack(">ihqqii", number, refusal, -1, -1, -1, 0)
             last_stable = partition.stable_end
             if not partition.begin <= offset <= partition.end:
                 return struct.pack(">ihqqii", number, OFFSET_OUT_OF_RANGE, -1, -1, -1, 0)
@@ -240,7 +260,7 @@ class KafkaBroker:
         answered = self._by_topic(request, each)
         if not filled:
             time.sleep(min(wait_ms, 20) / 1000)
-        return struct.pack(">i", 0) + answered
+        return struct.pack(">i", round(throttled_s * 1000)) + answered
 
     def _list_offsets(self, request: Reading) -> bytes:
         request.number("i")
@@ -310,6 +330,14 @@ class _Session(socketserver.StreamRequestHandler):
 
     server: _Server  # pyright: ignore
     disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        if tls := self.server.broker.tls:
+            # The handshake is the first read's, where a client that does not like it is expected.
+            self.request = tls.wrap_socket(
+                self.request, server_side=True, do_handshake_on_connect=False
+            )
+        super().setup()
 
     def handle(self) -> None:
         self.server.sessions.add(self)

@@ -89,9 +89,13 @@ def node(
     """
     from orchestration.dagster_processes import DEFINITIONS_MODULE, opened_instance
     from orchestration.node_agent import answering_alone
+    from orchestration.streams import declared_streams
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
+    if module is None:
+        # Before anything is started: a source that cannot be used is one sentence.
+        declared_streams(settings)
     with told_by_signals() as told, answering_alone(settings.node_folder(named), named):
         _check_instance(settings)
         listen = Endpoint(host, free_port(port, NODE_PORT_DEFAULT, host))

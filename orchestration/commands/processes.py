@@ -109,9 +109,12 @@ def ui(
     from orchestration.demo.home import running_alone
     from orchestration.instance import create_instance, embedded_text
     from orchestration.spark_warm_up import SparkWarmUp
+    from orchestration.streams import declared_streams
 
     target = Target.at(home)
     settings = target.settings
+    # Before anything is started: a source that cannot be used is one sentence.
+    declared_streams(settings)
     chosen = free_port(port)
     with ended_by_signals(), running_alone(settings.home):
         target.wake_mariadb()

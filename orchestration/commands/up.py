@@ -180,7 +180,12 @@ def up(
 
     Where this machine has MariaDB's server, a fresh home gets one of its own.
     """
+    from orchestration.streams import declared_streams
+
     target = Target(load_settings(home=home, agents=True))
+    if module is None:
+        # Before anything is started: a source that cannot be used is one sentence.
+        declared_streams(target.settings)
     target.make_home()
     with told_by_signals() as told:
         _run(target, nodes, free_port(port), module, told, sqlite=sqlite)

@@ -7,23 +7,9 @@ from dataclasses import replace
 
 from assets.progress_mirror import mirror_progress
 from assets.shard_run import ShardRun
-from lease_store.errors import SourceUnavailable
 from lease_store.identifiers import ShardId
 from tests.unit.assets.test_shard_run import ONE, RUN, ZERO, RecordingContext, Scene
-from tests.unit.sensors.streams import ScriptedSource
-
-
-class MirroringSource(ScriptedSource):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mirrors = True
-        self.told: list[dict[ShardId, str]] = []
-        self.refuses = ""
-
-    def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
-        if self.refuses:
-            raise SourceUnavailable(self.refuses)
-        self.told.append(dict(checkpoints))
+from tests.unit.sensors.streams import MirroringSource
 
 
 def mirrored_scene() -> tuple[Scene, MirroringSource]:
@@ -49,6 +35,22 @@ def test_the_stored_checkpoint_is_told_and_not_that_of_an_old_commit() -> None:
     scene.commit(ZERO)
     assert mirror_progress(scene.store, scene.stream, [ZERO, ONE]) == ""
     assert source.told == [{ZERO: "20"}], "shard 1 has no checkpoint yet"
+
+
+def test_who_was_overtaken_while_it_told_tells_again() -> None:
+    """Method: another process commits between the look at the store and the last word."""
+    scene, source = mirrored_scene()
+    scene.commit(ZERO)
+    tell = source.mirror
+
+    def slowly(checkpoints: Mapping[ShardId, str]) -> None:
+        source.mirror = tell
+        scene.commit(ZERO)
+        tell(checkpoints)
+
+    source.mirror = slowly
+    assert mirror_progress(scene.store, scene.stream, [ZERO]) == ""
+    assert source.told == [{ZERO: "10"}, {ZERO: "20"}]
 
 
 def test_a_failure_is_shown_and_stops_nothing() -> None:

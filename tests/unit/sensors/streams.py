@@ -65,6 +65,21 @@ class ScriptedSource:
             raise SourceUnavailable(self.down)
 
 
+class MirroringSource(ScriptedSource):
+    """Its service can be told checkpoints; it does not take them while `refuses` says why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mirrors = True
+        self.told: list[dict[ShardId, str]] = []
+        self.refuses = ""
+
+    def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
+        if self.refuses:
+            raise SourceUnavailable(self.refuses)
+        self.told.append(dict(checkpoints))
+
+
 def scripted_stream(shards: int = 2, name: str = "orders.eu") -> tuple[ShardStream, ScriptedSource]:
     source = ScriptedSource([ShardListing(ShardId(str(n))) for n in range(shards)])
     return ShardStream(name=name, source=source), source

@@ -16,7 +16,7 @@ from lease_store.records import BatchCommit, BatchStatistics, Intent, Node, Shar
 from lease_store.store import Changed, Opened
 from sensors.outbox import build_outbox_sensor, delivered_before
 from sensors.unreported import not_shown
-from tests.unit.sensors.streams import memory_deployment, scripted_stream
+from tests.unit.sensors.streams import MirroringSource, memory_deployment, scripted_stream
 
 LOCAL, ZERO = NodeName("local"), ShardId("0")
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -129,6 +129,22 @@ def test_batches_of_a_live_run_are_left_to_it(instance):
     result = tick(build_outbox_sensor(stream, deployment), instance)
     assert result.asset_events == []
     assert "2 left to their runs" in result.skip_reason.skip_message
+
+
+def test_the_source_s_service_is_told_how_far_a_dead_run_came(instance):
+    source = MirroringSource()
+    stream = replace(scripted_stream(1)[0], source=source)
+    deployment, store = memory_deployment()
+    commit_batches(store, stream, "dead", 3)
+    sensor = build_outbox_sensor(stream, deployment)
+    source.refuses = "Kafka does not answer."
+    refused = tick(sensor, instance)
+    assert len(refused.asset_events) == 1
+    assert refused.skip_reason.skip_message.endswith(" Kafka does not answer.")
+    source.refuses = ""
+    # The daemon died before it stored the tick.
+    tick(sensor, instance)
+    assert source.told == [{ZERO: store.snapshot(stream.key).shards[0].check_point}]
 
 
 def test_a_group_that_does_not_exist_yet_is_one_sentence_and_keeps_the_cursor(instance):

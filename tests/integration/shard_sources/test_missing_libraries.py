@@ -1,0 +1,82 @@
+"""A host where no source's client library is installed: each is told with what installs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from shard_sources.registry import source_kind
+
+REPOSITORY = Path(__file__).parents[3]
+STREAMS = {
+    "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+    "kinesis": {"region": "eu-west-1"},
+    "loghub": {"endpoint": "cn-hangzhou.log.aliyuncs.com", "project": "my-project"},
+}
+
+
+@pytest.fixture(scope="module")
+def bare_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a Python that sees all installed packages but these libraries."""
+    folder = tmp_path_factory.mktemp("packages")
+    lacking = tuple(source_kind(name).library for name in STREAMS)
+    for scheme in ("purelib", "platlib"):
+        for found in Path(sysconfig.get_path(scheme)).iterdir():
+            link = folder / found.name
+            if not found.name.startswith(lacking) and not link.exists():
+                link.symlink_to(found)
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(folder), str(REPOSITORY)))}
+
+
+def command(arguments: list[str], home: Path, environment: dict[str, str]):
+    # -S: the packages of this environment are seen through the fixture's folder alone.
+    line = [sys.executable, "-S", "-m", "orchestration.command_line", *arguments]
+    return subprocess.run(
+        [*line, "--home", home],
+        env=environment,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("kafka", ["up"]),
+        ("kinesis", ["ui"]),
+        ("loghub", ["node", "--name", "a"]),
+    ],
+)
+def test_nothing_starts_and_the_sentence_says_what_to_install(
+    source: str, arguments: list[str], tmp_path: Path, bare_host: dict[str, str]
+) -> None:
+    options = "\n".join(f'{name} = "{value}"' for name, value in STREAMS[source].items())
+    settings = f'[[streams]]\nname = "orders"\nsource = "{source}"\n[streams.options]\n{options}\n'
+    (tmp_path / "leasehold.toml").write_text(settings)
+    done = command(arguments, tmp_path, bare_host)
+    kind = source_kind(source)
+    assert done.returncode != 0
+    assert done.stderr.strip() == (
+        f"The source '{source}' needs the library {kind.library}, which is not installed here: run "
+        f"`{kind.install}`, on Spark's workers too."
+    )
+    assert done.stdout == ""
+    assert [found.name for found in tmp_path.iterdir()] == ["leasehold.toml"]
+
+
+@pytest.mark.parametrize("source", sorted(STREAMS))
+def test_the_extra_that_is_named_is_there(source: str) -> None:
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    [extra] = re.findall(r"'leasehold\[(\w+)\]'", source_kind(source).install)
+    assert extra == source
+    assert declared["project"]["optional-dependencies"][extra]
