@@ -1,116 +1,102 @@
-"""How fast a topic is read as Arrow batches, next to the plain client, in one run.
+"""What reading a topic costs, next to the plain client on the same broker, in one run.
 
-python -m benchmarks.kafka_source [--records 25000] [--rounds 8] [--json]
+python -m benchmarks.kafka_source [--records 40000] [--shards 4] [--repeats 3] [--json]
 
-The broker is librdkafka's mock, in this process, which keeps 5 MB a partition; both sides read the
-same range of it again and again.
+A topic is read from its beginning to its end:
+
+* `confluent-kafka`: `consume`, partition by partition; keys and values are put into lists;
+* `plan`: the source finds the ends of all batches, which reads a sample of each;
+* `plan + read`: then the ranges are read in this process, into Arrow batches;
+* `plan + Spark`: then they go through Spark into committed form, one Parquet file a shard.
+
+The broker is librdkafka's mock, in this process, which keeps 5 MB a partition of at most 4.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from lease_store.identifiers import ShardId
+from assets.spark_session import cores
+from benchmarks.figures import print_rows
+from benchmarks.figures.source_reading import (
+    Way,
+    arguments_of,
+    in_process,
+    in_spark,
+    plan_and_read,
+    planned,
+    rows_of,
+    scratch_folder,
+    spark_session,
+)
 from shard_sources.kafka import KafkaOptions, KafkaSource
-from shard_sources.source import Limits, ReadRange
+from tests.sources.world import NewRecord
+from tests.sources.worlds.kafka_mock import MockBroker
 
-TOPIC, SHARD = "bench", ShardId("0")
-VALUE_BYTES = 150
+TOPIC = "benchmark"
+VALUE_BYTES = 200
+MESSAGES = 1_000
 
 
-def broker(records: int) -> tuple[Any, str]:
-    """A mock broker with records in one partition, and its address."""
-    from confluent_kafka import Producer
-
-    producer = Producer({"test.mock.num.brokers": 1, "linger.ms": 20})
-    address = ",".join(
-        f"{found.host}:{found.port}" for found in producer.list_topics(timeout=10).brokers.values()
-    )
+def fill(broker: MockBroker, shards: int, records: int) -> None:
+    """Records of one size, spread evenly."""
+    record = NewRecord(b"v" * VALUE_BYTES, key=b"key")
+    broker.producer.list_topics(TOPIC, timeout=10)
     for number in range(records):
-        value = b"%d:" % number
-        value += b"x" * (VALUE_BYTES - len(value))
-        producer.produce(TOPIC, value, key=b"key", partition=0)
-        if number % 5_000 == 0:
-            producer.poll(0)
-    assert producer.flush(30) == 0
-    return producer, address
+        broker.produce(TOPIC, number % shards, record)
+        broker.producer.poll(0)
+    broker.flush()
 
 
-def plain(address: str) -> Callable[[int, int], int]:
-    """The client alone: keys and values in Python lists, one record after another."""
+def plainly(address: str, shards: int) -> int:
+    """Read all with the client alone."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
-        {"bootstrap.servers": address, "group.id": "bench", "enable.auto.commit": False}
+        {"bootstrap.servers": address, "group.id": "benchmark", "enable.auto.commit": False}
     )
-
-    def read(start: int, end: int) -> int:
-        consumer.assign([TopicPartition(TOPIC, 0, start)])
-        rows: list[tuple[bytes | None, bytes | None, int | None]] = []
-        while len(rows) < end - start:
+    read: list[tuple[bytes | None, bytes | None]] = []
+    for number in range(shards):
+        partition = TopicPartition(TOPIC, number, 0)
+        _, end = consumer.get_watermark_offsets(partition, timeout=10)
+        consumer.assign([partition])
+        last = -1
+        while last + 1 < end:
+            # Asked for many at once, the client would wait for the last of them.
             first = consumer.poll(10)
             assert first is not None
-            for message in [first, *consumer.consume(1_000, timeout=0)]:
-                rows.append((message.key(), message.value(), message.offset()))
-        consumer.unassign()
-        return end - start
+            for message in [first, *consumer.consume(MESSAGES, timeout=0)]:
+                read.append((message.key(), message.value()))
+                last = message.offset() or 0
+    consumer.close()
+    return len(read)
 
-    return read
 
-
-def best(read: Callable[[int, int], int], start: int, end: int, rounds: int) -> dict[str, float]:
-    """Records a second of the fastest round and of the middle one."""
-    read(start, end)
-    rates: list[float] = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        count = read(start, end)
-        rates.append(count / (time.perf_counter() - began))
-    return {"best": max(rates), "median": statistics.median(rates)}
+def ways(address: str, shards: int, folder: Path, session: Any) -> dict[str, Way]:
+    """Each way to read everything once."""
+    source = KafkaSource(KafkaOptions(bootstrap_servers=address), TOPIC)
+    here, spark = in_process(source), in_spark(session, source, folder / "output")
+    return {
+        "confluent-kafka": lambda: plainly(address, shards),
+        "plan": lambda: plan_and_read(source, planned),
+        "plan + read": lambda: plan_and_read(source, here),
+        "plan + Spark": lambda: plan_and_read(source, spark),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=25_000)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    kept, address = broker(arguments.records)
-    source = KafkaSource(KafkaOptions(bootstrap_servers=address), TOPIC)
-    bounds = source.bounds([SHARD])[SHARD]
-    start, end = int(bounds.begin), int(bounds.end)
-
-    def arrow(first: int, last: int) -> int:
-        range_ = ReadRange(SHARD, str(first), str(last))
-        return sum(batch.num_rows for batch in source.read(range_))
-
-    def planned(first: int, last: int) -> int:
-        plan = source.plan(SHARD, str(first), Limits(records_max=last - first))
-        assert plan.end == str(last)
-        return arrow(first, last)
-
-    figures = {
-        "plain client": best(plain(address), start, end, arguments.rounds),
-        "source, read": best(arrow, start, end, arguments.rounds),
-        "source, plan and read": best(planned, start, end, arguments.rounds),
-    }
-    del kept
-    if arguments.json:
-        print(json.dumps({"records": end - start, "records_per_second": figures}))
-        return
-    reference = figures["plain client"]["median"]
-    print(f"{end - start:,} records of {VALUE_BYTES} bytes, {arguments.rounds} rounds")
-    for name, rates in figures.items():
-        share = rates["median"] / reference
-        best_, median = rates["best"], rates["median"]
-        print(
-            f"{name:24} {median:>12,.0f} records/s (best {best_:,.0f}), {share:.2f} of the client"
-        )
+    """Measure and print."""
+    arguments = arguments_of(__doc__ or "")
+    shards = min(arguments.shards, 4)
+    records = arguments.records // shards * shards
+    broker = MockBroker()
+    fill(broker, shards, records)
+    with scratch_folder() as folder, spark_session(folder / "spark") as session:
+        found = ways(broker.address, shards, folder, session)
+        rows = rows_of(found, records=records, value_bytes=VALUE_BYTES, repeats=arguments.repeats)
+    note = f"{records:,} records of {VALUE_BYTES} bytes, {shards} shards, {cores()} cores"
+    print_rows(rows, as_json=arguments.json, note=note)
 
 
 if __name__ == "__main__":
