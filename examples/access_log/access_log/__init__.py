@@ -1,0 +1,1 @@
+"""Traffic per hour out of a sharded access log."""
