@@ -140,9 +140,18 @@ class Compactor:
         self._target_bytes = target_bytes
         self._ended = ended
 
-    def compact(self, shards: Sequence[ShardId]) -> dict[ShardId, CompactionReport]:
-        """Compact these shards, one after the other; one report per shard."""
-        return {shard: self._compact(shard) for shard in dict.fromkeys(shards)}
+    def compact(
+        self, shards: Sequence[ShardId], progress: Callable[[int], None] = lambda _: None
+    ) -> dict[ShardId, CompactionReport]:
+        """Compact these shards, one after the other; one report per shard.
+
+        `progress` is told how many are done.
+        """
+        reports: dict[ShardId, CompactionReport] = {}
+        for shard in dict.fromkeys(shards):
+            reports[shard] = self._compact(shard)
+            progress(len(reports))
+        return reports
 
     def _compact(self, shard: ShardId) -> CompactionReport:
         report = CompactionReport(shard)

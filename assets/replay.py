@@ -85,6 +85,7 @@ class Replayer:
         sweeper: reads, transforms and writes.
         run: an id that was never used.
         ended: whether another run, which holds the claim on a shard, is known to have ended.
+        progress: told the number of batches that were made anew so far.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Replayer:
         sweeper: Sweeper,
         run: str,
         ended: Ended = lambda _: False,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._stream = stream
         self._store = store
@@ -103,6 +105,8 @@ class Replayer:
         self._sweeper = sweeper
         self._run = run
         self._ended = ended
+        self._progress = progress
+        self._made = 0
         self._open: dict[ShardId, _Replay] = {}
         self._reports: dict[ShardId, ReplayReport] = {}
 
@@ -188,6 +192,8 @@ class Replayer:
         check_quarantined(self._stream, range_, statistics.quarantined)
         batch = replay.waiting.popleft()
         replay.made.append(BatchRewrite(batch.sequence, batch.generation, result.files, statistics))
+        self._made += 1
+        self._progress(self._made)
         report = replay.report
         replay.report = replace(
             report,

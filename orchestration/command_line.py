@@ -36,17 +36,17 @@ from orchestration.commands import (
 from orchestration.presentation import say, show_json
 from orchestration.simulate import simulate
 
+PROGRAM = "leasehold"
 EXIT_MISTAKE = 2
 EXIT_UNEXPECTED = 3
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
-    name="leasehold",
+    name=PROGRAM,
     help="Consume sharded logs exactly once: leases, checkpoints, and what is committed.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.add_typer(groups.app, name="group")
 # `import` and `export` add themselves to it.
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # JSON is UTF-8 whatever the terminal's locale says.
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        code = app(given, standalone_mode=False)
+        code = app(given, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone (`leasehold cat demo | head`): nothing is wrong.

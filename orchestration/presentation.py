@@ -60,6 +60,15 @@ def show_json(value: object) -> None:
     say(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
+def tell(record: Mapping[str, object], *sentences: str, as_json: bool) -> None:
+    """What a command did: sentences for people, or the same as one JSON document."""
+    if as_json:
+        show_json(record)
+        return
+    for sentence in sentences:
+        say(sentence)
+
+
 def show_table(
     title: str,
     columns: Sequence[str],
@@ -82,7 +91,7 @@ def show_table(
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     # Not as the table's own title: that would be folded to the width of a narrow table.
-    say(title)
+    console().print(Text(title, overflow="fold"))
     console().print(table)
 
 

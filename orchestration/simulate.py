@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode
 from lease_store.simulation.configuration import Arrival, Event, Faults, SimulationConfig
 from orchestration.commands.options import Json
+from orchestration.commands.progress import progress
 from orchestration.presentation import say, show_json, show_table
 
 
@@ -65,13 +65,12 @@ def simulate(  # noqa: PLR0917
     from lease_store.simulation import Parts, SeedOutcome, run_simulation
     from orchestration.simulated_consumption import consume
 
-    def progress(outcome: SeedOutcome) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\rseed {outcome.seed}, {outcome.seed - seed + 1} of {seeds} ")
+    with progress("simulating", "seeds", seeds) as told:
 
-    report = run_simulation(config, Parts(consume), progress=progress)
-    if sys.stderr.isatty():
-        sys.stderr.write("\r" + " " * 60 + "\r")
+        def ended(outcome: SeedOutcome) -> None:
+            told(outcome.seed - seed + 1)
+
+        report = run_simulation(config, Parts(consume), progress=ended)
     if as_json:
         show_json(report)
     else:

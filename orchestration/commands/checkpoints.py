@@ -12,7 +12,7 @@ from lease_store.reopening import Reopening, concerned, first_withdrawn
 from orchestration.commands.groups import OBSERVER
 from orchestration.commands.options import GroupName, Home, Json, Stream
 from orchestration.commands.target import Target, listed
-from orchestration.presentation import say, show_json, show_table
+from orchestration.presentation import show_json, show_table, tell
 
 if TYPE_CHECKING:
     from lease_store.identifiers import GroupKey, ShardId
@@ -72,6 +72,7 @@ def set_(
     ] = "set by an operator",
     stream: Stream = None,
     group: GroupName = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Force a shard's checkpoint: a new epoch begins, and its holder reloads.
@@ -88,10 +89,14 @@ def set_(
         )
     position = cursor_of(target.stream(key.stream).source, lease.shard, cursor)
     changed = forced(target, key, lease.shard, position, reason=reason, reopen=reopen)
-    say(f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}.")
     others = sorted((each for each in changed.shards if each != lease.shard), key=rank_key)
+    record = {"group": str(key), "shard": lease.shard, "from": lease.check_point, "to": position}
+    sentences = [
+        f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}."
+    ]
     if others:
-        say(f"Shards that began after it: {listed(others)} begin again.")
+        sentences.append(f"Shards that began after it: {listed(others)} begin again.")
+    tell(record | {"begin_again": others}, *sentences, as_json=as_json)
 
 
 def forced(

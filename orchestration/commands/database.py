@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from orchestration.commands.options import Home
+from orchestration.commands.options import Home, Json
+from orchestration.commands.progress import progress
 from orchestration.commands.target import Target
-from orchestration.presentation import say
+from orchestration.presentation import tell
 
 app = typer.Typer(help="Prepare the lease store's database.", no_args_is_help=True)
 
@@ -17,7 +18,7 @@ def _group() -> None:
 
 
 @app.command()
-def upgrade(home: Home = None) -> None:
+def upgrade(as_json: Json = False, home: Home = None) -> None:
     """Bring the schema of the lease store to this release; safe to repeat."""
     from lease_store import open_store
 
@@ -25,8 +26,14 @@ def upgrade(home: Home = None) -> None:
     if target.settings.database_url is None:
         target.make_home()
     target.wake_mariadb()
-    open_store(target.settings.store_url, upgrade=True)
-    say(f"The lease store {described(target)} has the schema of this release.")
+    with progress("upgrading the schema"):
+        open_store(target.settings.store_url, upgrade=True)
+    where = described(target)
+    tell(
+        {"lease_store": where, "upgraded": True},
+        f"The lease store {where} has the schema of this release.",
+        as_json=as_json,
+    )
 
 
 def described(target: Target) -> str:

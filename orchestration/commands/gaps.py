@@ -9,15 +9,13 @@ import typer
 from lease_store.assignment_plan import rank_key
 from lease_store.store import Changed
 from orchestration.commands.groups import OBSERVER
-from orchestration.commands.options import GroupName, Home, Json
+from orchestration.commands.options import GroupName, Home, Json, StreamArgument, stream_names
 from orchestration.commands.target import Target
-from orchestration.presentation import say, show_json, show_table
+from orchestration.presentation import say, show_json, show_table, tell
 
 app = typer.Typer(
     help="List ranges that were removed unread, and accept their loss.", no_args_is_help=True
 )
-
-StreamArgument = Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream.")]
 
 
 @app.command("list")
@@ -58,9 +56,13 @@ def list_(
 
 @app.command()
 def ack(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
+    stream: Annotated[
+        str,
+        typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names),
+    ],
     shard: Annotated[str, typer.Argument(help="The shard.")],
     group: GroupName = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Accept the loss of a shard's gaps as they are now; one that the shard holds at is passed."""
@@ -74,8 +76,13 @@ def ack(
         and not gap.acknowledged
         and isinstance(target.store.acknowledge_gap(key, gap, observer=OBSERVER), Changed)
     ]
-    for gap in accepted:
-        said = "" if gap.skipped else "; the next run goes on behind it"
-        say(f"Accepted the loss of {gap.start} to {gap.end} of shard {wanted} of {key}{said}.")
-    if not accepted:
-        say(f"Shard {wanted} of {key} has no gap to accept.")
+    sentences = [
+        f"Accepted the loss of {gap.start} to {gap.end} of shard {wanted} of {key}"
+        f"{'' if gap.skipped else '; the next run goes on behind it'}."
+        for gap in accepted
+    ]
+    tell(
+        {"group": str(key), "shard": wanted, "accepted": accepted},
+        *(sentences or [f"Shard {wanted} of {key} has no gap to accept."]),
+        as_json=as_json,
+    )

@@ -13,7 +13,7 @@ from lease_store.records import AssignmentMode, GapPolicy, Group, Timing
 from orchestration.commands.drain_report import say_open, show_drained, tell_drained
 from orchestration.commands.options import Home, Json, Stream
 from orchestration.commands.target import Target
-from orchestration.presentation import say, show_json, show_table
+from orchestration.presentation import show_json, show_table, tell
 
 OBSERVER = "command line"
 
@@ -114,6 +114,7 @@ def create(
     node_cap: NodeCap = None,
     gap_policy: Gaps = None,
     weighted: Weighted = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Create a consumer group of a stream."""
@@ -136,7 +137,7 @@ def create(
         weighted=weighted,
     )
     target.new_store.create_group(group)
-    say(f"Created consumer group {group.key}.")
+    tell(described(group), f"Created consumer group {group.key}.", as_json=as_json)
 
 
 @app.command("list")
@@ -198,6 +199,7 @@ def update(
     node_cap: NodeCap = None,
     gap_policy: Gaps = None,
     weighted: Weighted = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Change a consumer group; a new order takes effect at once."""
@@ -213,17 +215,18 @@ def update(
         gap_policy=gap_policy,
         weighted=weighted,
     )
-    if wanted == group:
-        say(f"Consumer group {group.key} is so already.")
-        return
-    target.store.update_group(wanted, observer=OBSERVER)
-    say(f"Updated consumer group {group.key}.")
+    sentences = [f"Consumer group {group.key} is so already."]
+    if wanted != group:
+        target.store.update_group(wanted, observer=OBSERVER)
+        sentences = [f"Updated consumer group {group.key}."]
     declared = target.declared(stream)
-    if declared.key == group.key and declared.assignment is not wanted.assignment:
-        say(
+    if wanted != group and declared.key == group.key and declared.assignment != wanted.assignment:
+        sentences.append(
             f"It assigns by {wanted.assignment} now, but its declaration says "
             f"{declared.assignment}: nodes take the settings of their declaration."
         )
+    changed = wanted != group
+    tell({"changed": changed} | described(target.group(stream, name)), *sentences, as_json=as_json)
 
 
 def _set_paused(name: str, stream: str | None, home: Home, *, paused: bool) -> GroupKey:
@@ -235,10 +238,14 @@ def _set_paused(name: str, stream: str | None, home: Home, *, paused: bool) -> G
 
 
 @app.command()
-def pause(name: Name, stream: Stream = None, home: Home = None) -> None:
+def pause(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
     """Pause a consumer group: its holders stop at their next batch boundary."""
     key = _set_paused(name, stream, home, paused=True)
-    say(f"Paused consumer group {key}; holders stop at their next batch boundary.")
+    tell(
+        {"stream": key.stream, "group": key.group, "paused": True},
+        f"Paused consumer group {key}; holders stop at their next batch boundary.",
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -280,10 +287,14 @@ def drain(
 
 
 @app.command()
-def resume(name: Name, stream: Stream = None, home: Home = None) -> None:
+def resume(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
     """Let a paused consumer group go on."""
     key = _set_paused(name, stream, home, paused=False)
-    say(f"Resumed consumer group {key}.")
+    tell(
+        {"stream": key.stream, "group": key.group, "paused": False},
+        f"Resumed consumer group {key}.",
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -293,10 +304,15 @@ def delete(
     force: Annotated[
         bool, typer.Option("--force", help="Delete it even though nodes of it are live.")
     ] = False,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Delete a consumer group with its checkpoints, ledger and journal."""
     target = Target.at(home)
     key = target.group(stream, name).key
     target.store.delete_group(key, force=force)
-    say(f"Deleted consumer group {key}.")
+    tell(
+        {"stream": key.stream, "group": key.group, "deleted": True},
+        f"Deleted consumer group {key}.",
+        as_json=as_json,
+    )

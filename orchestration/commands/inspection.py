@@ -12,6 +12,7 @@ from lease_store.records import EventKind
 from lease_store.upkeep import UpkeepReport
 from orchestration.commands.groups import described
 from orchestration.commands.options import GroupName, Home, Json, Stream
+from orchestration.commands.progress import progress
 from orchestration.commands.target import Target
 from orchestration.declared_nodes import mode_note, not_joined, refused_members
 from orchestration.presentation import say, show_json, show_table
@@ -242,7 +243,8 @@ def verify(
 
     target = Target.at(home)
     key = target.group(stream, group).key
-    violations = violations_of(target.store, key)
+    with progress("reading journal and ledger"):
+        violations = violations_of(target.store, key)
     if as_json:
         show_json({"group": str(key), "violations": violations})
     else:

@@ -7,6 +7,20 @@ from typing import Annotated
 
 import typer
 
+from lease_store.errors import LeaseholdError
+
+
+def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The declared streams whose names begin so, for shell completion; none on any mistake."""
+    from orchestration.settings import load_settings
+
+    try:
+        declared = load_settings(home=ctx.params.get("home")).streams
+    except LeaseholdError:
+        return []
+    return [stream.name for stream in declared if stream.name.startswith(incomplete)]
+
+
 Home = Annotated[
     Path | None,
     typer.Option(
@@ -17,7 +31,19 @@ Home = Annotated[
 ]
 Stream = Annotated[
     str | None,
-    typer.Option("--stream", help="The stream; may be left out when only one is declared."),
+    typer.Option(
+        "--stream",
+        help="The stream; may be left out when only one is declared.",
+        autocompletion=stream_names,
+    ),
+]
+StreamArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="STREAM",
+        help="The stream; may be left out when only one is declared.",
+        autocompletion=stream_names,
+    ),
 ]
 GroupName = Annotated[
     str | None,

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lease_store.errors import InvalidSetting, TransformError, shown
-from orchestration.commands.options import GroupName, Home, Json
+from orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from orchestration.commands.records import json_record
 from orchestration.commands.rewriting import (
     Module,
     Replaces,
     Shards,
-    StreamArgument,
     chosen_shards,
     refuse_failed,
     replay_shards,

@@ -9,34 +9,79 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestration.commands.options import GroupName, Home, Stream
+from lease_store.errors import InvalidSetting
+from orchestration.commands.options import GroupName, Home, Json, Stream, StreamArgument
+from orchestration.commands.progress import progress
 from orchestration.commands.target import Target
 from orchestration.input_files import check_readable
-from orchestration.presentation import iso, say
+from orchestration.presentation import iso, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
+    from lease_store.identifiers import GroupKey, ShardId
+
 SHARDS_DEFAULT = 8
 
 
 def cat(
-    stream: Annotated[str | None, typer.Argument(help="The stream.")] = None,
+    stream: StreamArgument = None,
+    *,
     shard: Annotated[str | None, typer.Option("--shard", help="One shard only.")] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            "--parquet", metavar="FILE", help="Write one Parquet file instead; it must be new."
+        ),
+    ] = None,
     group: GroupName = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON lines, which is the default.")
+    ] = False,
     home: Home = None,
 ) -> None:
-    """Print committed records as JSON lines, in order per shard."""
+    """Print committed records as JSON lines, in order per shard.
+
+    With `--parquet` and `--json` together, what is printed is a summary of the file as JSON.
+    """
     from assets.committed_output import iter_records
 
     target = Target.at(home)
     key = target.group(stream, group).key
     wanted = target.shard(key, shard).shard if shard is not None else None
+    if parquet is not None:
+        records = _write_parquet(target, key, wanted, parquet)
+        tell(
+            {"group": str(key), "file": parquet, "records": records},
+            f"Wrote {records:,} committed records of {key} to {parquet}.",
+            as_json=as_json,
+        )
+        return
     folder = target.settings.output_folder(key.stream, key.group)
     for batch in iter_records(target.store, key, folder, shard=wanted):
         sys.stdout.writelines(json_lines(batch))
+
+
+def _write_parquet(target: Target, key: GroupKey, shard: ShardId | None, file: Path) -> int:
+    """Write committed records into a new file, which appears whole or not at all; their number.
+
+    Raises:
+        InvalidSetting: the file is there already, or its folder is not.
+    """
+    from assets.committed_dataset import committed_dataset
+    from assets.parquet_file import write_parquet
+
+    if file.exists() or not file.parent.is_dir():
+        why = "is there already" if file.exists() else "is in no folder that exists"
+        raise InvalidSetting(f"The file {file} {why}: name a new one with --parquet.")
+    folder = target.settings.output_folder(key.stream, key.group)
+    shards = None if shard is None else [shard]
+    dataset = committed_dataset(target.store, key, folder, shards=shards)
+    total = sum(batch.statistics.written for batch in target.store.batches(key, shard))
+    with progress(f"writing {file.name}", "records", total) as told:
+        return write_parquet(dataset, file, told)
 
 
 def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
@@ -73,6 +118,7 @@ def load(
     shards: Annotated[
         int, typer.Option("--shards", min=1, max=4096, help="Shards of a log made now.")
     ] = SHARDS_DEFAULT,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Append the lines of files to the local log of a stream, which is made where there is none."""
@@ -85,6 +131,11 @@ def load(
     log = target.local_log(declared.name)
     if not log.exists:
         log = LocalLog.create(log.root, shards)
-    appended = log.append_lines(*files)
+    with progress(f"loading into {declared.name}", "records") as told:
+        appended = log.append_lines(*files, progress=told)
     records = sum(int(part.end) - int(part.begin) for part in appended.values())
-    say(f"Loaded {records:,} records into {len(appended)} shards of stream {declared.name}.")
+    tell(
+        {"stream": declared.name, "records": records, "appended": appended},
+        f"Loaded {records:,} records into {len(appended)} shards of stream {declared.name}.",
+        as_json=as_json,
+    )

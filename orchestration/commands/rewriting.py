@@ -11,7 +11,8 @@ import typer
 
 from lease_store.assignment_plan import rank_key
 from lease_store.errors import RewriteRefused
-from orchestration.commands.options import GroupName, Home, Json
+from orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from orchestration.commands.progress import progress
 from orchestration.commands.target import Target
 from orchestration.presentation import show_json, show_table
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 TARGET_MIB = 128
 Result = TypeVar("Result")
-StreamArgument = Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream.")]
 Shards = Annotated[
     list[str] | None,
     typer.Option("--shard", metavar="SHARD", help="A shard; may be repeated (default: all)."),
@@ -90,20 +90,22 @@ def replay_shards(
     output_root = target.settings.output_folder(key.stream, key.group)
     run = new_run("replay")
     resource = spark_of(target.settings)
-    replayer = Replayer(
-        stream=stream,
-        store=target.store,
-        output_root=output_root,
-        sweeper=SparkSweeper(
+    with progress("replaying", "batches") as told:
+        replayer = Replayer(
             stream=stream,
-            session=lambda: resource.spark_session,
+            store=target.store,
             output_root=output_root,
+            sweeper=SparkSweeper(
+                stream=stream,
+                session=lambda: resource.spark_session,
+                output_root=output_root,
+                run=run,
+            ),
             run=run,
-        ),
-        run=run,
-        ended=named(replaces),
-    )
-    reports = interruptible(lambda: replayer.replay(shards, span))
+            ended=named(replaces),
+            progress=told,
+        )
+        reports = interruptible(lambda: replayer.replay(shards, span))
     return run, [reports[shard] for shard in shards]
 
 
@@ -162,7 +164,8 @@ def compact(
         target_bytes=target_mib * 1024 * 1024,
         ended=named(replaces),
     )
-    done = list(interruptible(lambda: compactor.compact(shards)).values())
+    with progress("compacting", "shards", len(shards)) as told:
+        done = list(interruptible(lambda: compactor.compact(shards, told)).values())
     if as_json:
         show_json({"group": str(key), "run": run, "shards": done})
     else:

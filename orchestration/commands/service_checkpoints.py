@@ -11,9 +11,9 @@ from lease_store.errors import CheckpointRefused, GroupInUse, InvalidSetting, sh
 from lease_store.reopening import Reopening
 from orchestration.commands.checkpoints import app, forced
 from orchestration.commands.groups import OBSERVER
-from orchestration.commands.options import GroupName, Home, Stream
+from orchestration.commands.options import GroupName, Home, Json, Stream
 from orchestration.commands.target import Target, listed
-from orchestration.presentation import say
+from orchestration.presentation import tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +47,7 @@ def import_(
     live: Live = False,
     stream: Stream = None,
     group: GroupName = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Take over the checkpoints of a consumer group of the log service (LogHub).
@@ -71,10 +72,14 @@ def import_(
         for shard in wanted
         if shard in cursors and shard in leases and _take(target, key, leases[shard], cursors)
     ]
-    say(f"Imported {len(moved)} checkpoints of {shown(name)} into {key}.")
-    _tell("the same here already", [s for s in cursors if s in leases and s not in moved])
-    _tell("nothing stored in the service", [shard for shard in wanted if shard not in cursors])
-    _tell("no longer in the logstore", [shard for shard in cursors if shard not in leases])
+    tell(
+        {"group": str(key), "consumer_group": name, "imported": moved},
+        f"Imported {len(moved)} checkpoints of {shown(name)} into {key}.",
+        *_left("the same here already", [s for s in cursors if s in leases and s not in moved]),
+        *_left("nothing stored in the service", [s for s in wanted if s not in cursors]),
+        *_left("no longer in the logstore", [s for s in cursors if s not in leases]),
+        as_json=as_json,
+    )
 
 
 @app.command("export")
@@ -92,6 +97,7 @@ def export(
     ] = False,
     stream: Stream = None,
     group: GroupName = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Give the checkpoints to a consumer group of the log service (LogHub), made if need be.
@@ -125,9 +131,13 @@ def export(
         service.create(settings.timeout_s, ordered=settings.ordered)
     for shard, cursor in cursors.items():
         service.store(shard, GroupCursor(cursor.group))
-    say(f"Exported {len(cursors)} checkpoints of {key} to {shown(name)}.")
-    _tell("their LogGroup begins again", within)
-    _tell("nothing stored here", [lease.shard for lease in leases if lease.check_point is None])
+    tell(
+        {"group": str(key), "consumer_group": name, "exported": list(cursors)},
+        f"Exported {len(cursors)} checkpoints of {key} to {shown(name)}.",
+        *_left("their LogGroup begins again", within),
+        *_left("nothing stored here", [row.shard for row in leases if row.check_point is None]),
+        as_json=as_json,
+    )
 
 
 def _both(
@@ -193,6 +203,6 @@ def _take(
     return True
 
 
-def _tell(what: str, shards: Iterable[ShardId]) -> None:
-    if found := sorted(shards, key=rank_key):
-        say(f"Shards {listed(found)}: {what}.")
+def _left(what: str, shards: Iterable[ShardId]) -> list[str]:
+    found = sorted(shards, key=rank_key)
+    return [f"Shards {listed(found)}: {what}."] if found else []

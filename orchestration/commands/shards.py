@@ -10,7 +10,7 @@ from lease_store.errors import UnknownShard, shown
 from lease_store.identifiers import ShardId
 from orchestration.commands.options import Home, Json, Stream
 from orchestration.commands.target import Target, listed
-from orchestration.presentation import say, show_json, show_table
+from orchestration.presentation import show_json, show_table, tell
 
 app = typer.Typer(help="List, split and merge the shards of a local log.", no_args_is_help=True)
 
@@ -60,13 +60,18 @@ def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> No
 def split(
     shard: Annotated[str, typer.Argument(help="The shard to split.")],
     stream: Stream = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Split a shard in two: it becomes read-only, and its children share its hash range."""
     target = Target.at(home)
     log = target.local_log(stream)
     first, second = log.split(_known(target, stream, shard))
-    say(f"Split shard {shard} into {first} and {second}.")
+    tell(
+        {"parents": [shard], "children": [first, second]},
+        f"Split shard {shard} into {first} and {second}.",
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -74,13 +79,18 @@ def merge(
     first: Annotated[str, typer.Argument(help="A shard.")],
     second: Annotated[str, typer.Argument(help="A shard whose hash range is next to it.")],
     stream: Stream = None,
+    as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Merge two neighbouring shards: they become read-only, and one child follows them."""
     target = Target.at(home)
     log = target.local_log(stream)
     child = log.merge(_known(target, stream, first), _known(target, stream, second))
-    say(f"Merged shards {first} and {second} into {child}.")
+    tell(
+        {"parents": [first, second], "children": [child]},
+        f"Merged shards {first} and {second} into {child}.",
+        as_json=as_json,
+    )
 
 
 def _known(target: Target, stream: str | None, shard: str) -> ShardId:

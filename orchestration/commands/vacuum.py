@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from lease_store.errors import InvalidSetting, shown
-from orchestration.commands.options import GroupName, Home, Json
+from orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from orchestration.commands.progress import progress
 from orchestration.commands.target import Target
 from orchestration.presentation import say, show_json
 
@@ -19,7 +20,7 @@ SHOWN_MAX = 20
 
 
 def vacuum(
-    stream: Annotated[str | None, typer.Argument(metavar="STREAM", help="The stream.")] = None,
+    stream: StreamArgument = None,
     *,
     older_than: Annotated[
         str, typer.Option("--older-than", help="Age of what is removed: 90m, 1h, 7d.")
@@ -47,7 +48,8 @@ def vacuum(
     target = Target.at(home)
     key = target.group(stream, group).key
     folder = target.settings.output_folder(key.stream, key.group)
-    report = removed_by(target.store, key, folder, older_than=age, dry_run=dry_run)
+    with progress("looking for files that nobody needs"):
+        report = removed_by(target.store, key, folder, older_than=age, dry_run=dry_run)
     if as_json:
         show_json({"group": str(key), "dry_run": dry_run, "report": report})
         return
