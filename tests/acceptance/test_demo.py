@@ -21,6 +21,7 @@ from tests.acceptance.leasehold_process import (
     processes_of,
     running,
 )
+from tests.unit.docs.recorded_output import assert_printed
 
 pytestmark = [pytest.mark.dagster_processes, pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -56,6 +57,7 @@ def test_it_ends_with_the_table_and_the_proof(demo: Finished) -> None:
     assert "split shard 0 into 8 and 9, merged 4 and 5 into 10" in demo.out
     table = demo.out.split("Shards of demo/default")[1].split("Journal and ledger")[0]
     assert max(len(line) for line in table.splitlines()) <= 100
+    assert_printed(("demo",), demo.out)
 
 
 def test_it_shows_its_progress(demo: Finished) -> None:
@@ -143,6 +145,7 @@ def test_the_same_instance_opens_in_the_ui(demo: Finished, home: Path, tmp_path:
             "numMaterialized": 11,
         }
         assert ui.end(signal.SIGTERM) == 0
+        assert_printed(("ui",), ui.text, **{".leasehold": str(home)})
     assert_nothing_runs(home)
 
 

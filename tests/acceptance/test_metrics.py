@@ -15,6 +15,7 @@ from lease_store.records import JournalEntry
 from lease_store.store import Changed
 from tests.acceptance.leasehold_process import COMMAND, environment
 from tests.dagster_deployment import ROOT
+from tests.unit.docs.recorded_output import assert_printed
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 Samples = dict[tuple[str, ...], float]
@@ -34,6 +35,7 @@ def exporter(home: Path) -> Iterator[str]:
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
+        assert_printed(("metrics",), said)
         found = re.search(r"http://127\.0\.0\.1:\d+/metrics", said)
         assert found, said or process.communicate(timeout=60)
         yield found[0]

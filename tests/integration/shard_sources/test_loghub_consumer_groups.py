@@ -22,6 +22,7 @@ from shard_sources.source import Limits, Position
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, LogHubWorld, written_with_sdk
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
+from tests.unit.docs.recorded_output import assert_printed
 
 KEY = GroupKey.parse("default", LOGSTORE)
 NODE = NodeName("a")
@@ -153,7 +154,7 @@ def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
     # The consumers are stopped: the service names no holder any more.
     deployment.world.logstore.consumer_groups[OLD].holders.clear()
     out = said(capsys, "checkpoint", "import", "--consumer-group", OLD)
-    assert "Imported 1 checkpoints" in out
+    assert_printed(("checkpoint", "import"), out)
     assert deployment.checkpoints() == {"0": cursor, "1": None}
     assert "Imported 0" in said(capsys, "checkpoint", "import", "--consumer-group", OLD)
     deployment.consume("run-1")
@@ -169,7 +170,7 @@ def test_there_and_back_each_record_is_read_once(
     deployment.consume("run-1", 20)
     deployment.append("0", 2)
     out = said(capsys, "checkpoint", "export", "--consumer-group", "new")
-    assert "Exported 2 checkpoints" in out
+    assert_printed(("checkpoint", "export"), out)
     assert deployment.service_checkpoints("new") == {
         int(shard): cursor for shard, cursor in deployment.checkpoints().items()
     }

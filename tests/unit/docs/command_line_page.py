@@ -5,6 +5,8 @@ python -m tests.unit.docs.command_line_page
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -12,15 +14,34 @@ from typing import Any
 
 import typer.main
 
+from tests.unit.docs.command_scene import Outputs, play
+from tests.unit.docs.recorded_output import RECORDED
+
+MEASURING = ("version", "compact", "vacuum")
+"""Commands that print sizes of files, or versions."""
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command-line.md"
 _HEAD = """\
 # Command line
 
 <!-- Written by `python -m tests.unit.docs.command_line_page`: change the commands instead. -->
 
-`leasehold COMMAND --help` prints the same. Read commands take `--json`. Exit codes: 0 done, 1 a
-check failed, 2 your mistake, told in one sentence on standard error; see
-[states and reasons](states.md#exit-codes-of-the-command-line).
+`leasehold COMMAND --help` prints the same. Under each command stands what it printed in one small
+deployment: a log of two shards with six records, the last of which the transform refused.
+
+**JSON.** Every command that ends takes `--json` and then prints one JSON document; `cat` prints one
+line a record. Commands that run until Ctrl-C, and `demo`, have no such option.
+
+**Exit codes.** 0 done, 1 a check failed, 2 your mistake, told in one sentence on standard error;
+see [states and reasons](states.md#exit-codes-of-the-command-line).
+
+**Tables** are at most 100 columns wide, less where the terminal is narrower.
+
+**Progress** of long work is a bar on standard error while it lasts, where that is a terminal.
+`demo` and `group drain` print lines elsewhere.
+
+**Shell completion.** `leasehold --install-completion` sets it up for the shell that you are in
+(bash, zsh, fish or PowerShell) and says where; it completes commands, options and the names of
+declared streams. `leasehold --show-completion` prints the script instead.
 """
 
 
@@ -69,14 +90,35 @@ def _value(parameter: Any) -> str:
     }.get(kind, "PATH")
 
 
+def real_outputs() -> Outputs:
+    """What each command prints: played now, or recorded and checked by its own test."""
+    with tempfile.TemporaryDirectory() as folder:
+        return RECORDED | play(Path(folder))
+
+
+def comparable(text: str) -> str:
+    """A page without what a release of another library, or the time of day, changes in it."""
+    parts = re.split(r"(?m)^(?=## )", text)
+    for number, part in enumerate(parts):
+        if part.startswith(tuple(f"## leasehold {name}\n" for name in MEASURING)):
+            parts[number] = re.sub(r"[ ─]+", " ", re.sub(r"\d[\d,.]*", "0", part))
+    return "".join(parts)
+
+
 def page() -> str:
     """The whole page."""
     parts = [_HEAD]
+    outputs = real_outputs()
     for path, command in commands(root()):
         parts.append(f"\n## leasehold {' '.join(path)}\n\n{_paragraphs(command.help or '')}\n")
         rows = [f"| `{_escape(name)}` | {_escape(text)} |" for name, text in options(command)]
         if rows:
             parts.append("\n| | |\n|---|---|\n" + "\n".join(rows) + "\n")
+        parts += [
+            f"\n```console\n$ {command}\n{output}\n```\n"
+            for words, (command, output) in outputs.items()
+            if words[: len(path)] == path
+        ]
     return "".join(parts)
 
 

@@ -117,7 +117,8 @@ def test_every_command_exists(page: Path) -> None:
 
 
 def check_leasehold(words: list[str], known: dict[tuple[str, ...], Any], command: str) -> None:
-    words = [word for word in words if word != "--debug"]
+    of_all = {"--debug", "--install-completion", "--show-completion"}
+    words = [word for word in words if word not in of_all]
     groups = {path[0] for path in known if len(path) == 2}
     if not words or words[0] == "COMMAND" or (words[0] in groups and len(words) == 1):
         return
@@ -179,7 +180,23 @@ def test_settings_files_in_examples_load(
 
 def test_the_command_line_page_is_current() -> None:
     """Run `python -m tests.unit.docs.command_line_page` after a change of the commands."""
-    assert command_line_page.PAGE.read_text("utf-8") == command_line_page.page()
+    written = command_line_page.PAGE.read_text("utf-8")
+    assert command_line_page.comparable(written) == command_line_page.comparable(
+        command_line_page.page()
+    )
+
+
+def test_every_command_is_shown_with_what_it_prints() -> None:
+    text = command_line_page.PAGE.read_text("utf-8")
+    for path, _ in command_line_page.commands(command_line_page.root()):
+        name = " ".join(path)
+        section = re.search(rf"^## leasehold {name}$(.*?)(?=^## |\Z)", text, re.M | re.S)
+        assert section, name
+        shown = FENCE.findall(section[1])
+        assert shown, f"leasehold {name} is not shown"
+        for _, body in shown:
+            assert body.startswith(f"$ leasehold {name}")
+            assert body.count("\n") > 1, f"nothing is printed by {name}"
 
 
 def test_all_settings_are_documented_with_their_defaults() -> None:

@@ -40,6 +40,10 @@ class ConsumedHome:
     def _begin(self, shards: int) -> None:
         LocalLog.create(self.log.root, shards)
         self.store.create_group(Group(KEY))
+        self.join()
+
+    def join(self) -> None:
+        """Have the node hold all shards of the log."""
         self.store.register(KEY, Node(NODE, 0, "a-1"), observer="test")
         self.store.sync_shards(KEY, self.log.list_shards(), observer="test")
         claims = {lease.shard: (NODE, lease.lease_id) for lease in self.store.snapshot(KEY).shards}

@@ -1,0 +1,154 @@
+"""What each command really prints, in one small scene, for the page of the command line.
+
+The commands run in this process on a real log, store and output; only what reads and writes the
+records of a sweep is Arrow instead of Spark, unless a test runs the scene with Spark itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+from lease_store.identifiers import NodeName
+from lease_store.records import Node
+from orchestration.command_line import main
+from orchestration.settings import PREFIX
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+
+HOME = Path(".leasehold")
+LINES = ("GET /", "GET /cart", "PUT /cart", "GET /pay", "GET /cart", "no request")
+MODULE = "requests_stream"
+DECLARATION = """
+from pathlib import Path
+from assets.shard_stream import ShardStream
+from shard_sources.local_log import LocalLog
+
+def parsed(records):
+    return records
+
+streams = [ShardStream("demo", LocalLog(Path(".leasehold/logs/demo")), transform=parsed)]
+"""
+Outputs = dict[tuple[str, ...], tuple[str, str]]
+"""For the words that call a command: the whole command, and what it printed."""
+
+
+@dataclass
+class Scene:
+    """A folder to work in, and what was said in it so far."""
+
+    with_spark: bool = False
+    outputs: Outputs = field(default_factory=Outputs)
+
+    def run(self, command: str, *, words: int = 1, code: int = 0) -> None:
+        """Run a command, which is called by its first words, and keep what it prints."""
+        arguments = shlex.split(command)
+        said, failed = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(failed):
+            ended = main(arguments)
+        assert ended == code, f"{command}: {ended} {failed.getvalue()}"
+        text = "\n".join(line.rstrip() for line in said.getvalue().rstrip().splitlines())
+        self.outputs[tuple(arguments[:words])] = (f"leasehold {command}", settled(text))
+
+
+def settled(text: str) -> str:
+    """Text without what differs from run to run: times and random ids, in as many letters."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "2026-03-01T12:00:00", text)
+    text = re.sub(r"(?<=T12:00:00)\.\d{6}", ".000000", text)
+    text = re.sub(r"\b[0-9a-f]{32}\b", "0123456789abcdef" * 2, text)
+    text = re.sub(r"(attempts/\d+-)\d{6,}", r"\1run", text)
+    text = text.replace(str(Path.cwd()), "/srv/requests")
+    return re.sub(r"after \d+\.\d s", "after 0.0 s", text)
+
+
+@contextlib.contextmanager
+def empty_folder(folder: Path) -> Generator[None]:
+    """Work in a folder, with settings of its own alone."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    with contextlib.chdir(folder), patch.dict(os.environ, kept, clear=True):
+        path = list(sys.path)
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            sys.modules.pop(MODULE, None)
+
+
+def play(folder: Path, *, with_spark: bool = False) -> Outputs:
+    """Play the scene in an empty folder; what each of its commands printed."""
+    with empty_folder(folder):
+        scene = Scene(with_spark)
+        Path("requests.log").write_text("".join(f"{line}\n" for line in LINES), "utf-8")
+        Path(f"{MODULE}.py").write_text(DECLARATION, "utf-8")
+        scene.run("version")
+        scene.run("db upgrade", words=2)
+        scene.run("load requests.log --stream demo --shards 2")
+        scene.run("group create default --timeout 30", words=2)
+        home = ConsumedHome(HOME, records_max=2)
+        try:
+            _look(scene, home)
+            _rewrite(scene, home)
+            _change(scene, home)
+        finally:
+            home.store.close()
+        scene.run("simulate --nodes 3 --shards 8 --steps 300 --event crash@100")
+        return scene.outputs
+
+
+def _look(scene: Scene, home: ConsumedHome) -> None:
+    """Commands that read."""
+    home.join()
+    home.sweeper.refuses = lambda value: b"request" in value
+    home.consume("5f2a9c31")
+    scene.run("status")
+    home.store.register(KEY, Node(NodeName("b"), 0, "b-1"), observer="test")
+    scene.run("plan --explain")
+    scene.run("journal --limit 6")
+    scene.run("verify")
+    scene.run("cat demo --shard 0")
+    scene.run("cat demo --parquet requests.parquet")
+    scene.outputs["cat", "--parquet"] = scene.outputs.pop(("cat",))
+    scene.run("cat demo --shard 0")
+    scene.run("checkpoint get", words=2)
+    scene.run("shard list", words=2)
+    scene.run("group list", words=2)
+    scene.run("group show default", words=2)
+    scene.run("quarantine list demo", words=2)
+
+
+def _rewrite(scene: Scene, home: ConsumedHome) -> None:
+    """Commands that make committed output anew."""
+    spark = contextlib.nullcontext()
+    if not scene.with_spark:
+        spark = patch("assets.spark_sweeper.SparkSweeper", lambda **_: home.sweeper)
+    home.sweeper.refuses = lambda _: False
+    with spark:
+        scene.run(f"quarantine retry demo --module {MODULE}", words=2)
+        scene.run("replay demo --shard 0")
+    scene.run("compact demo")
+    for path in HOME.rglob("*.parquet"):
+        os.utime(path, (0, 0))
+    scene.run("vacuum demo --older-than 1h --dry-run")
+
+
+def _change(scene: Scene, home: ConsumedHome) -> None:
+    """Commands that change a group, a log or a checkpoint; retention takes what was not read."""
+    scene.run("group update default --ordered --node-cap 8", words=2)
+    scene.run("checkpoint set 1 begin --force --reason 'read it again'", words=2)
+    home.log.retain("1", "3")
+    home.consume("77d0be12")
+    scene.run("gap list demo", words=2)
+    scene.run("gap ack demo 1", words=2)
+    scene.run("shard split 0", words=2)
+    scene.run("shard merge 3 1", words=2)
+    scene.run("group pause default", words=2)
+    scene.run("group drain default", words=2)
+    scene.run("group resume default", words=2)
+    scene.run("group delete default --force", words=2)

@@ -1,0 +1,85 @@
+"""What the commands print that run services, or need Spark or a log service.
+
+Their own tests compare it with what the real commands print: see `assert_printed`.
+"""
+
+from __future__ import annotations
+
+import re
+
+RECORDED: dict[tuple[str, ...], tuple[str, str]] = {
+    ("demo",): (
+        "leasehold demo --home demo --records 20000",
+        """\
+   0.3 s  starting Dagster and Spark with node-a and node-b
+…
+   9.1 s  loaded 12,000 of 20,000 records into 8 shards
+…
+  21.4 s  split shard 0 into 8 and 9, merged 4 and 5 into 10
+…
+  33.0 s  everything is consumed; stopping Dagster and Spark
+Shards of demo/default
+…
+Journal and ledger: no overlapping tenures, no gap, no overlap, parents before children.
+Records: 20,000 loaded, 20,000 committed, each exactly once.
+…""",
+    ),
+    ("ui",): (
+        "leasehold ui",
+        """\
+Starting Dagster on .leasehold …
+Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.""",
+    ),
+    ("node",): (
+        "leasehold node --name node-a",
+        """\
+Starting node node-a on 127.0.0.1:4201 …
+The code server of node node-a answers at 127.0.0.1:4201.
+…""",
+    ),
+    ("up",): (
+        "leasehold up --nodes 3",
+        """\
+Starting Dagster and 3 nodes on .leasehold …
+Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.
+…
+Stopping: the nodes leave at their runs' next checkpoints.""",
+    ),
+    ("metrics",): (
+        "leasehold metrics",
+        "Metrics on http://127.0.0.1:9464/metrics; Ctrl-C ends it.",
+    ),
+    ("checkpoint", "import"): (
+        "leasehold checkpoint import --consumer-group old-consumers",
+        """\
+Imported 1 checkpoints of 'old-consumers' into logstore/default.
+Shards 1: nothing stored in the service.""",
+    ),
+    ("checkpoint", "export"): (
+        "leasehold checkpoint export --consumer-group new",
+        "Exported 2 checkpoints of logstore/default to 'new'.",
+    ),
+}
+"""For the words that call a command: the whole command, and what it prints; `…` is any lines."""
+
+
+def assert_printed(words: tuple[str, ...], output: str, **names: str) -> None:
+    """A command printed what the page says, but for numbers and the names that a test chose.
+
+    Args:
+        words: that call the command.
+        output: what it printed.
+        names: how the page calls what the test calls otherwise, by what the page says.
+    """
+    expected = RECORDED[words][1]
+    for documented, own in names.items():
+        expected = expected.replace(documented, own)
+    printed = iter(numberless(output).splitlines())
+    for line in numberless(expected).splitlines():
+        if line != "…":
+            assert line in printed, f"`leasehold {' '.join(words)}` did not print: {line}\n{output}"
+
+
+def numberless(text: str) -> str:
+    """Text in which all numbers are alike, and so is the space before them."""
+    return re.sub(r"\d[\d,.]*(?=[^\d,.]|$)", "0", re.sub(r"(?m)^ +(?=\d)", "", text))
