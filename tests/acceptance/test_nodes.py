@@ -25,6 +25,7 @@ from tests.acceptance.node_scene import (
     value,
 )
 from tests.dagster_deployment import free_port
+from tests.unit.docs.recorded_output import assert_printed
 
 START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0
 SLOW_MACHINE_S = 30.0
@@ -72,7 +73,6 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
     with started as up:
         with writer:
             up.until(lambda: "Open http://" in up.text, START_S)
-            assert "Leases and Dagster's storage are in this home's own MariaDB" in up.text
             up.until(lambda: watched.shared_by("node-a", "node-b", "node-c"), START_S)
             assert_runs_are_where_their_shards_are(watched, up)
             wait_for_progress(watched, up)
@@ -84,6 +84,7 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
         everything = {writer.written}
         up.until(lambda: set(watched.check_points().values()) == everything, CHANGE_S)
         assert up.end(signal.SIGINT, END_S) == 0, up.text
+        assert_printed(("up",), up.text, **{".leasehold": str(home)})
     assert_nothing_runs(home)
     verified = leasehold("verify", "--home", home, folder=tmp_path)
     assert verified.code == 0, verified.out
@@ -120,6 +121,7 @@ def start_and_stop_nodes(home: Path, folder: Path, watched: Watched, up: Running
         for name, node in (("node-d", d), ("node-b", b)):
             assert node.end(signal.SIGTERM, END_S) == 0, node.text
             assert f"Node {name} left group {KEY} and freed" in node.text
+            assert_printed(("node",), node.text, **{"node-a": name})
     wait_until_shared(watched, up, "node-a", "node-c")
     changes = watched.kinds_after(at)
     assert {"leave node-b", "leave node-d"} <= set(changes)

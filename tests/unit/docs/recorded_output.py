@@ -11,13 +11,13 @@ RECORDED: dict[tuple[str, ...], tuple[str, str]] = {
     ("demo",): (
         "leasehold demo --home demo --records 20000",
         """\
-   0.3 s  starting Dagster and Spark with node-a and node-b
+  17.0 s  starting Dagster and Spark with node-a and node-b
 …
-   9.1 s  loaded 12,000 of 20,000 records into 8 shards
+  20.9 s  loaded 12,000 of 20,000 records into 8 shards
 …
-  21.4 s  split shard 0 into 8 and 9, merged 4 and 5 into 10
+ 162.8 s  split shard 0 into 8 and 9, merged 4 and 5 into 10
 …
-  33.0 s  everything is consumed; stopping Dagster and Spark
+ 285.5 s  everything is consumed; stopping Dagster and Spark
 Shards of demo/default
 …
 Journal and ledger: no overlapping tenures, no gap, no overlap, parents before children.
@@ -35,12 +35,16 @@ Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.""",
         """\
 Starting node node-a on 127.0.0.1:4201 …
 The code server of node node-a answers at 127.0.0.1:4201.
-…""",
+…
+Node node-a is leaving: its runs stop at their next checkpoint.
+…
+Node node-a left group demo/default and freed 3 shards.""",
     ),
     ("up",): (
         "leasehold up --nodes 3",
         """\
 Starting Dagster and 3 nodes on .leasehold …
+Leases and Dagster's storage are in this home's own MariaDB on port 3307.
 Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.
 …
 Stopping: the nodes leave at their runs' next checkpoints.""",
