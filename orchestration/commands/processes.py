@@ -176,9 +176,15 @@ def wait_for_port(port: int, pages: ChildProcess, told: Event | None = None) -> 
 
 
 def say_what_is_missing(target: Target) -> None:
-    """Name the streams that have no log yet: their sensors would wait without a visible reason."""
+    """Name the streams that have no log yet: their sensors would wait without a visible reason.
+
+    The logs of services are not made by us, and their sensors say what the service says.
+    """
+    from shard_sources.local_log import LocalLog
+
     for stream in target.settings.streams:
-        if not target.local_log(stream.name).exists:
+        source = target.stream(stream.name).source
+        if isinstance(source, LocalLog) and not source.exists:
             say(
                 f"Stream {stream.name} has no log yet: leasehold load FILE --stream {stream.name} "
                 f"--home {target.settings.home}"

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
 from lease_store.errors import InvalidSetting
-from orchestration.commands.processes import ended_by_signals, free_port
+from orchestration.commands.processes import (
+    ended_by_signals,
+    free_port,
+    say_what_is_missing,
+)
+from orchestration.commands.target import Target
+from orchestration.settings import Settings, StreamSettings
 
 
 def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
@@ -43,3 +50,24 @@ def test_the_first_signal_ends_the_block_and_the_next_ones_wait(
     assert cleaned
     assert signal.getsignal(number) is before
     assert capsys.readouterr().err == "Stopping; this takes a few seconds.\n"
+
+
+def test_only_a_local_log_can_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: a deployment that reads from a service starts; its logs are not made by us."""
+    settings = Settings(
+        home=tmp_path,
+        streams=(
+            StreamSettings(
+                name="orders",
+                source="kafka",
+                options={"bootstrap_servers": "127.0.0.1:1", "topic": "orders"},
+            ),
+            StreamSettings(name="visits"),
+        ),
+    )
+    say_what_is_missing(Target(settings))
+    said = capsys.readouterr().out
+    assert said.startswith("Stream visits has no log yet")
+    assert said.count("\n") == 1
