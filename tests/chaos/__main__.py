@@ -2,7 +2,8 @@
 
 LEASEHOLD_CHAOS_SEED, LEASEHOLD_CHAOS_KILLS, LEASEHOLD_CHAOS_FREEZES and LEASEHOLD_CHAOS_MINUTES
 (no further round after so many) say what to play; LEASEHOLD_CHAOS_TIMEOUT_S is the lease timeout.
-The choice of incidents follows the seed; when they meet which step does not.
+The choice of incidents follows the seed; when they meet which step does not. With
+LEASEHOLD_CHAOS_RESULTS, what was played is added to a file, and the next call goes on from there.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.incidents import Incident, random_incident, random_trouble
-from tests.chaos.rounds import Tally, finish, play
+from tests.chaos.incidents import Incident, compatible, random_incident, random_trouble
+from tests.chaos.rounds import finish, play
+from tests.chaos.tally import Tally
 from tests.chaos.world import World, chaos_world, print_logs
 
-PER_ROUND_MAX = 3
+WAVES_MAX, PER_WAVE_MAX = 4, 8
 
 
 def setting(name: str, default: float) -> float:
@@ -30,40 +32,65 @@ def say(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def campaign(world: World, tally: Tally) -> None:
-    """Rounds of random incidents."""
-    dice = random.Random(int(setting("SEED", 1)))
-    left = {False: int(setting("KILLS", 100)), True: int(setting("FREEZES", 100))}
+def left_to_play(*tallies: Tally) -> dict[bool, int]:
+    """How many kills (False) and freezes (True) have not happened yet."""
+    return {
+        freeze: max(0, int(setting(name, 100)) - sum(tally.count(verb) for tally in tallies))
+        for freeze, name, verb in ((False, "KILLS", "kill"), (True, "FREEZES", "freeze"))
+    }
+
+
+def campaign(world: World, tally: Tally, before: Tally) -> None:
+    """Rounds of random incidents, after those that were played before."""
+    dice = random.Random(f"{int(setting('SEED', 1))} after {before.rounds}")
     until = time.monotonic() + setting("MINUTES", 600) * 60
     pairs: list[list[str]] = []
-    play(world, tally, [], say)
-    while any(left.values()) and time.monotonic() < until and not tally.violations:
-        incidents: list[Incident] = []
-        for _ in range(dice.randint(1, PER_ROUND_MAX)):
-            freeze = dice.random() < left[True] / max(1, sum(left.values()))
-            incident = random_incident(dice, freeze=freeze)
-            if left[freeze] and incident.kind not in {each.kind for each in incidents}:
-                left[freeze] -= 1
-                incidents.append(incident)
-        trouble = random_trouble(dice, pairs)
-        play(world, tally, [*incidents, *([trouble] if trouble else [])], say)
+    while time.monotonic() < until and not tally.violations:
+        left = left_to_play(before, tally)
+        if not any(left.values()):
+            break
+        count = dice.randint(2, WAVES_MAX)
+        play(world, tally, [random_wave(dice, left, pairs) for _ in range(count)], say)
     finish(world, tally)
+
+
+def random_wave(
+    dice: random.Random, left: dict[bool, int], pairs: list[list[str]]
+) -> list[Incident]:
+    """Some kills and freezes, at most one of them to the database, and perhaps other trouble."""
+    wave: list[Incident] = []
+    for _ in range(dice.randint(2, PER_WAVE_MAX)):
+        freeze = dice.random() < left[True] / max(1, sum(left.values()))
+        incident = random_incident(dice, freeze=freeze)
+        if left[freeze] and compatible(incident, wave):
+            left[freeze] -= 1
+            wave.append(incident)
+    trouble = random_trouble(dice, pairs)
+    if trouble and compatible(trouble, wave):
+        wave.append(trouble)
+    return wave
 
 
 def main() -> int:
     """1 when a promise was broken, or records did not arrive."""
-    folder = Path(tempfile.mkdtemp(prefix="leasehold-chaos-"))
+    results = os.environ.get("LEASEHOLD_CHAOS_RESULTS")
+    before = Tally.read(Path(results)) if results else Tally()
     tally = Tally()
     failure = ""
-    with chaos_world(folder / "home") as world:
-        try:
-            campaign(world, tally)
-        except AssertionError as error:
-            print_logs(world)
-            failure = f"FAILED {error}"
-        say(tally.table(world.proof.records))
-        say(f"processes started again: {world.restarts}")
-    if failure or tally.violations:
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-chaos-"))
+    if any(left_to_play(before).values()):
+        with chaos_world(folder / "home") as world:
+            try:
+                campaign(world, tally, before)
+            except AssertionError as error:
+                print_logs(world)
+                failure = f"FAILED {error}"
+            say(f"processes started again: {world.restarts}")
+        if results:
+            tally.write(Path(results))
+    before.add(tally)
+    say(before.table())
+    if failure or before.violations:
         say(f"{failure}\nThe files are left in {folder}.")
         return 1
     shutil.rmtree(folder, ignore_errors=True)

@@ -6,14 +6,14 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from lease_store.failpoints import Failpoint
-from lease_store.identifiers import NodeName
-from tests.chaos.stream import KEY, SHARDS, TIMEOUT_S
-from tests.chaos.world import CODE, World
+from tests.chaos.stream import TIMEOUT_S
+from tests.chaos.world import CODE, START_S, World
 from tests.integration.lease_store.commit_proxy import Cut
 
 FREEZE_S = TIMEOUT_S + 3.0
@@ -23,7 +23,8 @@ FREEZE_S = TIMEOUT_S + 3.0
 class Incident(Protocol):
     """Something that goes wrong, begins with `strike` and has ended once `over` is true."""
 
-    kind: str
+    @property
+    def kind(self) -> str: ...
 
     def strike(self, world: World) -> None: ...
 
@@ -79,9 +80,8 @@ class Processes:
         return f"{'freeze' if self.freeze else 'kill'} {self.whom.split('-')[0]}"
 
     def strike(self, world: World) -> None:
-        self._pids = world.wait(self.whom, lambda: self._chosen(world), 60.0)
-        for pid in self._pids:
-            send(pid, signal.SIGSTOP if self.freeze else signal.SIGKILL)
+        self._pids = world.wait(self.whom, lambda: self._chosen(world), START_S)
+        self._send(signal.SIGSTOP if self.freeze else signal.SIGKILL)
         self._since = time.monotonic()
 
     def over(self, world: World) -> bool:
@@ -89,12 +89,12 @@ class Processes:
             return True
         if time.monotonic() - self._since < FREEZE_S:
             return False
-        self.thaw()
+        self._send(signal.SIGCONT)
         return True
 
-    def thaw(self) -> None:
+    def _send(self, number: signal.Signals) -> None:
         for pid in self._pids:
-            send(pid, signal.SIGCONT)
+            send(pid, number)
 
     def _chosen(self, world: World) -> list[int]:
         role, _, node = self.whom.partition("-")
@@ -108,39 +108,6 @@ class Processes:
                 return []
             return [each.pid for each in world.processes() if os.getpgid(each.pid) == server.pid]
         return [world.services[self.whom].pid]
-
-
-@dataclass
-class MissedHandOver:
-    """A node sleeps beyond its lease, and who took its shards sleeps when it wants them back.
-
-    `until` is reached by whoever takes over what was not handed over in time.
-    """
-
-    until: AtFailpoint
-    kind: str = "freeze a node, then the next holders"
-    _first: Processes = field(default_factory=lambda: Processes("node-a", freeze=True))
-    _second: list[int] = field(default_factory=list)
-
-    def strike(self, world: World) -> None:
-        self._first.strike(world)
-
-    def over(self, world: World) -> bool:
-        if not self._second:
-            progress = world.store.progress(KEY, [NodeName("b")]).values()
-            if sum(bool(row.consumer_run) for row in progress) <= len(progress) // 2:
-                return False
-            if len(progress) < SHARDS:
-                return False
-            self._second = world.runs("b")
-            for pid in self._second:
-                send(pid, signal.SIGSTOP)
-            self._first.thaw()
-        if not self.until.pid:
-            return False
-        for pid in self._second:
-            send(pid, signal.SIGCONT)
-        return True
 
 
 @dataclass
@@ -263,6 +230,19 @@ class Resharding:
         return True
 
 
+OF_THE_DATABASE = (DatabaseStops, DatabaseFreezes, DatabaseReadOnly, ConnectionsCut)
+
+
+def compatible(incident: Incident, others: Sequence[Incident]) -> bool:
+    """Whether it can happen beside others: each kind once, and one for the database at a time."""
+    if incident.kind in {each.kind for each in others}:
+        return False
+    return not (
+        isinstance(incident, OF_THE_DATABASE)
+        and any(isinstance(each, OF_THE_DATABASE) for each in others)
+    )
+
+
 def send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -285,7 +265,7 @@ def random_incident(dice: random.Random, *, freeze: bool) -> Incident:
         return AtFailpoint(dice.choice(RUN_POINTS + SENSOR_POINTS), freeze)
     if freeze and dice.random() < 0.15:
         return DatabaseFreezes()
-    if dice.random() < 0.1:
+    if not freeze and dice.random() < 0.1:
         return DatabaseStops(crash=True)
     roles = [f"run-{node}", f"run-{node}", f"code-{node}", f"daemon-{node}"]
     return Processes(dice.choice([*roles, f"node-{node}"] if freeze else [*roles, "spark"]), freeze)

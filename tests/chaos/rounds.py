@@ -1,102 +1,84 @@
-"""A round: incidents at about the same time, then quiet until everything is read, then proof."""
+"""A round: waves of incidents, then quiet until everything is read; proof after each of them."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from lease_store.errors import LeaseholdError
 from tests.chaos.incidents import Incident
+from tests.chaos.stream import TIMEOUT_S
+from tests.chaos.tally import Tally
 from tests.chaos.world import World
 
-STRIKES_S = 300.0
-RECOVERED_S = 300.0
-
-
-@dataclass
-class Tally:
-    """What happened so far.
-
-    Attributes:
-        recovered_s: for each kind of incident, from the end of its round's last incident until
-            everything that was written before was committed.
-        violations: sentences, with the round that showed them.
-    """
-
-    recovered_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    missed: list[str] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    rounds: int = 0
-
-    def table(self, records: int) -> str:
-        """Incidents by kind, how soon all was read again, and what was checked."""
-        width = max([len(kind) for kind in self.recovered_s], default=8)
-        lines = [f"{'incident':{width}}  count  median s  max s"]
-        for kind, seconds in sorted(self.recovered_s.items()):
-            median = statistics.median(seconds)
-            lines.append(f"{kind:{width}}  {len(seconds):5}  {median:8.1f}  {max(seconds):5.1f}")
-        everything = [each for seconds in self.recovered_s.values() for each in seconds]
-        lines += [
-            f"{len(everything)} incidents in {self.rounds} rounds, {records} records checked, "
-            f"{len(self.violations)} violations",
-            *[f"not reached: {kind}" for kind in self.missed],
-            *[f"VIOLATION {sentence}" for sentence in self.violations],
-        ]
-        return "\n".join(lines)
+PATIENCE_S = 90 * TIMEOUT_S
+"""Far more than it takes: a machine that is slow enough to need a longer T is given longer."""
 
 
 def play(
     world: World,
     tally: Tally,
-    incidents: Sequence[Incident],
+    waves: Sequence[Sequence[Incident]],
     say: Callable[[str], None] = print,
 ) -> None:
-    """One round.
+    """One round: waves of incidents, each as soon as the one before it is over; then quiet.
 
     Raises:
         AssertionError: the records written before its end were not committed in time.
     """
     tally.rounds += 1
     began = time.monotonic()
-    kinds = " + ".join(incident.kind for incident in incidents)
-    for incident in incidents:
+    name = "; ".join(" + ".join(incident.kind for incident in wave) for wave in waves)
+    happened: list[Incident] = []
+    for wave in waves:
+        missed = _strike(world, wave)
+        tally.missed += [incident.kind for incident in missed]
+        happened += [incident for incident in wave if incident not in missed]
+        _prove(world, tally, name)
+    healed = time.monotonic()
+    goal = world.writer.written()
+    try:
+        world.wait("the records of the round", lambda: not world.unread(goal), PATIENCE_S)
+    except AssertionError as error:
+        raise AssertionError(f"after {name}: {error}: {world.unread(goal)}") from None
+    seconds = time.monotonic() - healed
+    for incident in happened:
+        tally.recovered_s[incident.kind].append(seconds)
+    _prove(world, tally, name, finally_=True)
+    say(
+        f"{tally.rounds:3} {name}: {healed - began:.0f} s, recovered in {seconds:.1f} s, "
+        f"{world.proof.records} records, {len(tally.violations)} violations"
+    )
+
+
+def _strike(world: World, wave: Sequence[Incident]) -> list[Incident]:
+    """Begin all incidents of a wave, and wait until they are over; those that never happened."""
+    for incident in wave:
         incident.strike(world)
-    pending = list(incidents)
-    deadline = time.monotonic() + STRIKES_S
+    pending = list(wave)
+    deadline = time.monotonic() + PATIENCE_S
     while pending and time.monotonic() < deadline:
         world.supervise()
         pending = [incident for incident in pending if not incident.over(world)]
         time.sleep(0.1)
     for path in world.failpoints.iterdir():
         path.unlink()
-    tally.missed += [incident.kind for incident in pending]
-    healed = time.monotonic()
-    goal = world.writer.written()
-    try:
-        world.wait("the records of the round", lambda: not world.unread(goal), RECOVERED_S)
-    except AssertionError as error:
-        raise AssertionError(f"after {kinds}: {error}: {world.unread(goal)}") from None
-    seconds = time.monotonic() - healed
-    for incident in incidents:
-        if incident not in pending:
-            tally.recovered_s[incident.kind].append(seconds)
+    return pending
+
+
+def _prove(world: World, tally: Tally, name: str, *, finally_: bool = False) -> None:
+    """What is broken now; a store that does not answer is no violation before the end."""
     try:
         found = world.proof.violations()
     except LeaseholdError as error:
-        found = [f"the proof could not be made: {error}"]
-    tally.violations += [f"after {kinds}: {sentence}" for sentence in found]
-    say(
-        f"{tally.rounds:3} {kinds}: {healed - began:.0f} s, recovered in {seconds:.1f} s, "
-        f"{world.proof.records} records, {len(found)} violations"
-    )
+        found = [f"the proof could not be made: {error}"] if finally_ else []
+    tally.violations += [f"in {name}: {sentence}" for sentence in found]
 
 
 def finish(world: World, tally: Tally) -> None:
     """Stop writing, read all of it, and look at every record once more."""
     world.writer.stop()
     goal = world.writer.written()
-    world.wait("the last record", lambda: not world.unread(goal), RECOVERED_S)
+    world.wait("the last record", lambda: not world.unread(goal), PATIENCE_S)
     tally.violations += world.proof.violations_at_the_end(goal)
+    tally.records += world.proof.records

@@ -39,7 +39,7 @@ from tests.mariadb import MariaDB
 T = TypeVar("T")
 
 POLL_S = 0.2
-START_S = 90.0
+START_S = 30 * TIMEOUT_S
 CODE, DAEMON = "code", "daemon"
 
 

@@ -13,6 +13,14 @@ from pathlib import Path
 import psutil
 
 from lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
+from tests.chaos import test_chaos
+from tests.chaos.incidents import AtFailpoint
+from tests.integration.assets import (
+    test_crash_windows,
+    test_gaps_killed,
+    test_rewriting_killed,
+)
+from tests.integration.lease_store import test_planning_killed
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("lease_store", "assets", "sensors", "orchestration", "shard_sources")
@@ -35,6 +43,20 @@ def test_every_failpoint_is_reached_somewhere() -> None:
             assert f'"{point.label.removeprefix("in_")}"' in text, point
         else:
             assert f"Failpoint.{point.name}" in used, point
+
+
+def test_every_failpoint_is_killed_somewhere() -> None:
+    """Each of them is one of the places at which a test kills a process."""
+    played = [incident for waves in test_chaos.ROUNDS for wave in waves for incident in wave]
+    killed = {
+        *test_crash_windows.POINTS,
+        *test_gaps_killed.POINTS,
+        *test_planning_killed.POINTS,
+        *test_rewriting_killed.POINTS,
+        *test_rewriting_killed.VACUUM_POINTS,
+        *[each.point for each in played if isinstance(each, AtFailpoint) and not each.freeze],
+    }
+    assert killed == set(Failpoint)
 
 
 def run(variable: str) -> subprocess.Popen[bytes]:
