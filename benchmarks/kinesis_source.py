@@ -16,6 +16,7 @@ the real service asks for (five reads and two megabytes a second and shard) is o
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,10 @@ def main() -> None:
     arguments = arguments_of(__doc__ or "")
     per_turn = arguments.shards * RECORDS_PER_CALL
     records = max(1, arguments.records // per_turn) * per_turn
+    try:
+        kinesis_servers.kinesalite_folder()
+    except kinesis_servers.ServerMissing as missing:
+        sys.exit(f"There is no server to read from: {missing}.")
     with scratch_folder() as folder, spark_session(folder / "spark") as session:
         ways = FilledStream(folder, arguments.shards, records).ways(session)
         rows = rows_of(ways, records=records, value_bytes=VALUE_BYTES, repeats=arguments.repeats)
