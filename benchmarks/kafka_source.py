@@ -4,7 +4,8 @@ python -m benchmarks.kafka_source [--records 40000] [--shards 4] [--repeats 3] [
 
 A topic is read from its beginning to its end:
 
-* `confluent-kafka`: `consume`, partition by partition; keys and values are put into lists;
+* `confluent-kafka`: partition by partition over a kept connection, with the source's own pauses
+  between fetches; keys and values are put into a list;
 * `plan`: the source finds the ends of all batches, which reads a sample of each;
 * `plan + read`: then the ranges are read in this process, into Arrow batches;
 * `plan + Spark`: then they go through Spark into committed form, one Parquet file a shard.
@@ -15,7 +16,7 @@ The broker is librdkafka's mock, in this process, which keeps 5 MB a partition o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assets.spark_session import cores
 from benchmarks.figures import print_rows
@@ -34,6 +35,9 @@ from shard_sources.kafka import KafkaOptions, KafkaSource
 from tests.sources.world import NewRecord
 from tests.sources.worlds.kafka_mock import MockBroker
 
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
 TOPIC = "benchmark"
 VALUE_BYTES = 200
 MESSAGES = 1_000
@@ -49,13 +53,21 @@ def fill(broker: MockBroker, shards: int, records: int) -> None:
     broker.flush()
 
 
-def plainly(address: str, shards: int) -> int:
-    """Read all with the client alone."""
-    from confluent_kafka import Consumer, TopicPartition
+def plain_consumer(address: str) -> Consumer:
+    """The client alone, with the pauses that the source sets: its own would be all that counts."""
+    from confluent_kafka import Consumer
 
-    consumer = Consumer(
+    pauses = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 20}
+    return Consumer(
         {"bootstrap.servers": address, "group.id": "benchmark", "enable.auto.commit": False}
+        | pauses
     )
+
+
+def plainly(consumer: Consumer, shards: int) -> int:
+    """Read all with it, over the connection that it has."""
+    from confluent_kafka import TopicPartition
+
     read: list[tuple[bytes | None, bytes | None]] = []
     for number in range(shards):
         partition = TopicPartition(TOPIC, number, 0)
@@ -69,16 +81,17 @@ def plainly(address: str, shards: int) -> int:
             for message in [first, *consumer.consume(MESSAGES, timeout=0)]:
                 read.append((message.key(), message.value()))
                 last = message.offset() or 0
-    consumer.close()
+    consumer.unassign()
     return len(read)
 
 
 def ways(address: str, shards: int, folder: Path, session: Any) -> dict[str, Way]:
     """Each way to read everything once."""
     source = KafkaSource(KafkaOptions(bootstrap_servers=address), TOPIC)
+    consumer = plain_consumer(address)
     here, spark = in_process(source), in_spark(session, source, folder / "output")
     return {
-        "confluent-kafka": lambda: plainly(address, shards),
+        "confluent-kafka": lambda: plainly(consumer, shards),
         "plan": lambda: plan_and_read(source, planned),
         "plan + read": lambda: plan_and_read(source, here),
         "plan + Spark": lambda: plan_and_read(source, spark),
