@@ -140,7 +140,8 @@ class WatermarkRounds:
     def _caught_up(self, leases: Sequence[ShardLease]) -> dict[ShardId, str | None]:
         """The checkpoints of shards that have nothing to read; none where nobody can tell."""
         try:
-            bounds, _ = bounds_of(self.hourly.stream.source, [lease.shard for lease in leases])
+            places = {lease.shard: lease.check_point for lease in leases}
+            bounds, _ = bounds_of(self.hourly.stream.source, places)
         except SourceUnavailable:
             return {}
         return {

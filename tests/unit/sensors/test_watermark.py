@@ -19,7 +19,9 @@ from lease_store.identifiers import ShardId
 from lease_store.records import Timing
 from lease_store.store import Changed
 from sensors.watermark import WatermarkRounds, asked_until, build_watermark_sensor
+from shard_sources.local_log import LocalLog
 from shard_sources.local_log.format import Record
+from shard_sources.source import ShardBounds
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.test_committed_dataset import NOON, compact
 
@@ -161,6 +163,22 @@ def test_a_restart_counts_idle_time_anew(tmp_path: Path) -> None:
     assert scene.asked() == []
     scene.now_s += 61
     scene.restart()
+    assert scene.asked() == []
+    scene.now_s += 61
+    assert scene.asked() == [hour(0)]
+
+
+def test_a_source_that_cannot_tell_its_end_is_asked_from_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bounds_after(self: LocalLog, cursors: dict[ShardId, str]) -> dict[ShardId, ShardBounds]:
+        assert cursors == {ZERO: "1", ONE: "1"}
+        return self.bounds(list(cursors))
+
+    scene = Scene(tmp_path, idle_after_s=60.0)
+    scene.append("0", 65)
+    scene.append("1", 5)
+    monkeypatch.setattr(LocalLog, "bounds_after", bounds_after, raising=False)
     assert scene.asked() == []
     scene.now_s += 61
     assert scene.asked() == [hour(0)]
