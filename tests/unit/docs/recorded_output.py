@@ -55,9 +55,7 @@ Stopping: the nodes leave at their runs' next checkpoints.""",
     ),
     ("checkpoint", "import"): (
         "leasehold checkpoint import --consumer-group old-consumers",
-        """\
-Imported 1 checkpoints of 'old-consumers' into logstore/default.
-Shards 1: nothing stored in the service.""",
+        "Imported 1 checkpoints of 'old-consumers' into logstore/default.",
     ),
     ("checkpoint", "export"): (
         "leasehold checkpoint export --consumer-group new",
