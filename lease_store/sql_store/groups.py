@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from sqlalchemy import RowMapping
 from sqlalchemy.exc import IntegrityError
 
 from lease_store.draining import Draining, draining_of
@@ -120,21 +121,20 @@ class SqlGroups(SqlVerbs):
         changes keep coming in between, the last look holds them off.
         """
 
-        def work(tx: Transaction) -> Snapshot:
+        def work(tx: Transaction) -> tuple[Group, Sequence[RowMapping], Sequence[RowMapping]]:
             for look in range(SNAPSHOT_LOOKS):
                 group = self._group(tx, key, lock=look == SNAPSHOT_LOOKS - 1)
-                nodes = tx.connection.execute(statements.select_nodes(key)).mappings()
-                shards = tx.connection.execute(statements.select_shards(key)).mappings()
-                found = Snapshot(
-                    group,
-                    tuple(node_from(row) for row in nodes),
-                    tuple(shard_from(row) for row in shards),
-                )
+                nodes = tx.connection.execute(statements.select_nodes(key)).mappings().all()
+                shards = tx.connection.execute(statements.select_shards(key)).mappings().all()
                 if look == SNAPSHOT_LOOKS - 1 or self._group(tx, key) == group:
-                    return found
+                    return group, nodes, shards
             raise AssertionError("The last look returns.")
 
-        return self._read("snapshot", work)
+        group, nodes, shards = self._read("snapshot", work)
+        # Ten thousand rows take a slow machine seconds, and the server ends idle transactions.
+        return Snapshot(
+            group, tuple(node_from(row) for row in nodes), tuple(shard_from(row) for row in shards)
+        )
 
     def draining(self, key: GroupKey) -> Draining:
         """See `LeaseStore.draining`."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 from lease_store import open_store
 from lease_store.engine import LOCK_WAIT_S, open_engine, parse_url
 from lease_store.errors import StoreError
 from lease_store.identifiers import ShardId
-from lease_store.sql_store import SqlStore
+from lease_store.records import ShardLease
+from lease_store.sql_store import SqlStore, groups
+from lease_store.sql_store.rows import shard_from
 from lease_store.store import Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, B, World, X
@@ -68,6 +72,28 @@ def test_a_verb_sees_what_others_committed_meanwhile(world: World) -> None:
         world.join(A)
     engine.dispose()
     assert seen == {"READ COMMITTED": [0, 1], "REPEATABLE READ": [2, 2]}
+
+
+def test_a_large_group_is_read_by_a_machine_that_takes_its_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends an idle transaction, and making leases of thousands of rows takes long."""
+    world.group()
+    world.add(X)
+    engine = world.store._transactions.engine
+    event.listen(engine, "checkout", idle_for_a_second_at_most)
+
+    def slow(row: object) -> ShardLease:
+        time.sleep(3)
+        return shard_from(row)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(groups, "shard_from", slow)
+    assert [lease.shard for lease in world.store.snapshot(world.key).shards] == [X]
+
+
+def idle_for_a_second_at_most(connection: Any, *_: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION idle_transaction_timeout = 1")
 
 
 def test_no_update_is_lost_between_two_sessions(world: World) -> None:
