@@ -85,9 +85,10 @@ def main() -> int:
             except AssertionError as error:
                 print_logs(world)
                 failure = f"FAILED {error}"
+            finally:
+                if results:
+                    tally.write(Path(results))
             say(f"processes started again: {world.restarts}")
-        if results:
-            tally.write(Path(results))
     before.add(tally)
     say(before.table())
     if failure or before.violations:

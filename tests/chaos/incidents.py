@@ -103,10 +103,7 @@ class Processes:
         if role == "node":
             return [world.services[f"{CODE}-{node}"].pid, *world.runs(node)]
         if role == "spark":
-            server = world.spark()
-            if server is None or not server.answers():
-                return []
-            return [each.pid for each in world.processes() if os.getpgid(each.pid) == server.pid]
+            return world.sparks()
         return [world.services[self.whom].pid]
 
 

@@ -98,12 +98,13 @@ class World:
 
     def runs(self, node: str) -> list[int]:
         """The processes of a node's runs, orphans of a dead code server included."""
-        return [
-            process.pid
-            for process in self.processes()
-            if process.environ().get("LEASEHOLD_NODES") == json.dumps([node])
-            and any("spawn_main" in part for part in process.cmdline())
-        ]
+        found: list[int] = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # it has just died
+                of_node = process.environ().get("LEASEHOLD_NODES") == json.dumps([node])
+                if of_node and any("spawn_main" in part for part in process.cmdline()):
+                    found.append(process.pid)
+        return found
 
     def processes(self) -> list[psutil.Process]:
         """All processes that belong to this home."""
@@ -111,12 +112,19 @@ class World:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("LEASEHOLD_HOME") == str(self.home):
-                    process.cmdline()
                     found.append(process)
         return found
 
-    def spark(self) -> ConnectServer | None:
-        return ConnectServer.read(self.home / "spark")
+    def sparks(self) -> list[int]:
+        """The processes of a Spark server that answers, its workers included."""
+        server = ConnectServer.read(self.home / "spark")
+        found: list[int] = []
+        if server is not None and server.answers():
+            for process in self.processes():
+                with suppress(ProcessLookupError):
+                    if os.getpgid(process.pid) == server.pid:
+                        found.append(process.pid)
+        return found
 
     def unread(self, goal: dict[ShardId, int]) -> dict[str, str]:
         """Shards whose checkpoint has not come so far; all of them while the store is silent."""
