@@ -119,6 +119,10 @@ class MariaDB:
         """What the server has said."""
         return (self.folder / "server.log").read_text(errors="replace")[-4000:]
 
+    def ended(self) -> bool:
+        """Whether it has ended without having been told to by `stop`."""
+        return self.process is not None and self.process.poll() is not None
+
     def stop(self, *, kill: bool = False) -> None:
         """Stop it, gently or as a crash."""
         if self.process is None:

@@ -44,9 +44,18 @@ ROUNDS: list[list[list[Incident]]] = [
         ]
     ],
     [
-        [AtFailpoint(At.BEFORE_COMMIT, freeze=True), Processes("code-b", freeze=True)],
-        [Processes("run-a"), Processes("code-a"), Processes("daemon-b", freeze=True)],
-        [Processes("run-b", freeze=True), Processes("daemon-a"), DatabaseReadOnly()],
+        [
+            AtFailpoint(At.BEFORE_COMMIT, freeze=True),
+            Processes("code-b", freeze=True),
+            Processes("run-a"),
+            Processes("daemon-a"),
+        ],
+        [
+            Processes("run-b", freeze=True),
+            Processes("daemon-b", freeze=True),
+            Processes("code-a"),
+            DatabaseReadOnly(),
+        ],
         [DatabaseStops(crash=True), ReplyLost(Cut.BEFORE)],
         [DatabaseStops(crash=False)],
         [ConnectionsCut()],

@@ -85,6 +85,9 @@ class World:
         for name, service in self.services.items():
             if service.restart_if_dead():
                 self.restarts[name] = self.restarts.get(name, 0) + 1
+        if self.mariadb.ended():
+            self.mariadb.start()
+            self.restarts["database"] = self.restarts.get("database", 0) + 1
 
     def wait(self, what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
         """The first true value of a probe, with everything kept up meanwhile."""
