@@ -1,0 +1,195 @@
+"""Groups by modulo and by name in Dagster, as `leasehold.toml` has them: sensors, then runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.checks import NO_GAP
+from assets.committed_output import iter_records
+from lease_store import open_store
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.verification import verify
+from orchestration.build import build_definitions
+from orchestration.command_line import main
+from orchestration.settings import PREFIX, SETTINGS_FILE, load_settings
+from orchestration.streams import declared_streams
+from shard_sources.local_log import LocalLog
+
+pytestmark = pytest.mark.spark
+
+KEY = GroupKey.parse("default", "visits")
+MODULO = """
+nodes = ["east", "west"]
+
+[[streams]]
+name = "visits"
+assignment = "modulo"
+ordered = false
+
+[streams.nodes]
+east = { source_count = 2, node_id = 0 }
+west = { source_count = 2, node_id = 1 }
+"""
+PINNED = """
+nodes = ["east", "west"]
+
+[[streams]]
+name = "visits"
+assignment = "pinned"
+
+[streams.nodes.east.pinned]
+0 = "10"
+1 = 5
+
+[streams.nodes.west.pinned]
+2 = -1
+"""
+
+
+class Scene:
+    """The definitions of a settings file over a log, and an instance that they run in."""
+
+    def __init__(self, home: Path, instance: dg.DagsterInstance) -> None:
+        self.home = home
+        self.instance = instance
+        self.log = LocalLog(home / "logs" / KEY.stream)
+        self.load()
+        self.store: Any = open_store(self.settings.store_url)
+        self.cursors: dict[str, str | None] = {}
+
+    def load(self) -> None:
+        """A code server that starts: what only its process knew is gone."""
+        self.settings = load_settings()
+        streams = declared_streams(self.settings)
+        self.repository = build_definitions(streams, self.settings).get_repository_def()
+
+    def tick(self, name: str) -> dg.SensorResult:
+        sensor = self.repository.get_sensor_def(f"visits_{name}")
+        cursor = self.cursors.get(name)
+        with dg.build_sensor_context(instance=self.instance, cursor=cursor) as context:
+            result = sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        self.cursors[name] = result.cursor
+        for request in result.dynamic_partitions_requests or ():
+            assert isinstance(request, dg.AddDynamicPartitionsRequest)
+            self.instance.add_dynamic_partitions(KEY.stream, list(request.partition_keys))
+        return result
+
+    def consume(self) -> dict[str, list[str]]:
+        """Run what a tick of the rebalance sensor asks for; node to the shards of its run."""
+        ran: dict[str, list[str]] = {}
+        for request in self.tick("rebalance").run_requests or ():
+            config = request.run_config["ops"]["consume__visits"]["config"]
+            ran[config["node"]] = sorted(config["shards"])
+            job = self.repository.get_job("consume_visits")
+            assert job.execute_in_process(
+                instance=self.instance, run_config=request.run_config, tags=dict(request.tags)
+            ).success
+        return ran
+
+    def no_gap(self, shard: str) -> dg.AssetCheckEvaluation:
+        """What the check says after a click on the partition."""
+        job = self.repository.get_implicit_global_asset_job_def()
+        done = job.execute_in_process(
+            instance=self.instance,
+            partition_key=shard,
+            tags={"dagster/partition": shard},
+            asset_selection=[dg.AssetKey([KEY.stream])],
+        )
+        checks = done.get_asset_check_evaluations()
+        (found,) = [check for check in checks if check.check_name == NO_GAP]
+        return found
+
+    def values(self, shard: str) -> list[bytes]:
+        output = self.settings.output_folder(KEY.stream, KEY.group)
+        batches = iter_records(self.store, KEY, output, ShardId(shard))
+        return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+    def owners(self) -> dict[str, str | None]:
+        return {str(row.shard): row.consumer_owner for row in self.store.snapshot(KEY).shards}
+
+
+NewScene = Callable[[str], Scene]
+
+
+@pytest.fixture
+def new_scene(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_folder: Path, connect_session: object
+) -> Iterator[NewScene]:
+    """Four shards of 20 records each; of shard 1 the first 10 are gone."""
+    del connect_session  # asked for so that the server is warm
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(home))
+    monkeypatch.setenv("LEASEHOLD_SPARK_STATE", str(spark_folder))
+    log = LocalLog.create(home / "logs" / KEY.stream, 4)
+    for begin in (0, 10):
+        for shard in "0123":
+            log.append(shard, [b"%s:%d" % (shard.encode(), begin + n) for n in range(10)])
+        log.retain("1", "10")
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def scene(settings: str) -> Scene:
+            Path(SETTINGS_FILE).write_text(settings, "utf-8")
+            found = Scene(home, instance)
+            found.tick("shard_list")
+            return found
+
+        yield scene
+
+
+def records(shard: str, begin: int = 0) -> list[bytes]:
+    return [b"%s:%d" % (shard.encode(), number) for number in range(begin, 20)]
+
+
+def test_two_nodes_by_modulo_consume_their_own_ranks(new_scene: NewScene) -> None:
+    """Shards 0 to 3 by rank; then a split, whose new shards are asked for by hand at once."""
+    scene = new_scene(MODULO)
+    assert scene.consume() == {"east": ["0", "2"], "west": ["1", "3"]}
+    assert [scene.values(shard) for shard in "0123"] == [
+        records("0"), records("1", 10), records("2"), records("3")
+    ]  # fmt: skip
+    scene.log.split("3")
+    scene.tick("shard_list")
+    scene.log.append("5", [b"5:0"])
+    assert scene.no_gap("5").passed
+    assert scene.owners()["5"] == "west"
+    assert scene.consume() == {}
+    assert scene.owners()["4"] == "east"
+    assert verify(scene.store, KEY) == []
+
+
+def test_pinned_shards_begin_at_their_bootstrap_cursors(
+    new_scene: NewScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shard 0 begins at 10; shard 1 shall at 5, but has nothing before 10; nobody names shard 3."""
+    scene = new_scene(PINNED)
+    assert scene.consume() == {"east": ["0", "1"], "west": ["2"]}
+    assert [scene.values(shard) for shard in "0123"] == [
+        records("0", 10), records("1", 10), records("2"), []
+    ]  # fmt: skip
+    assert scene.owners()["3"] is None
+    (gap,) = scene.store.gaps(KEY)
+    assert (gap.shard, gap.start, gap.end, gap.acknowledged) == ("1", "5", "10", False)
+    assert scene.no_gap("0").passed
+    missing = scene.no_gap("1")
+    assert not missing.passed
+    assert "[5, 10) (the log has no record at 5: reading begins at 10)" in str(missing.description)
+    assert main(["gap", "ack", "visits", "1"]) == 0
+    assert "5 to 10 of shard 1" in capsys.readouterr().out
+    assert scene.no_gap("1").passed
+    # The same settings again start nothing again.
+    scene.load()
+    scene.log.append("0", [b"0:20"])
+    assert scene.consume() == {"east": ["0"]}
+    assert scene.values("0") == [*records("0", 10), b"0:20"]
+    assert [row.bootstrap for row in scene.store.snapshot(KEY).shards] == ["10", "5", None, None]
+    assert verify(scene.store, KEY) == []
