@@ -231,6 +231,10 @@ class Rebalancer:
         """
         if row.incarnation != wanted.incarnation:
             return False
+        self._count("progress")
+        if any(each.consumer_run for each in self._store.progress(self._key, [row.name]).values()):
+            self._decisions.append(f"{row.name} leaves once its runs have ended")
+            return False
         self._count("leave")
         left = self._store.leave(self._key, row.name, row.incarnation)
         if not isinstance(left, Changed):
@@ -485,8 +489,10 @@ class Rebalancer:
 
     def _owned(self, snapshot: Snapshot) -> dict[NodeName, tuple[ShardId, ...]]:
         owned: dict[NodeName, list[ShardId]] = {name: [] for name in self._serves}
+        conflicts = (each for each in self._refusals if isinstance(each.error, AssignmentConflict))
+        serving = owned.keys() - {each.node for each in conflicts}
         for lease in snapshot.shards:
             holder = lease.consumer_owner
-            if lease.state.held and holder is not None and holder in owned:
+            if lease.state.held and holder is not None and holder in serving:
                 owned[holder].append(lease.shard)
         return {name: tuple(sorted(shards, key=rank_key)) for name, shards in owned.items()}

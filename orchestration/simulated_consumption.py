@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from assets.bootstrapping import bootstrap_cursors
 from assets.consumption import Consumer
 from assets.shard_stream import ShardStream
 from assets.sweep import SweepOutcome, SweepResult
+from lease_store.errors import CursorInvalid
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardListing
 from lease_store.simulation.host import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
@@ -42,6 +44,10 @@ class SimulatedSource:
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """See `ShardSource.plan`."""
         row = self.log.shards[shard]
+        if int(start) > row.end:
+            raise CursorInvalid(
+                f"Shard {shard} ends at {row.end}, before {start}: use a cursor of it."
+            )
         end = min(int(start) + limits.records_max, row.end)
         return PlannedRange(str(end), end - int(start), row.read_only and end == row.end)
 
@@ -77,6 +83,7 @@ def consume(run: Run) -> None:
         limits=Limits(records_max=BATCH_RECORDS_MAX),
         run_budget_s=RUN_BUDGET_S,
     )
+    cursors = bootstrap_cursors(run.store.pulse(run.key), run.node) if run.pinned else None
     consumer = Consumer(
         stream=stream,
         store=run.store,
@@ -88,6 +95,7 @@ def consume(run: Run) -> None:
         stop_requested=run.stop_requested,
         after_commit=run.acknowledge,
         replaces=run.replaces,
+        bootstrap=cursors,
     )
     for report in consumer.consume(run.shards).values():
         run.say(str(report))

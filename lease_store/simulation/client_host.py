@@ -142,6 +142,9 @@ class ClientHost(Host):
                 settings.node_id or 0,
             )
         ):
+            if self.leaving:  # It never came in, so there is nothing to leave.
+                self.up, session.process.dead = False, True
+                return
             world.schedule.sleep(TICK_S * world.unit_s)
         beat_due = 0.0
         while not self.leaving:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from lease_store.assignment_modes import pending_bootstraps
 from lease_store.errors import AssignmentConflict, StoreError
 from lease_store.heartbeat import Heartbeat
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock
 from lease_store.rebalancing import Rebalancer
-from lease_store.records import BatchCommit, BatchStatistics, DataFile, Node, Progress, Timing
+from lease_store.records import (
+    AssignmentMode,
+    BatchCommit,
+    BatchStatistics,
+    DataFile,
+    Node,
+    Progress,
+    Timing,
+)
 from lease_store.simulation.schedule import Process
 from lease_store.simulation.shard_log import ShardLog
 from lease_store.store import LeaseStore
@@ -53,6 +62,7 @@ class Run:
         log: the records.
         read: the sweep over ranges: takes the time that reading and writing take.
         stop_requested: whether the run was asked to stop.
+        pinned: whether its group assigns by name, so that its shards may have bootstrap cursors.
         acknowledge: told of each batch that the run takes for committed.
         say: told of what the run reports in words.
     """
@@ -69,6 +79,7 @@ class Run:
     log: ShardLog
     read: Callable[[Iterable[tuple[ShardId, str, str]]], dict[ShardId, WrittenRange]]
     stop_requested: Callable[[], bool]
+    pinned: bool
     acknowledge: Callable[[Sequence[BatchCommit]], None]
     say: Callable[[str], None]
 
@@ -249,6 +260,7 @@ class Host:
         if report.snapshot.group.paused:
             return
         self.runs = [run for run in self.runs if not run.dead]
+        starting = pending_bootstraps(report.snapshot)
         for node, shards in report.owned.items():
             busy = {shard for run in self.runs_of(node) if not run.dead for shard in run.shards}
             replaces: dict[ShardId, str] = {}
@@ -256,7 +268,7 @@ class Host:
                 shard
                 for shard in shards
                 if shard in report.progress
-                and self._worth_a_run(report.progress[shard], busy, replaces)
+                and self._worth_a_run(report.progress[shard], busy, replaces, starting)
             ]
             if wanted:
                 self.launch_for(report, node, tuple(wanted[:SHARDS_PER_RUN]), replaces)
@@ -278,7 +290,11 @@ class Host:
         self.launch(node, shards, replaces)
 
     def _worth_a_run(
-        self, progress: Progress, busy: set[ShardId], replaces: dict[ShardId, str]
+        self,
+        progress: Progress,
+        busy: set[ShardId],
+        replaces: dict[ShardId, str],
+        starting: Collection[ShardId],
     ) -> bool:
         """Whether a shard has something to read and nobody who reads it."""
         world = self._world
@@ -291,7 +307,8 @@ class Host:
         elif progress.shard in busy:
             return False
         shard = world.log.shards[progress.shard]
-        return shard.read_only or shard.end > int(progress.check_point or 0)
+        starts = progress.shard in starting
+        return starts or shard.read_only or shard.end > int(progress.check_point or 0)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -321,6 +338,7 @@ class Host:
             log=world.log,
             read=lambda ranges: self._read(process, ranges),
             stop_requested=lambda: self.leaving,
+            pinned=world.config.mode is AssignmentMode.PINNED,
             acknowledge=lambda commits: world.watch.acknowledge(process, commits),
             say=world.watch.said,
         )

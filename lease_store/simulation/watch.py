@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from lease_store.simulation.world import World
 
 CLOSING = frozenset({"close_tenure", "commit", "finish_empty"})
-MOVING = frozenset({"commit", "save_checkpoint", "finish_empty", "record_gap", "force_checkpoint"})
+FORCING = frozenset({"force_checkpoint", "bootstrap"})
+MOVING = FORCING | {"commit", "save_checkpoint", "finish_empty", "record_gap"}
 ROUNDING_S = 1e-6
 
 
@@ -31,6 +32,7 @@ class Watch:
         self._world = world
         self._shards: dict[ShardId, ShardLease] = {}
         self._nodes: dict[NodeName, Node] = {}
+        self._left: set[tuple[NodeName, str]] = set()
         self._took_effect: set[tuple[ShardId, int, str, str, str]] = set()
         self._lost_until = 0.0
         self.violations: list[str] = []
@@ -135,9 +137,18 @@ class Watch:
             self.membership_changed(snapshot)
 
     def _check_distrusted(self, node: Node, how: str) -> None:
-        """I4: whoever loses its node had stopped to trust itself before."""
+        """I4: whoever loses its node had stopped to trust itself before.
+
+        Who leaves with no shard open had nothing that its trust was in: a run that opens one later
+        is not its holder any more.
+        """
         now = self._world.schedule.now
-        if now < self._lost_until:
+        if how == "left" and not any(
+            lease.consumer_owner == node.name and lease.consumer_run
+            for lease in self._shards.values()
+        ):
+            self._left.add((node.name, node.incarnation))
+        if now < self._lost_until or (node.name, node.incarnation) in self._left:
             return
         # A node that leaves has let its runs end first; their windows mean nothing any more.
         trusts = self._world.trust_of(node.name, node.incarnation, ended=how != "left")
@@ -246,10 +257,14 @@ class Watch:
         shard = after.shard
         if verb not in MOVING:
             self.violated(f"I2: {verb} moved the checkpoint of shard {shard}")
-        if verb == "force_checkpoint":
+        if verb == "bootstrap":
+            self._check_bootstrap(process, args, before, after)
+        if verb in FORCING:
             return
         self._check_token(self._tenure_of(verb, args, shard), before, "advanced")
-        if int(after.check_point or -1) < int(before.check_point or 0):
+        # A bootstrap cursor beyond the end is clamped: back to the end, with the gap on record.
+        clamped = verb == "record_gap" and before.check_point == before.bootstrap
+        if int(after.check_point or -1) < int(before.check_point or 0) and not clamped:
             self.violated(f"I2: the checkpoint of shard {shard} went back")
         if verb == "commit":
             self._check_commit(process, _commit_of(args, shard), before, after)
@@ -258,6 +273,16 @@ class Watch:
                 f"I3: client {process.name} took the checkpoint of shard {shard} from "
                 f"{before.check_point} to {after.check_point} past records that nobody processed"
             )
+
+    def _check_bootstrap(
+        self, process: Process, args: tuple[Any, ...], before: ShardLease, after: ShardLease
+    ) -> None:
+        """I2: a bootstrap cursor takes effect for the holder, once, and beside no other run."""
+        shard, node, cursor = after.shard, args[2], args[3]
+        if (after.check_point, after.bootstrap) != (cursor, cursor) or before.bootstrap == cursor:
+            self.violated(f"I2: shard {shard} was started at {cursor} more than once, or elsewhere")
+        if node != before.consumer_owner or before.consumer_run not in ("", process.name):
+            self.violated(f"I2: {process.name} started shard {shard} under somebody else's feet")
 
     def _check_commit(
         self, process: Process, commit: BatchCommit, before: ShardLease, after: ShardLease

@@ -24,6 +24,7 @@ from lease_store.simulation.incidents import Incidents
 from lease_store.simulation.minimum import FewestMoves
 from lease_store.simulation.parts import Parts
 from lease_store.simulation.schedule import Process, Schedule
+from lease_store.simulation.settings_changes import SettingsChanges
 from lease_store.simulation.shard_log import ShardLog
 from lease_store.simulation.watch import Watch
 from lease_store.states import ShardState
@@ -78,6 +79,7 @@ class World:
         self.wall_clock_offset_s = 0.0
         self.takeovers: list[float] = []
         self.incidents = Incidents(self)
+        self.settings_changes = SettingsChanges(self)
         self._lost_at: dict[ShardId, float] = {}
         self._rounds: Counter[NodeName] = Counter()
         self._connected: list[Process] = []
@@ -157,6 +159,7 @@ class World:
         for host in self.hosts:
             for name in host.settings:
                 host.take_runs(name, accepts_runs=True)
+        self.settings_changes.settle()
         group = self.store.pulse(KEY).group
         if group.paused:
             self.administer("update_group", replace(group, paused=False), observer="simulation")
@@ -220,7 +223,9 @@ class World:
             if any(process.paused_until > self.schedule.now for process in host.processes()):
                 left.append(f"{host.name} stands still")
         for name, host in hosts.items():
-            if not host.refused and not host.joined(members):
+            # Who has a number that the count leaves out stays outside for good.
+            outside = host.refused and name not in members and not _fits(host.settings[name])
+            if not outside and not host.joined(members):
                 left.append(f"{name} has not joined as it is now")
         if any(host.up and host.leaving for host in self.hosts):
             left.append("a node is leaving")
@@ -264,6 +269,7 @@ class World:
         self.calls += 1
         self.statements[verb] += 1
         self.incidents.step()
+        self.settings_changes.step()
 
     @contextmanager
     def together(self) -> Generator[None]:
@@ -371,7 +377,9 @@ class World:
         name = NodeName(f"NODE-{index - 1}" if upper else f"node-{index}")
         settings = Node(name, 0, "")
         if self.config.mode is AssignmentMode.MODULO:
-            settings = replace(settings, source_count=self.config.nodes, node_id=index)
+            settings = replace(
+                settings, source_count=self.settings_changes.source_count, node_id=index
+            )
         elif self.config.mode is AssignmentMode.PINNED:
             own = [
                 shard
@@ -397,3 +405,8 @@ class World:
         """The store's time of day, which steps; for the journal's readers only."""
         seconds = self.schedule.now + self.wall_clock_offset_s
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+
+
+def _fits(node: Node) -> bool:
+    """Whether a node's number is one of its count's."""
+    return node.source_count is None or (node.node_id or 0) < node.source_count

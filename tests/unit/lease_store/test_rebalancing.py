@@ -10,6 +10,7 @@ from lease_store.errors import ModuloCountMismatch, ModuloIdTaken, NodeNameTaken
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.rebalancing import Rebalancer
 from lease_store.records import AssignmentMode, Node, ShardListing, Timing
+from lease_store.store import Opened
 from lease_store.verification import verify
 from tests.unit.lease_store.scene import KEY, Scene
 
@@ -294,6 +295,25 @@ def test_a_member_whose_new_settings_contradict_the_others_leaves_and_says_so() 
     assert "b could not join: Node 'b' has source_count 3" in report.explanation
     assert "b left" in report.explanation
     scene.tick(a, b, times=3)
+    assert scene.owners() == {"0": "a", "1": None, "2": "a", "3": None}
+
+
+def test_a_member_that_has_to_leave_lets_its_runs_end_first() -> None:
+    """Else another node would open a shard while a run of this one still trusts its lease."""
+    scene = Scene(shards=4, assignment=AssignmentMode.MODULO)
+    settings = modulo_settings(2, "a", "b")
+    a, b = (scene.rebalancer(name, settings=settings) for name in "ab")
+    scene.tick(a, b, times=2)
+    opened = scene.store.open_tenure(KEY, ShardId("1"), NodeName("b"), "run-1")
+    assert isinstance(opened, Opened)
+    b.offer(Node(NodeName("b"), 0, "", source_count=3, node_id=1))
+    (_, report) = scene.tick(a, b, times=2)[-2:]
+    assert "b leaves once its runs have ended" in report.explanation
+    assert report.owned["b"] == (), "nothing new is launched for it"
+    assert scene.owners() == {"0": "a", "1": "b", "2": "a", "3": "b"}
+    assert scene.store.review([opened.tenure])[ShardId("1")].current
+    scene.store.close_tenure(opened.tenure, reason="done")
+    scene.tick(a, b)
     assert scene.owners() == {"0": "a", "1": None, "2": "a", "3": None}
 
 
