@@ -1,0 +1,83 @@
+"""A node's real Spark server: warm before its runs, used by them, and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from assets.connect_server import ConnectServer, running
+from lease_store.liveness import steady_clock
+from orchestration.dagster_processes import child_environment
+from orchestration.settings import Settings
+from orchestration.spark_keeper import SparkKeeper
+from tests.acceptance.leasehold_process import assert_nothing_runs
+from tests.integration.assets.runs import PROJECT, RECORDS, new_home, store_of, stream_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+START_S, RUN_S = 400.0, 400.0
+RUN = (
+    "import os, sys; from pathlib import Path\n"
+    "from tests.integration.assets.runs import consume\n"
+    "home, folder = map(Path, sys.argv[1:])\n"
+    "reports = consume(home, folder, 'run-1')\n"
+    "os._exit({str(report.stopped) for report in reports.values()} != {'caught_up'})\n"
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "home").mkdir()
+    return Settings(home=tmp_path / "home", agents=True, agent_node="a")
+
+
+@pytest.fixture
+def keeper(settings: Settings) -> Iterator[SparkKeeper]:
+    found = SparkKeeper(settings, child_environment(settings, os.environ), steady_clock)
+    yield found
+    found.stop()
+
+
+def served(keeper: SparkKeeper, is_right: Callable[[ConnectServer], bool], folder: Path) -> int:
+    """The process of the node's server, as soon as it is as it should be."""
+    deadline = time.monotonic() + START_S
+    while True:
+        keeper.look()
+        server = running(folder)
+        if server is not None and is_right(server):
+            return server.pid
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_runs_use_the_nodes_server_which_is_started_again_after_its_death(
+    keeper: SparkKeeper, settings: Settings
+) -> None:
+    folder = settings.spark_folder
+    assert folder == settings.node_folder("a") / "spark", "each node has a server of its own"
+    first = served(keeper, lambda _: True, folder)
+    home = new_home(settings.home)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(home), str(folder)],
+        cwd=PROJECT,
+        check=False,
+        timeout=RUN_S,
+    )
+    assert done.returncode == 0
+    rows = store_of(home).snapshot(stream_of(home).key).shards
+    assert {row.check_point for row in rows} == {str(RECORDS)}
+    used = running(folder)
+    assert used is not None
+    assert used.pid == first, "the run started none"
+
+    os.killpg(first, signal.SIGKILL)
+    served(keeper, lambda server: server.pid != first, folder)
+    keeper.stop()
+    assert running(folder) is None
+    assert_nothing_runs(settings.home)
