@@ -112,9 +112,10 @@ class ShardPages:
         """The service's clock; None where its answers do not tell."""
         return self._iterator(shard, ShardIteratorType="LATEST")[1]
 
-    def oldest(self, shard: str) -> Iterator[Page]:
-        """Pages from the oldest record that is left."""
-        return self._pages(shard, self._iterator(shard, ShardIteratorType="TRIM_HORIZON")[0])
+    def oldest(self, shard: str, *, limit: int = RECORDS_PER_CALL_MAX) -> Iterator[Page]:
+        """Pages from the oldest record that is left; `limit` is the most records of one page."""
+        iterator, _ = self._iterator(shard, ShardIteratorType="TRIM_HORIZON")
+        return self._pages(shard, iterator, limit)
 
     def since(self, shard: str, time: datetime) -> Iterator[Page]:
         """Pages from a time on, which is not after the service's; it may be rounded down."""
@@ -204,10 +205,12 @@ class ShardPages:
             "may have been removed: retention has passed it."
         )
 
-    def _pages(self, shard: str, iterator: str) -> Iterator[Page]:
+    def _pages(
+        self, shard: str, iterator: str, limit: int = RECORDS_PER_CALL_MAX
+    ) -> Iterator[Page]:
         """Pages from an iterator that was just made, for a short look."""
         while True:
-            page, iterator = self._read(shard, iterator, RECORDS_PER_CALL_MAX)
+            page, iterator = self._read(shard, iterator, limit)
             yield page
             if page.closed:
                 return

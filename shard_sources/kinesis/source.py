@@ -112,7 +112,8 @@ class KinesisStream(KinesisReader):
 
     def _begin(self, shard: ShardId) -> Place:
         """At the oldest record; before all records where there is none."""
-        for page in self._pages.oldest(shard):
+        # One record is enough, and what is read counts against the shard's pace.
+        for page in self._pages.oldest(shard, limit=1):
             if page.records:
                 return at(page.records[0].number)
             if page.at_tip or page.closed:

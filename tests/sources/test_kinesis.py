@@ -262,6 +262,26 @@ def test_what_follows_a_cursor_is_one_read_a_shard(kinesis: KinesaliteWorld) -> 
     assert source.lag(second, ends[second], bounds[second]) is None
 
 
+def test_the_beginning_is_found_by_reading_one_record(
+    kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole page may be ten megabytes: the shard would answer nobody else for five seconds."""
+    kinesis.fill(first)
+    read: list[int] = []
+    ask = KinesisService.call
+
+    def counted(self: KinesisService, operation: str, **arguments: Any) -> dict[str, Any]:
+        answer = ask(self, operation, **arguments)
+        read.append(len(answer.get("Records", ())))
+        return answer
+
+    monkeypatch.setattr(KinesisService, "call", counted)
+    begin = fresh(kinesis).cursor_at(first, Position.BEGIN)
+    assert sum(read) == 1
+    monkeypatch.undo()
+    assert begin == kinesis.all_rows(first)[0]["cursor"]
+
+
 def test_a_closed_shard_is_finished_when_it_was_read(
     kinesis: KinesaliteWorld, first: ShardId
 ) -> None:
