@@ -27,7 +27,7 @@ from lease_store.records import Group, ShardListing, Timing
 from lease_store.store import LeaseStore, Opened
 from lease_store.verification import verify
 
-pytestmark = pytest.mark.mariadb
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(700)]
 
 ROOT = Path(__file__).parents[3]
 HOLDER, KILLED, NEXT = NodeName("holder"), NodeName("killed"), NodeName("next")
