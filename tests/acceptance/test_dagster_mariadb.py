@@ -12,7 +12,8 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from assets.connect_server import TOKEN_FILE
 from assets.partitions import PROCESS_TAG
-from lease_store import open_store
+from lease_store import failpoints, open_store
+from lease_store.failpoints import Failpoint
 from lease_store.identifiers import NodeName
 from lease_store.states import ShardState
 from lease_store.store import LeaseStore
@@ -25,7 +26,7 @@ from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait
 from tests.mariadb import MariaDB
 
 SHARDS, RECORDS = 4, 500
-CONSUMED_S, IDLE_S = 180.0, 90.0
+CONSUMED_S, DIED_S, IDLE_S = 180.0, 180.0, 90.0
 FINISHED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
 pytestmark = [
@@ -168,35 +169,57 @@ def assert_not_in_database(mariadb: MariaDB, database: str, secret: str) -> None
             assert secret not in str(row), table
 
 
-def test_what_a_run_committed_before_it_was_killed_is_reported_by_the_outbox(
+def test_what_a_killed_run_committed_is_reported_once(
     tmp_path: Path, mariadb_url: str, dagster_database: dict[str, str]
 ) -> None:
-    """Every run dies right after its commit: nothing is consumed twice, all of it is reported."""
-    home = tmp_path / "home"
+    """One run dies after its commit, one after its report; Dagster shows each batch once."""
+    home, points = tmp_path / "home", tmp_path / "failpoints"
     settings = Settings(home=home, nodes=("node-a",))
     log = LocalLog.create(home / "logs" / STREAM, 2)
-    for row in log.list_shards():
-        log.append(row.shard, expected(row.shard))
     store = open_store(mariadb_url, upgrade=True)
+    points.mkdir()
+    armed = f"{failpoints.FOLDER_MARK}{points}"
     started = dagster_deployment(
         settings,
         module="tests.acceptance.held_definitions",
         dagster_yaml=production_text(),
         environment=dagster_database
-        | {"LEASEHOLD_DATABASE_URL": mariadb_url, "LEASEHOLD_FAILPOINT": "after_commit"},
+        | {"LEASEHOLD_DATABASE_URL": mariadb_url, failpoints.ENVIRONMENT_VARIABLE: armed},
     )
     with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
-        key = dg.AssetKey([STREAM])
+        for number, point in enumerate((Failpoint.AFTER_COMMIT, Failpoint.AFTER_REPORT), start=1):
+            (points / point.label).touch()
+            for shard in "01":
+                log.append(shard, expected(shard))
+            killed = wait_for(
+                "a run to die", lambda p=point: [*points.glob(f"{p.label}.*")], DIED_S
+            )
+            assert len(killed) == 1
+            goal = dict.fromkeys("01", str(number * RECORDS))
+            wait_for("all records", lambda g=goal: checkpoints(store) == g, CONSUMED_S)
+            wait_for("the outbox to be empty", lambda: not store.pending_events(KEY), IDLE_S)
+        wait_for("the end of all runs", lambda: idle(instance), IDLE_S)
+        failed = [r for r in instance.get_runs() if r.status is DagsterRunStatus.FAILURE]
+        assert len(failed) == 2
+        assert {run.run_id for run in failed} <= {batch.run for batch in store.batches(KEY)}
+        ledger = [batch.batch_id for batch in store.batches(KEY)]
+        assert sorted(shown_batches(instance)) == sorted(ledger)
 
-        def reported() -> list[dg.EventLogRecord]:
-            return list(instance.fetch_materializations(key, limit=100).records)
+    found = committed(store, settings.output_folder(KEY.stream, KEY.group))
+    assert found == {shard: [*expected(shard), *expected(shard)] for shard in "01"}
+    assert verify(store, KEY) == []
 
-        wait_for("two materializations", lambda: len(reported()) >= 2, CONSUMED_S)
-        wait_for("the outbox to be empty", lambda: not store.pending_events(KEY), IDLE_S)
-        found = committed(store, settings.output_folder(KEY.stream, KEY.group))
-        assert found == {shard: expected(shard) for shard in "01"}
-        assert verify(store, KEY) == []
-        events = [record.asset_materialization for record in reported()]
-        assert sorted(str(event.partition) for event in events if event) == ["0", "1"]
-        statuses = {run.status for run in instance.get_runs()}
-        assert statuses == {DagsterRunStatus.FAILURE}
+
+def shown_batches(instance: DagsterInstance) -> list[str]:
+    """The batches that Dagster's materializations name, as often as they do."""
+    batches: list[str] = []
+    for record in instance.fetch_materializations(dg.AssetKey([STREAM]), limit=1000).records:
+        event = record.asset_materialization
+        assert event is not None
+        if "first_batch" in event.metadata:
+            first, last = (
+                int(str(event.metadata[key].value).rpartition(".")[2])
+                for key in ("first_batch", "last_batch")
+            )
+            batches += [f"{event.partition}.{number}" for number in range(first, last + 1)]
+    return batches
