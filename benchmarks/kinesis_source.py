@@ -10,7 +10,7 @@ A stream of a local server (kinesalite) is read from its beginning to its end:
 * `plan + read, other host`: then they are read from the service, as a worker elsewhere would;
 * `plan + Spark`: then they go through Spark into committed form, one Parquet file a shard.
 
-The server is one process of Node on the same machine, and takes most of the time. The pace that
+The server is one process of Node on the same machine. The pace that
 the real service asks for (five reads and two megabytes a second and shard) is off.
 """
 
