@@ -1,0 +1,10 @@
+"""What Dagster's processes load in the tests of the replayed stream."""
+
+from __future__ import annotations
+
+from orchestration.build import build_definitions
+from orchestration.settings import load_settings
+from tests.acceptance.replayed_stream import stream_of
+
+_settings = load_settings()
+defs = build_definitions([stream_of(_settings)], _settings)
