@@ -73,6 +73,7 @@ def _prove(world: World, tally: Tally, name: str, *, finally_: bool = False) -> 
     except LeaseholdError as error:
         found = [f"the proof could not be made: {error}"] if finally_ else []
     tally.violations += [f"in {name}: {sentence}" for sentence in found]
+    tally.records = world.proof.records
 
 
 def finish(world: World, tally: Tally) -> None:
@@ -81,4 +82,4 @@ def finish(world: World, tally: Tally) -> None:
     goal = world.writer.written()
     world.wait("the last record", lambda: not world.unread(goal), PATIENCE_S)
     tally.violations += world.proof.violations_at_the_end(goal)
-    tally.records += world.proof.records
+    tally.records = world.proof.records
