@@ -100,6 +100,20 @@ class DagsterDeployment:
         done = self.graphql(query, s=self._selector(name))
         assert done["startSensor"]["__typename"] == "Sensor", done
 
+    def sensor_status(self, name: str) -> str:
+        """`RUNNING` or `STOPPED`."""
+        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
+            ... on Sensor { sensorState { status } } } }"""
+        found = self.graphql(query, s=self._selector(name))["sensorOrError"]
+        return found["sensorState"]["status"]
+
+    def skip_reasons(self, name: str) -> set[str]:
+        """What the last ticks of a sensor said."""
+        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
+            ... on Sensor { sensorState { ticks(limit: 50) { skipReason } } } } }"""
+        found = self.graphql(query, s=self._selector(name))["sensorOrError"]
+        return {tick["skipReason"] for tick in found["sensorState"]["ticks"]} - {None, ""}
+
     @staticmethod
     def _selector(name: str) -> dict[str, str]:
         return {

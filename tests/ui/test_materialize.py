@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,8 @@ from lease_store.identifiers import GroupKey
 from lease_store.store import LeaseStore
 from orchestration.settings import Settings
 from shard_sources.local_log import LocalLog
-from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
+from tests.ui.browsing import no_run_works
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -24,16 +23,6 @@ KEY = GroupKey.parse("default", "demo")
 SHARDS, RECORDS, NEWER = 8, 300, 50
 CONSUMED_S, GREEN_S, LAUNCHED_MS = 180.0, 120.0, 30_000
 SCREENSHOT_VARIABLE = "LEASEHOLD_SCREENSHOT"
-CHROMIUM_ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 pytestmark = [
     pytest.mark.browser,
@@ -47,26 +36,6 @@ def checkpoints(store: LeaseStore) -> dict[str, str | None]:
     if KEY not in {group.key for group in store.groups()}:
         return {}
     return {row.shard: row.check_point for row in store.snapshot(KEY).shards}
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Generator[Page]:
-    """A page of a browser; what it showed last is printed, so that a failing test shows it."""
-    from playwright.sync_api import sync_playwright
-
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.fail("Chromium is not installed: install the package chromium.")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=program, args=list(CHROMIUM_ARGUMENTS), headless=True
-        )
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        yield page
-        page.screenshot(path=tmp_path / "page.png")
-        shown = page.locator("body").inner_text()[:3000]
-        print(f"{tmp_path / 'page.png'}: {page.url}\n{shown}")  # noqa: T201
-        browser.close()
 
 
 def test_a_shard_is_materialized_by_clicking_and_turns_green(tmp_path: Path, page: Page) -> None:
@@ -92,12 +61,6 @@ def test_a_shard_is_materialized_by_clicking_and_turns_green(tmp_path: Path, pag
         assert {
             shard for shard, cursor in checkpoints(store).items() if cursor == str(RECORDS)
         } == {*consumed} - {"1"}
-
-
-def no_run_works(deployment: DagsterDeployment) -> bool:
-    query = """{ runsOrError(filter: {statuses: [QUEUED, NOT_STARTED, STARTING, STARTED]}) {
-        ... on Runs { results { id } } } }"""
-    return not deployment.graphql(query)["runsOrError"]["results"]
 
 
 def materialize(page: Page, url: str, shard: str) -> None:

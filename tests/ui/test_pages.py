@@ -1,0 +1,95 @@
+"""What a user looks at: shards as partitions, plots, checks, ticks, sensors, the lease table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets.checks import LAG, NO_GAP, QUARANTINE_RATE
+from tests.acceptance.replayed_stream import STREAM
+from tests.dagster_deployment import wait_for
+from tests.ui.conftest import SHARDS, Scene
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PLOTTED = ("records", "lag_after", "records_per_second")
+SHOWN_S = 90.0
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+]
+
+
+def test_shards_are_the_assets_partitions_and_green(scene: Scene, page: Page) -> None:
+    page.goto(f"{scene.url}/assets/{STREAM}?view=partitions")
+    page.get_by_text(f"{len(SHARDS)} Partitions Selected").wait_for()
+    page.get_by_text(f"Materialized ({len(SHARDS)})").wait_for()
+    page.get_by_text("Failed (0)").wait_for()
+
+
+def test_records_lag_and_throughput_are_plotted(scene: Scene, page: Page) -> None:
+    page.goto(f"{scene.url}/assets/{STREAM}?view=overview")
+    page.get_by_role("button", name="Plots").first.click()
+    for figure in PLOTTED:
+        page.get_by_text(figure, exact=True).first.wait_for()
+    assert page.locator("canvas").count() >= len(PLOTTED)
+
+
+def test_checks_have_succeeded(scene: Scene, page: Page) -> None:
+    page.goto(f"{scene.url}/assets/{STREAM}?view=checks")
+    page.get_by_text("Checks (3)").wait_for()
+    for check in (NO_GAP, LAG, QUARANTINE_RATE):
+        page.get_by_text(check, exact=True).first.wait_for()
+    page.get_by_text("Succeeded").nth(2).wait_for()
+
+
+def test_a_tick_explains_itself(scene: Scene, page: Page) -> None:
+    """What a tick decided shows up where the pointer rests on its result."""
+    sensor = f"{STREAM}_rebalance"
+    page.goto(f"{scene.url}/locations/leasehold/sensors/{sensor}")
+    result = page.get_by_text("0 runs requested").first
+
+    def explained() -> bool:
+        page.mouse.move(0, 0)
+        result.hover()
+        page.wait_for_timeout(500)
+        shown = page.locator("body").inner_text()
+        return any(reason in shown for reason in scene.deployment.skip_reasons(sensor))
+
+    wait_for("the explanation of a tick", explained, SHOWN_S)
+
+
+def test_a_sensor_is_switched_off_and_on(scene: Scene, page: Page) -> None:
+    sensor = f"{STREAM}_shard_list"
+    page.goto(f"{scene.url}/locations/leasehold/sensors/{sensor}")
+    switch = page.locator("label:has(input[type=checkbox])").first
+    for status in ("STOPPED", "RUNNING"):
+        switch.click()
+        wait_for(status, lambda s=status: scene.deployment.sensor_status(sensor) == s, SHOWN_S)
+
+
+def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Page) -> None:
+    page.goto(f"{scene.url}/assets/leases/{STREAM}?view=overview")
+    page.get_by_role("button", name="Materialize").first.click()
+    rows = page.get_by_role("row")
+    picture = page.get_by_role("img", name="Who held which shard")
+
+    def held() -> bool:
+        page.goto(f"{scene.url}/assets/leases/{STREAM}?view=overview")
+        page.get_by_text("Metadata", exact=True).first.wait_for()
+        page.wait_for_timeout(1_000)
+        return rows.filter(has_text="already_alloc").count() >= len(SHARDS)
+
+    wait_for("the shards in the page", held, SHOWN_S)
+    for lease in scene.store.snapshot(scene.key).shards:
+        cells = f"{lease.shard} {lease.state.value} {lease.consumer_owner}"
+        texts = [" ".join(text.split()) for text in rows.all_inner_texts()]
+        assert any(text.startswith(cells) for text in texts), (cells, texts)
+    page.get_by_text("[Show Markdown]").first.click()
+    picture.wait_for()
+    assert picture.evaluate("image => image.naturalWidth") > 400, "the picture is drawn"
