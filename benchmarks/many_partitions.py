@@ -9,9 +9,11 @@ Times are seconds; a page counts as shown when the thing that one opens it for c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -117,10 +119,6 @@ def pages(page: Page, url: str, shards: int, screenshots: Path | None) -> dict[s
         page.get_by_role("button", name="All", exact=True).click()
         page.get_by_text(re.compile(rf"^{shards:,}|{shards} partitions")).first.wait_for()
 
-    def lease_table() -> None:
-        page.goto(f"{url}/assets/leases/demo")
-        page.get_by_text("demo").first.wait_for()
-
     taken: dict[str, float] = {}
     actions = {
         "asset's partitions": partitions,
@@ -128,7 +126,6 @@ def pages(page: Page, url: str, shards: int, screenshots: Path | None) -> dict[s
         "backfill form": form,
         "choice of a partition": choice,
         "choice of all": everything,
-        "lease asset": lease_table,
     }
     for name, action in actions.items():
         if action is form:
@@ -177,7 +174,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.screenshots is not None:
         arguments.screenshots.mkdir(parents=True, exist_ok=True)
-    measured = [measure(shards, arguments.screenshots) for shards in arguments.shards]
+    with contextlib.redirect_stdout(sys.stderr):
+        measured = [measure(shards, arguments.screenshots) for shards in arguments.shards]
     rows = [
         {"measure": name} | {f"{row['shards']:,} shards": row[name] for row in measured}
         for name in measured[0]

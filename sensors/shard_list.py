@@ -16,7 +16,9 @@ from lease_store.records import ShardListing
 from lease_store.store import LeaseStore
 from sensors import EVERY_LOOP_S
 
-PARTITIONS_PER_TICK_MAX = 500
+PARTITIONS_OF_TICK_MAX = 500
+"""The most new partitions that the tick itself names: a tick of MySQL has room for 64 KB, and the
+daemon needs a statement for each. More are added at once and only counted."""
 TICKS_BETWEEN_REPEATS = 12
 
 
@@ -79,11 +81,13 @@ def build_shard_list_sensor(stream: ShardStream, deployment: Deployment) -> dg.S
             return dg.SkipReason(str(error))
         known = set(context.instance.get_dynamic_partitions(stream.name))
         missing = [row.shard for row in listing if row.shard not in known]
-        adding = missing[:PARTITIONS_PER_TICK_MAX]
-        if adding:
+        said = f"{done}; {len(missing)} missing partitions added."
+        if missing:
             failpoints.reach(Failpoint.BEFORE_PARTITIONS)
-        requests = [partitions.build_add_request(adding)] if adding else []
-        said = f"{done}; {len(adding)} of {len(missing)} missing partitions added."
+        if len(missing) > PARTITIONS_OF_TICK_MAX:
+            context.instance.add_dynamic_partitions(stream.name, missing)
+            return dg.SensorResult(skip_reason=said)
+        requests = [partitions.build_add_request(missing)] if missing else []
         return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=said)
 
     return shard_list

@@ -9,7 +9,7 @@ from lease_store.identifiers import ShardId
 from lease_store.records import ShardListing
 from lease_store.states import ShardState
 from sensors.shard_list import (
-    PARTITIONS_PER_TICK_MAX,
+    PARTITIONS_OF_TICK_MAX,
     TICKS_BETWEEN_REPEATS,
     build_shard_list_sensor,
 )
@@ -77,12 +77,15 @@ def test_an_unchanged_list_costs_no_statement_but_is_repeated_now_and_then(insta
     assert store.statements.total() > before
 
 
-def test_many_partitions_are_added_over_several_ticks(instance):
-    stream, _ = scripted_stream(PARTITIONS_PER_TICK_MAX + 3)
+def test_more_partitions_than_a_tick_has_room_for_are_added_at_once_and_counted(instance):
+    shards = PARTITIONS_OF_TICK_MAX + 3
+    stream, _ = scripted_stream(shards)
     deployment, _ = memory_deployment()
     sensor = build_shard_list_sensor(stream, deployment)
-    assert len(apply(tick(sensor, instance), instance)) == PARTITIONS_PER_TICK_MAX
-    assert len(apply(tick(sensor, instance), instance)) == 3
+    result = tick(sensor, instance)
+    assert not result.dynamic_partitions_requests
+    assert f"{shards} missing partitions added" in result.skip_reason.skip_message
+    assert len(instance.get_dynamic_partitions(stream.name)) == shards
 
 
 def test_a_source_that_does_not_answer_is_one_sentence_and_no_failed_tick(instance):
