@@ -68,9 +68,16 @@ def parse_url(text: str) -> URL:
     )
 
 
-def open_engine(url: URL) -> Engine:
-    """An engine for a lease store; it connects when it is first used."""
-    engine = _mysql_engine(url) if url.get_backend_name() == "mysql" else _sqlite_engine(url)
+def open_engine(url: URL, *, statement_s: int = READ_TIMEOUT_S) -> Engine:
+    """An engine for a lease store; it connects when it is first used.
+
+    Args:
+        url: see `parse_url`.
+        statement_s: how long a statement may take, in seconds. Whoever holds a lease must not wait
+            for longer than the default; who reads whole tables has to.
+    """
+    mysql = url.get_backend_name() == "mysql"
+    engine = _mysql_engine(url, statement_s) if mysql else _sqlite_engine(url)
     event.listen(engine, "handle_error", _give_up_connection)
     return engine
 
@@ -93,7 +100,7 @@ def _give_up_connection(context: ExceptionContext) -> None:
 # -- MariaDB and MySQL ----------------------------------------------------------------------------
 
 
-def _mysql_engine(url: URL) -> Engine:
+def _mysql_engine(url: URL, statement_s: int) -> Engine:
     url, arguments = _tls(url)
     engine = create_engine(
         url,
@@ -104,18 +111,20 @@ def _mysql_engine(url: URL) -> Engine:
         hide_parameters=True,
         connect_args={
             "connect_timeout": CONNECT_TIMEOUT_S,
-            "read_timeout": READ_TIMEOUT_S,
-            "write_timeout": READ_TIMEOUT_S,
+            "read_timeout": statement_s,
+            "write_timeout": statement_s,
             "charset": "utf8mb4",
             "local_infile": False,
             **arguments,
         },
     )
     encrypted = "ssl" in arguments
+    # A session is idle while its process waits for another one.
+    longer_s = statement_s - READ_TIMEOUT_S
 
     def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
-            _prepare_session(cursor, encrypted=encrypted)
+            _prepare_session(cursor, encrypted=encrypted, longer_s=longer_s)
             record.info[READ_ONLY_INFO] = _read_only(cursor)
         connection.commit()
 
@@ -155,16 +164,17 @@ def _path(option: str | tuple[str, ...] | None) -> str | None:
     return option[0] if isinstance(option, tuple) else option
 
 
-def _prepare_session(cursor: Any, *, encrypted: bool) -> None:
+def _prepare_session(cursor: Any, *, encrypted: bool, longer_s: int) -> None:
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     cursor.execute(
         "SET SESSION sql_mode = %s, time_zone = '+00:00', innodb_lock_wait_timeout = %s, "
         "wait_timeout = %s",
-        (SQL_MODE, LOCK_WAIT_S, IDLE_S),
+        (SQL_MODE, LOCK_WAIT_S, IDLE_S + longer_s),
     )
     cursor.execute("SELECT VERSION()")
     if "MariaDB" in str(cursor.fetchone()[0]):
-        cursor.execute("SET SESSION idle_transaction_timeout = %s", (IDLE_TRANSACTION_S,))
+        idle_s = IDLE_TRANSACTION_S + longer_s
+        cursor.execute("SET SESSION idle_transaction_timeout = %s", (idle_s,))
     _assert_session(cursor)
     if encrypted:
         cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")

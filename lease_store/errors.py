@@ -90,6 +90,10 @@ class CheckpointRefused(UserMistake):
     """A checkpoint may not be set like this without the caller's explicit choice."""
 
 
+class CopyRefused(UserMistake):
+    """A lease store cannot be copied like this, or not now."""
+
+
 class StoreError(LeaseholdError):
     """The lease store could not do what was asked."""
 

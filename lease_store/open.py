@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from lease_store.sql_store import SqlStore
+    from lease_store.transactions import Transactions
 
 
 def open_store(
@@ -36,18 +37,34 @@ def open_store(
         InvalidSetting: the URL is not of a supported database.
         StoreError: with `upgrade`, the database refuses or does not answer.
     """
-    from lease_store.engine import open_engine, parse_url, sqlite_path
     from lease_store.sql_store import SqlStore
-    from lease_store.transactions import Transactions
 
-    parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
-    place = str(sqlite_path(parsed) or parsed.set(password=None, query={}).render_as_string())
+    transactions = open_transactions(url)
     store = SqlStore(
-        Transactions(open_engine(parsed), place),
+        transactions,
         clock=clock,
-        place=place,
+        place=transactions.place,
         groups_per_stream_max=groups_per_stream_max,
     )
     if upgrade:
         store.upgrade()
     return store
+
+
+def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -> Transactions:
+    """What runs transactions on the lease store at a URL; it connects when it is first used.
+
+    Args:
+        url: as of `open_store`.
+        statement_s: how long a statement may take, in seconds; None is what is safe for leases.
+
+    Raises:
+        InvalidSetting: the URL is not of a supported database.
+    """
+    from lease_store.engine import READ_TIMEOUT_S, open_engine, parse_url, sqlite_path
+    from lease_store.transactions import Transactions
+
+    parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
+    place = str(sqlite_path(parsed) or parsed.set(password=None, query={}).render_as_string())
+    engine = open_engine(parsed, statement_s=statement_s or READ_TIMEOUT_S)
+    return Transactions(engine, place)

@@ -90,8 +90,8 @@ class Transactions:
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
         self.engine = engine
+        self.place = place
         self.statements: Counter[str] = Counter()
-        self._place = place
         self._sleep = sleep
         self._clock = clock
         self._jitter = jitter
@@ -208,7 +208,7 @@ class Transactions:
             return self._unavailable(unsettled)
         if judged is Verdict.RETRY:
             return StoreUnavailable(
-                f"The lease store at {self._place} is too busy: other transactions held its rows "
+                f"The lease store at {self.place} is too busy: other transactions held its rows "
                 "through every attempt; nothing was changed, and trying again later is safe."
             )
         if judged is Verdict.READ_ONLY:
@@ -217,24 +217,24 @@ class Transactions:
         number = error_number(error)
         advice = ADVICE.get(number, "nothing was changed")
         return StoreError(
-            f"The lease store at {self._place} refused (error {number}: {_first_line(error)}): "
+            f"The lease store at {self.place} refused (error {number}: {_first_line(error)}): "
             f"{advice}."
         )
 
     def _read_only(self) -> StoreReadOnly:
         return StoreReadOnly(
-            f"The lease store at {self._place} takes no writes: it is a read-only server or "
+            f"The lease store at {self.place} takes no writes: it is a read-only server or "
             "file; point the settings to the primary, or make the file and its folder writable."
         )
 
     def _unavailable(self, unsettled: object) -> StoreError:
         if unsettled:
             return OutcomeUnknown(
-                f"The reply of the lease store at {self._place} was lost and it does not answer "
+                f"The reply of the lease store at {self.place} was lost and it does not answer "
                 "any more: the last write may or may not have happened; it is safe to try again."
             )
         return StoreUnavailable(
-            f"The lease store at {self._place} does not answer: check that the database is "
+            f"The lease store at {self.place} does not answer: check that the database is "
             "running and reachable; nothing was changed."
         )
 

@@ -5,30 +5,64 @@ Real log, store and output; the sweeps of runs happen in this process, without S
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 
+import assets.spark_sweeper
 from lease_store import open_store
+from lease_store.identifiers import GroupKey
 from orchestration.command_line import main
 from orchestration.settings import PREFIX
+from tests import mariadb
 from tests.unit.docs.test_docs import DOCS, fences
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 Said = Callable[[str], str]
+DECLARATION = """
+from pathlib import Path
+from assets.shard_stream import ShardStream
+from shard_sources.local_log import LocalLog
+
+def parsed(records):
+    return records
+
+streams = [ShardStream("visits", LocalLog(Path("home/logs/visits")), transform=parsed)]
+"""
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Four shards of ten records each, read in batches of four."""
+    yield from consumed(tmp_path, monkeypatch, KEY)
+
+
+@pytest.fixture
+def visits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
+    """The same of a stream `visits`, which a module of its project declares."""
+    project = tmp_path / "visits_project"
+    project.mkdir()
+    (project / "streams.py").write_text(DECLARATION, "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield from consumed(tmp_path, monkeypatch, GroupKey.parse("default", "visits"))
+    for name in ("visits_project", "visits_project.streams"):
+        sys.modules.pop(name, None)
+
+
+def consumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: GroupKey
+) -> Generator[ConsumedHome]:
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    home = ConsumedHome(tmp_path / "home", shards=4)
+    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": key.stream}]))
+    home = ConsumedHome(tmp_path / "home", shards=4, key=key)
     home.append(10)
     home.consume("run-1")
     yield home
@@ -47,7 +81,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 def commands(page: str) -> list[str]:
     """What the page has its reader type, without the program's name."""
     blocks = "".join(fences(DOCS / "how-to" / page, "console"))
-    return [line.removeprefix("$ leasehold ") for line in blocks.splitlines() if line[:1] == "$"]
+    lines = [line.strip() for line in blocks.splitlines()]
+    return [line.removeprefix("$ leasehold ") for line in lines if line.startswith("$ leasehold ")]
 
 
 def test_a_stuck_shard(home: ConsumedHome, said: Said) -> None:
@@ -77,3 +112,62 @@ def test_an_upgrade(home: ConsumedHome, said: Said) -> None:
     assert said(resume)
     assert not home.store.pulse(KEY).group.paused
     assert open_store(home.settings.store_url).groups()
+
+
+@pytest.mark.mariadb
+def test_a_move_to_mysql(
+    home: ConsumedHome, said: Said, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Consumption goes on in the new store, and every record is in the output once."""
+    upgrade, drain, copy, verify, status, resume = commands("move-to-mysql.md")
+    exported = "".join(fences(DOCS / "how-to/move-to-mysql.md", "console"))
+    assert "export NEW_DATABASE_URL=" in exported
+    monkeypatch.setenv("NEW_DATABASE_URL", mariadb_url)
+    assert main(shlex.split(copy)) == 2, "neither is there a table, nor is the group drained"
+    assert "has the schema of this release" in said(upgrade)
+    assert said(drain)
+    copied = said(copy)
+    assert "no violations" in copied
+    assert mariadb.PASSWORD not in copied
+    assert "export LEASEHOLD_DATABASE_URL=" in exported
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL", mariadb_url)
+    assert "no violations" in said(verify)
+    assert "10" in said(status)
+    assert said(resume)
+    moved = ConsumedHome(home.settings.home, database_url=mariadb_url)
+    moved.append(5)
+    moved.consume("run-2")
+    moved.store.close()
+    assert values(said("cat demo")) == sorted(f"{s}:{n}" for s in range(4) for n in range(15))
+    assert "no violations" in said(verify)
+    old = home.store.snapshot(KEY)
+    assert old.group.paused
+    assert {lease.check_point for lease in old.shards} == {"10"}
+
+
+def test_a_replay_after_a_bug(
+    visits: ConsumedHome, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug refused what was read last: the replay brings it in, and the vacuum ends the rest."""
+    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", lambda **_: visits.sweeper)
+    cat, journal, replay, verify = commands("replay-after-a-bug.md")
+    visits.append(2)
+    visits.sweeper.refuses = lambda value: value.endswith((b":10", b":11"))
+    visits.consume("run-2")
+    assert values(said(cat)) == sorted(f"3:{number}" for number in range(10))
+    assert "open" in said(journal)
+    visits.sweeper.refuses = lambda _: False
+    assert "Replay of visits/default" in said(replay)
+    assert {batch.generation for batch in visits.store.batches(visits.key)} == {1}
+    assert "no violations" in said(verify)
+    everything = sorted(f"{shard}:{number}" for shard in range(4) for number in range(12))
+    assert values(said("cat visits")) == everything
+    for path in visits.output.rglob("*.parquet"):
+        os.utime(path, (0, 0))
+    assert "Removed 16 files" in said("vacuum visits")
+    assert values(said("cat visits")) == everything
+
+
+def values(lines: str) -> list[str]:
+    """The records that `leasehold cat` printed, sorted."""
+    return sorted(json.loads(line)["value"] for line in lines.splitlines())

@@ -150,5 +150,8 @@ def _change(scene: Scene, home: ConsumedHome) -> None:
     scene.run("shard merge 3 1", words=2)
     scene.run("group pause default", words=2)
     scene.run("group drain default", words=2)
+    os.environ["NEW_DATABASE_URL"] = "sqlite:///new/leases.db"
+    scene.run("db upgrade --env NEW_DATABASE_URL", words=3)
+    scene.run("db copy --to-env NEW_DATABASE_URL", words=2)
     scene.run("group resume default", words=2)
     scene.run("group delete default --force", words=2)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.unit.docs import command_line_page
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Made by the tests of the user interface when a screenshot is asked for.
 PICTURES_MADE_LATER = {"docs/images/ui.png"}
@@ -34,7 +35,8 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 
 def fences(page: Path, language: str) -> list[str]:
-    return [body for kind, body in FENCE.findall(page.read_text("utf-8")) if kind == language]
+    found = FENCE.findall(page.read_text("utf-8"))
+    return [dedent(body) for kind, body in found if kind == language]
 
 
 def pages_with(language: str) -> pytest.MarkDecorator:

@@ -25,29 +25,38 @@ class ConsumedHome:
     """A home with a log of `shards` shards, all held by one node; opened where it is there."""
 
     def __init__(
-        self, home: Path, *, shards: int = 2, records_max: int = 4, database_url: str | None = None
+        self,
+        home: Path,
+        *,
+        shards: int = 2,
+        records_max: int = 4,
+        database_url: str | None = None,
+        key: GroupKey = KEY,
     ) -> None:
         url = SecretStr(database_url) if database_url else None
+        self.key = key
         self.settings = Settings(home=home, database_url=url)
-        self.log = LocalLog(self.settings.log_folder(KEY.stream))
-        self.output = self.settings.output_folder(KEY.stream, KEY.group)
+        self.log = LocalLog(self.settings.log_folder(key.stream))
+        self.output = self.settings.output_folder(key.stream, key.group)
         self.store = open_store(self.settings.store_url, upgrade=True)
-        self.stream = ShardStream("demo", self.log, limits=Limits(records_max=records_max))
+        self.stream = ShardStream(str(key.stream), self.log, limits=Limits(records_max=records_max))
         self.sweeper = ArrowSweeper(self.log, self.output)
         if not self.log.exists:
             self._begin(shards)
 
     def _begin(self, shards: int) -> None:
         LocalLog.create(self.log.root, shards)
-        self.store.create_group(Group(KEY))
+        self.store.create_group(Group(self.key))
         self.join()
 
     def join(self) -> None:
         """Have the node hold all shards of the log."""
-        self.store.register(KEY, Node(NODE, 0, "a-1"), observer="test")
-        self.store.sync_shards(KEY, self.log.list_shards(), observer="test")
-        claims = {lease.shard: (NODE, lease.lease_id) for lease in self.store.snapshot(KEY).shards}
-        self.store.claim(KEY, claims, observer="test", reason="test")
+        self.store.register(self.key, Node(NODE, 0, "a-1"), observer="test")
+        self.store.sync_shards(self.key, self.log.list_shards(), observer="test")
+        claims = {
+            lease.shard: (NODE, lease.lease_id) for lease in self.store.snapshot(self.key).shards
+        }
+        self.store.claim(self.key, claims, observer="test", reason="test")
 
     def append(self, records: int) -> None:
         """Append to every shard `<shard>:<offset>`."""

@@ -1,0 +1,91 @@
+"""A lease store moves between SQLite and MariaDB, there and back, and is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from lease_store import open_store, tables
+from lease_store.engine import open_engine, parse_url
+from lease_store.errors import CopyRefused, StoreError
+from lease_store.store_copy import copy_store
+from lease_store.table_copy import PORTION_ROWS
+from tests.conformance.world import A, World
+from tests.mariadb import MariaDB
+from tests.unit.lease_store.full_store import KEY, fill
+
+pytestmark = pytest.mark.mariadb
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """A drained store in SQLite with rows in all tables, some in several portions."""
+    url = f"sqlite:///{tmp_path}/old.db"
+    fill(World(open_store(url, upgrade=True), KEY))
+    entry = dict(read(url)["lease_journal"][0])
+    more = [entry | {"sequence": 100 + number} for number in range(PORTION_ROWS + 1)]
+    engine = open_engine(parse_url(url))
+    with engine.begin() as connection:
+        connection.execute(tables.lease_journal.insert(), more)
+    engine.dispose()
+    return url
+
+
+def read(url: str) -> dict[str, list[Any]]:
+    engine = open_engine(parse_url(url))
+    try:
+        with engine.connect() as connection:
+            return {
+                table.name: list(
+                    connection.execute(select(table).order_by(*table.primary_key)).mappings()
+                )
+                for table in tables.GROUP_TABLES
+            }
+    finally:
+        engine.dispose()
+
+
+def test_a_store_goes_to_mariadb_and_back(source: str, mariadb_url: str, tmp_path: Path) -> None:
+    before = read(source)
+    open_store(mariadb_url, upgrade=True).close()
+    copied = copy_store(source, mariadb_url)
+    assert copied.violations == ()
+    assert read(mariadb_url) == before
+    back = f"sqlite:///{tmp_path}/back.db"
+    open_store(back, upgrade=True).close()
+    assert copy_store(mariadb_url, back).rows == copied.rows
+    assert read(back) == before
+    with pytest.raises(CopyRefused, match="is not empty"):
+        copy_store(source, mariadb_url)
+    with pytest.raises(CopyRefused, match="into itself"):
+        copy_store(mariadb_url, mariadb_url)
+
+
+def test_numbers_go_on_behind_those_that_were_copied(source: str, mariadb_url: str) -> None:
+    open_store(mariadb_url, upgrade=True).close()
+    copy_store(source, mariadb_url)
+    world = World(open_store(mariadb_url), KEY)
+    last = world.journal()[-1].sequence
+    world.store.leave(KEY, A, "a-1")
+    assert world.journal()[-1].sequence > last
+
+
+def test_an_account_that_may_not_write_copies_nothing(
+    source: str, mariadb: MariaDB, mariadb_url: str
+) -> None:
+    open_store(mariadb_url, upgrade=True).close()
+    database = mariadb_url.rsplit("/", 1)[1]
+    mariadb.execute(
+        f"CREATE USER 'reader'@'127.0.0.1' IDENTIFIED BY '{mariadb.password}'",
+        f"GRANT SELECT ON `{database}`.* TO 'reader'@'127.0.0.1'",
+    )
+    try:
+        with pytest.raises(StoreError, match="grant the account") as refused:
+            copy_store(source, mariadb.url(database, user="reader"))
+    finally:
+        mariadb.execute("DROP USER 'reader'@'127.0.0.1'")
+    assert mariadb.password not in str(refused.value)
+    assert not any(read(mariadb_url).values())

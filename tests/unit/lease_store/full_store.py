@@ -1,0 +1,43 @@
+"""A lease store with rows in all its tables, and of every kind of value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from lease_store.event_windows import EventWindow
+from lease_store.identifiers import GroupKey
+from lease_store.records import DataFile, DeliveryClaim, Gap, RewriteKind
+from lease_store.store import Changed, Registered
+from tests.conformance.world import NOON, A, World, X, Y
+
+KEY = GroupKey.parse("default", "stream")
+
+
+def fill(world: World) -> None:
+    """One node and two shards, drained: two batches, a gap, a hook called in vain, a window."""
+    group = world.group(timeout_s=0.1 + 0.2, initial_position="begin")
+    joined = world.register(A, "a-1", address="hôte:1", pinned={X: "3", Y: None})
+    assert isinstance(joined, Registered)
+    world.add(X, Y)
+    x, y = world.hold(A, X, Y)
+    world.consume(x, "0", "5")
+    world.store.record_gap(x, start="5", end="7", reason="entfernt, 'ohne' \\ \u2028 😀", skip=True)
+    gap = Gap(X, "5", "7", "", NOON)
+    assert isinstance(world.store.acknowledge_gap(KEY, gap, observer="ops"), Changed)
+    world.consume(x, "7", "10", 1)
+    world.intend(x, "10", "20", 2)
+    world.store.claim_rewrite(KEY, Y, "compaction-1", RewriteKind.COMPACTION)
+    world.store.release_rewrite(KEY, Y, "compaction-1")
+    node = world.node(A)
+    turn = world.store.take_turn(KEY, A, node.incarnation)
+    assert isinstance(turn, DeliveryClaim)
+    (first, *_) = world.store.pending_events(KEY)
+    world.store.settle_event(turn, first.sequence, error="connection refused")
+    files = (DataFile("w/1", 2, 30, first_event_time=NOON, last_event_time=NOON),)
+    window = EventWindow("hourly", NOON, NOON + timedelta(hours=1))
+    full = replace(window, run="run-1", files=files, records=2, covered={X: 4, Y: 0}, made_at=NOON)
+    assert world.store.put_window(KEY, full) == Changed()
+    for tenure in (x, y):
+        world.store.close_tenure(tenure, reason="test")
+    world.store.update_group(replace(group, paused=True), observer="test")
