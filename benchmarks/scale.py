@@ -20,18 +20,17 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from benchmarks.figures import print_rows
-from benchmarks.upkeep import KEY
+from benchmarks.upkeep import KEY, TIMING, settled_group
 from lease_store import open_store
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.rebalancing import Rebalancer
-from lease_store.records import Group, Node, ShardListing, Tenure, Timing
+from lease_store.records import Tenure
 from lease_store.states import ShardState
 from lease_store.store import LeaseStore, Opened
 from lease_store.tick_report import TickReport
 from tests import mariadb
 
 TICK_S = 5.0
-TIMING = Timing(timeout_s=20.0, beat_s=6.0)
 ROUNDS_MAX = 60
 IDLE_ROUNDS = 3
 
@@ -78,14 +77,7 @@ class World:
         self.store = store
         self.now_s = 0.0
         self.statements = 0
-        names = [NodeName(f"n{number:03}") for number in range(nodes)]
-        store.create_group(Group(KEY, timeout_s=TIMING.timeout_s))
-        ids = [ShardId(str(number)) for number in range(shards)]
-        store.sync_shards(KEY, [ShardListing(shard) for shard in ids], observer="benchmark")
-        for name in names:
-            store.register(KEY, Node(name, 0, f"{name}-1"), observer="benchmark")
-        claims = {shard: (names[place % nodes], 0) for place, shard in enumerate(ids)}
-        store.claim(KEY, claims, observer="benchmark", reason="set up")
+        names = settled_group(store, shards, nodes)
         self.nodes = [SimulatedNode(self, name) for name in names]
         event.listen(Engine, "before_cursor_execute", self._counted)
 
@@ -96,7 +88,7 @@ class World:
         """Nodes arrive; each registers with its first tick."""
         first = len(self.nodes)
         self.nodes += [
-            SimulatedNode(self, NodeName(f"n{number:03}")) for number in range(first, first + count)
+            SimulatedNode(self, NodeName(f"n{number}")) for number in range(first, first + count)
         ]
 
     def die(self, count: int) -> None:

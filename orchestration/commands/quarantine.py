@@ -12,9 +12,11 @@ from lease_store.errors import InvalidSetting, TransformError, shown
 from orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from orchestration.commands.records import json_record
 from orchestration.commands.rewriting import (
+    End,
     Module,
     Replaces,
     Shards,
+    Start,
     chosen_shards,
     refuse_failed,
     replay_shards,
@@ -114,12 +116,8 @@ def retry(
     stream: StreamArgument = None,
     *,
     shard: Shards = None,
-    start: Annotated[
-        str | None, typer.Option("--from", help="begin, a cursor or an ISO 8601 time.")
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", help="end, a cursor or an ISO 8601 time.")
-    ] = None,
+    start: Start = None,
+    end: End = None,
     module: Module = None,
     replaces: Replaces = None,
     group: GroupName = None,

@@ -28,6 +28,8 @@ Shards = Annotated[
     list[str] | None,
     typer.Option("--shard", metavar="SHARD", help="A shard; may be repeated (default: all)."),
 ]
+Start = Annotated[str | None, typer.Option("--from", help="begin, a cursor or an ISO 8601 time.")]
+End = Annotated[str | None, typer.Option("--to", help="end, a cursor or an ISO 8601 time.")]
 Module = Annotated[
     str | None,
     typer.Option("--module", help="The Python module that declares the stream and its transform."),
@@ -42,12 +44,8 @@ def replay(
     stream: StreamArgument = None,
     *,
     shard: Shards = None,
-    start: Annotated[
-        str | None, typer.Option("--from", help="begin, a cursor or an ISO 8601 time.")
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", help="end, a cursor or an ISO 8601 time.")
-    ] = None,
+    start: Start = None,
+    end: End = None,
     module: Module = None,
     replaces: Replaces = None,
     group: GroupName = None,
