@@ -9,7 +9,7 @@ import pytest
 from assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from tests.acceptance.replayed_stream import STREAM
 from tests.dagster_deployment import wait_for
-from tests.ui.conftest import SHARDS, Scene
+from tests.ui.conftest import CONSUMED_S, SHARDS, Scene
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -75,7 +75,9 @@ def test_a_sensor_is_switched_off_and_on(scene: Scene, page: Page) -> None:
 
 def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Page) -> None:
     page.goto(f"{scene.url}/assets/leases/{STREAM}?view=overview")
+    before = newest_run(scene)
     page.get_by_role("button", name="Materialize").first.click()
+    wait_for("the launch", lambda: newest_run(scene) != before, SHOWN_S)
     rows = page.get_by_role("row")
     picture = page.get_by_role("img", name="Who held which shard")
 
@@ -85,7 +87,7 @@ def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Pa
         page.wait_for_timeout(1_000)
         return rows.filter(has_text="already_alloc").count() >= len(SHARDS)
 
-    wait_for("the shards in the page", held, SHOWN_S)
+    wait_for("the shards in the page", held, CONSUMED_S)
     for lease in scene.store.snapshot(scene.key).shards:
         cells = f"{lease.shard} {lease.state.value} {lease.consumer_owner}"
         texts = [" ".join(text.split()) for text in rows.all_inner_texts()]
@@ -93,3 +95,9 @@ def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Pa
     page.get_by_text("[Show Markdown]").first.click()
     picture.wait_for()
     assert picture.evaluate("image => image.naturalWidth") > 400, "the picture is drawn"
+
+
+def newest_run(scene: Scene) -> str:
+    """The id of the run that was created last."""
+    query = "{ runsOrError(limit: 1) { ... on Runs { results { id } } } }"
+    return scene.deployment.graphql(query)["runsOrError"]["results"][0]["id"]
