@@ -89,3 +89,24 @@ def test_an_account_that_may_not_write_copies_nothing(
         mariadb.execute("DROP USER 'reader'@'127.0.0.1'")
     assert mariadb.password not in str(refused.value)
     assert not any(read(mariadb_url).values())
+
+
+def test_the_copy_is_of_one_moment(source: str, mariadb_url: str, tmp_path: Path) -> None:
+    """A node leaves after the first table was read: nothing of that is in the other tables."""
+    open_store(mariadb_url, upgrade=True).close()
+    copy_store(source, mariadb_url)
+    for number, url in enumerate((source, mariadb_url)):
+        before = read(url)
+        target = f"sqlite:///{tmp_path}/target-{number}.db"
+        open_store(target, upgrade=True).close()
+        told: list[int] = []
+
+        def leave(rows: int, url: str = url, told: list[int] = told) -> None:
+            if not told:
+                open_store(url).leave(KEY, A, "a-1")
+            told.append(rows)
+
+        copy_store(url, target, told=leave)
+        assert read(target) == before
+        changed = {name for name, rows in read(url).items() if rows != before[name]}
+        assert changed >= {"lease_journal", "loghub_client_shard_lease"}
