@@ -35,6 +35,7 @@ class Watch:
         self._left: set[tuple[NodeName, str]] = set()
         self._took_effect: set[tuple[ShardId, int, str, str, str]] = set()
         self._lost_until = 0.0
+        self._excused: set[tuple[NodeName, str]] = set()
         self.violations: list[str] = []
         self.moves = 0
 
@@ -127,6 +128,8 @@ class Watch:
             if before is node or before == node:
                 continue
             self._nodes[node.name] = node
+            if before is None or before.incarnation != node.incarnation:
+                self._excused.discard((node.name, node.incarnation))
             if before is not None and node.lease_id < before.lease_id:
                 self.violated(f"I1: the counter of {node.name} went back")
             if before is not None and before.member and before.incarnation != node.incarnation:
@@ -143,12 +146,15 @@ class Watch:
         is not its holder any more.
         """
         now = self._world.schedule.now
+        member = (node.name, node.incarnation)
         if how == "left" and not any(
             lease.consumer_owner == node.name and lease.consumer_run
             for lease in self._shards.values()
         ):
-            self._left.add((node.name, node.incarnation))
-        if now < self._lost_until or (node.name, node.incarnation) in self._left:
+            self._left.add(member)
+        if now < self._lost_until:
+            self._excused.add(member)
+        if member in self._left | self._excused:
             return
         # A node that leaves has let its runs end first; their windows mean nothing any more.
         trusts = self._world.trust_of(node.name, node.incarnation, ended=how != "left")
@@ -160,9 +166,14 @@ class Watch:
                 )
 
     def check_renewed(self, name: NodeName, incarnation: str) -> None:
-        """I4: only the incarnation that answers to a name is renewed; asked after each beat."""
+        """I4: only the incarnation that answers to a name is renewed; asked after each beat.
+
+        Who lost its place in the time that is excused beats once more before it knows.
+        """
         node = self._nodes.get(name)
-        if node is not None and node.incarnation != incarnation:
+        if node is None or (name, incarnation) in self._excused:
+            return
+        if node.incarnation != incarnation:
             self._check_distrusted(Node(name, 0, incarnation), "renewed under another's name")
 
     def membership_changed(self, snapshot: Snapshot) -> None:
