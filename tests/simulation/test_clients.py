@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lease_store.client.group_member import GroupMember
 from lease_store.memory_store import MemoryStore
 from lease_store.records import Tenure
 from lease_store.simulation import Faults, Parts, SeedOutcome, SimulationConfig, run_seed, world
@@ -53,13 +54,17 @@ class SavesWithoutToken(MemoryStore):
 
 
 def test_a_store_that_lets_a_stale_client_save_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients stop by their own clock: only a call that is under way in a pause comes too late."""
+    """A client stops by its own clock long before it is stale: here that clock is broken, too."""
     monkeypatch.setattr(world, "CLIENTS_SHARE", 1.0)
-    rates = FaultRates(slow_call=0.5, pause_host=0.02, force_checkpoint=0.02, join=0.01)
+    rates = FaultRates(slow_call=0.5, pause_host=0.05, join=0.1)
     monkeypatch.setattr(FaultRates, "swarm", lambda _: rates)
+    sound = GroupMember.trusted
+    broken = property(lambda member: member.trusted_until > float("-inf"))
     for seed in range(MUTANT_SEEDS_MAX):
+        monkeypatch.setattr(GroupMember, "trusted", broken)
         violations = outcome(seed, Parts(consume, store=SavesWithoutToken)).violations
         if any(violation.startswith("I2: run ") for violation in violations):
+            monkeypatch.setattr(GroupMember, "trusted", sound)
             assert outcome(seed).violations == ()
             return
     pytest.fail(f"no seed up to {MUTANT_SEEDS_MAX} finds it")
