@@ -4,10 +4,11 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The folder of the demo and of `make ui`; the files of the demo's input; arguments for pytest and
-# for the release simulation.
+# The folder of the demo and of `make ui`; the files of the demo's input; how many processes run the
+# tests; arguments for pytest and for the release simulation.
 HOME_DIR ?= .leasehold
 INPUT ?=
+TEST_PROCESSES ?= 2
 PYTEST_ARGS ?=
 SIMULATION_ARGS ?=
 export PYTHON
@@ -23,7 +24,7 @@ ui: $(VENV)/.stamp-run ## Open the demo's deployment in the Dagster UI, on this 
 
 test: $(VENV)/.stamp-dev ## Run all tests (installs MariaDB's server and Chromium where they are missing)
 	@sh scripts/test_tools.sh
-	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 check: lint types test ## Run what a change has to pass: lint, types and all tests
 
