@@ -195,7 +195,7 @@ class ClientHost(Host):
         if batch is None:
             return False
         seconds = chance.uniform(0.05, 1.0)
-        # Without a thread for its beats, a client whose every batch outlasts the lease gets nowhere.
+        # Without a thread for beats, a client whose batches outlast the lease gets nowhere.
         if chance.random() < world.rates.slow_batch and not world.healed:
             seconds = chance.uniform(2.0, 60.0)
         world.schedule.sleep(seconds * world.unit_s)
