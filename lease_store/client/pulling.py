@@ -125,7 +125,10 @@ class PullClient:
             self._confirmed = confirmed
             for shard, connection in list(self._connections.items()):
                 self._roll_back_if_due(connection)
-                if shard in held and shard not in confirmed:
+                if shard in confirmed:
+                    # Whoever was to have it is gone: without this it would be read no more.
+                    connection.leaving = False
+                elif shard in held:
                     self._give_way(shard, connection)
 
     def shutdown(self) -> None:

@@ -270,6 +270,28 @@ def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
     assert owner(store, moving) == "b"
 
 
+def test_a_shard_that_need_not_be_handed_over_after_all_is_read_on(
+    clock: VirtualClock, feed: ListFeed
+):
+    """The next node leaves while the holder works on its last batch, which then times out."""
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    for shard in a.partitions():
+        a.connect(shard)
+        polled(a, shard)
+    a.beat()
+    b = started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    a.beat()
+    assert a.poll() is None, "it is leaving, and the other's batch is not confirmed"
+    b.shutdown()
+    for _ in range(8):
+        clock.pass_s(BEAT_S - 1)
+        a.beat()
+    assert owner(store, moving) == "a"
+    assert polled(a, moving)
+
+
 def test_a_bootstrap_cursor_begins_there_and_a_stored_checkpoint_is_forced(
     clock: VirtualClock, feed: ListFeed
 ):
