@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # tests; arguments for pytest and for the release simulation.
 HOME_DIR ?= .leasehold
 INPUT ?=
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 PYTEST_ARGS ?=
 SIMULATION_ARGS ?=
 export PYTHON

@@ -80,7 +80,7 @@ def test_spark_reads_what_the_ledger_names_and_nothing_else(
     empty = read_committed(connect_session, store, stream.key, home / "output")
     assert (empty.count(), empty.columns[0]) == (0, "shard_id")
     consume(home, spark_folder, "run-1")
-    [path, *_] = committed_paths(store, stream.key, home / "output", shards=[ShardId("1")])
+    [path, *_] = committed_paths(store, stream.key, home / "output", ShardId("1"))
     orphan = Path(path).parent.parent / "orphan"
     orphan.mkdir()
     (orphan / "1.0.parquet").write_bytes(Path(path).read_bytes())
