@@ -35,6 +35,7 @@ class Watch:
         self._left: set[tuple[NodeName, str]] = set()
         self._took_effect: set[tuple[ShardId, int, str, str, str]] = set()
         self._lost_until = 0.0
+        self._repeated_until: dict[NodeName, int] = {}
         self._excused: set[tuple[NodeName, str]] = set()
         self.violations: list[str] = []
         self.moves = 0
@@ -94,8 +95,11 @@ class Watch:
         """The store lost its last commits: start again from what it holds now."""
         snapshot = self._world.store.snapshot(self._world.key)
         self._shards = {lease.shard: lease for lease in snapshot.shards}
-        self._nodes = {node.name: node for node in snapshot.nodes}
         # Counters repeat after such a loss, so that one of them may look as if it had stood still.
+        for node in self._nodes.values():
+            highest = max(node.lease_id, self._repeated_until.get(node.name, 0))
+            self._repeated_until[node.name] = highest
+        self._nodes = {node.name: node for node in snapshot.nodes}
         self._lost_until = self._world.schedule.now + 2 * self._world.config.timeout_s
         self.membership_changed(snapshot)
 
@@ -152,7 +156,8 @@ class Watch:
             for lease in self._shards.values()
         ):
             self._left.add(member)
-        if now < self._lost_until:
+        repeated = node.lease_id <= self._repeated_until.get(node.name, -1)
+        if repeated or now < self._lost_until:
             self._excused.add(member)
         if member in self._left | self._excused:
             return
@@ -174,7 +179,8 @@ class Watch:
         if node is None or (name, incarnation) in self._excused:
             return
         if node.incarnation != incarnation:
-            self._check_distrusted(Node(name, 0, incarnation), "renewed under another's name")
+            late = Node(name, node.lease_id, incarnation)
+            self._check_distrusted(late, "renewed under another's name")
 
     def membership_changed(self, snapshot: Snapshot) -> None:
         """The members changed: count what the fewest moves are, and rounds from here."""
