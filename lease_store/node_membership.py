@@ -39,17 +39,27 @@ class NodeMembership:
         self._registered: Node | None = None
         self._beaten_at = 0.0
         self._beat_s = 0.0
+        self._contested = True
+
+    @property
+    def contested(self) -> bool:
+        """Whether another living incarnation had the name when last seen; True before that.
+
+        A run that is started meanwhile is told that incarnation, and its beats keep it alive.
+        """
+        return self._contested
 
     @property
     def joined(self) -> bool:
         """Whether the node answers to its name, as far as is known here."""
         return self._registered is not None
 
-    def keep(self, *, accepts_runs: bool) -> str:
+    def keep(self, *, accepts_runs: bool, joins: bool = True) -> str:
         """Join, beat, or tell the group whether the node takes runs; what changed, or nothing.
 
         Where another incarnation has the name, the call does nothing but watch it, until it has
-        beaten or has stood still for the group's timeout.
+        beaten or has stood still for the group's timeout. It does nothing else either unless the
+        node `joins`.
 
         Raises:
             NodeNameTaken: another live process answers to the name.
@@ -65,7 +75,7 @@ class NodeMembership:
             pulse = self._store.pulse(self._key)
         except UnknownGroup:
             # The shard list sensor makes it at its first tick.
-            self._registered = None
+            self._registered, self._contested = None, False
             return ""
         self._beat_s = pulse.group.timeout_s * BEAT_FRACTION_MAX
         if known and wanted in (replace(row, lease_id=wanted.lease_id) for row in pulse.nodes):
@@ -75,9 +85,9 @@ class NodeMembership:
                 return ""
         if known:
             self._registered = None
-        return self._join(pulse, wanted)
+        return self._join(pulse, wanted, joins=joins)
 
-    def _join(self, pulse: Pulse, wanted: Node) -> str:
+    def _join(self, pulse: Pulse, wanted: Node, *, joins: bool) -> str:
         """Register, where nobody alive answers to the name.
 
         1. The node takes no runs for a while; the store notes it, and its reply is lost.
@@ -87,6 +97,8 @@ class NodeMembership:
         self._observations.see(pulse.nodes)
         displaced = self._displaced(pulse)
         check_member(pulse.group, pulse.nodes, wanted)
+        if not joins:
+            return ""
         sent_at = self._clock()
         before, self._registered = self._registered, None
         outcome = self._store.register(
@@ -94,7 +106,7 @@ class NodeMembership:
         )
         if not isinstance(outcome, Registered):
             return ""
-        self._registered = wanted
+        self._registered, self._contested = wanted, False
         self._beaten_at = sent_at
         if before is None:
             return f"joined group {self._key}"
@@ -109,8 +121,10 @@ class NodeMembership:
         """
         name = self._node.name
         row = next((node for node in pulse.nodes if node.name == name), None)
+        self._contested = False
         if row is None or not row.member or row.incarnation == self._node.incarnation:
             return None
+        self._contested = True
         seen = (row.incarnation, row.lease_id)
         if self._first_seen is None:
             self._first_seen = seen
@@ -119,7 +133,9 @@ class NodeMembership:
                 f"Another live process answers to node {shown(name)} of group {self._key}: stop "
                 "it, or use another name."
             )
-        return self._observations.lapsed(pulse.group.timeout_s).get(name)
+        lapsed = self._observations.lapsed(pulse.group.timeout_s).get(name)
+        self._contested = lapsed is None
+        return lapsed
 
     def waiting_s(self) -> float:
         """For how long the process that has the name was seen to stand still; 0 where none has."""

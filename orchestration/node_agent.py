@@ -206,11 +206,12 @@ class NodeAgent:
             self._tolerantly(self._fail_dead_runs)
 
     def _begin(self) -> None:
-        """With the first answer of the code server the node becomes one that can be found."""
-        if not self._published:
-            publish(self._instance, self._node, self._advertised)
-            say(f"The code server of node {self._node} answers at {self._advertised}.")
-            self._published = True
+        """Once the code server answers, watch the node's name; be found and join once it is free.
+
+        1. The note of the last incarnation was lost, and a run of that incarnation goes on beating.
+        2. Were the node found now, it would be sent runs for that incarnation, each of which beats.
+        3. So it is found only later: when those runs have ended, the old incarnation falls silent.
+        """
         if not self._memberships:
             address = instance_address(self._instance)
             if not address:
@@ -225,6 +226,10 @@ class NodeAgent:
                 for key, row in self._rows.items()
             ]
             self._beats.start()
+        if not self._published and not any(each.contested for each in self._memberships):
+            publish(self._instance, self._node, self._advertised)
+            say(f"The code server of node {self._node} answers at {self._advertised}.")
+            self._published = True
 
     # -- beats ----------------------------------------------------------------------------------
 
@@ -233,7 +238,7 @@ class NodeAgent:
         while not self._left.wait(KEEP_S):
             for membership in self._memberships:
                 try:
-                    if said := membership.keep(accepts_runs=self._accepts_runs):
+                    if said := self._kept(membership):
                         say(f"Node {self._node} {said}.")
                 except UserMistake as error:
                     self._problem = error
@@ -243,6 +248,10 @@ class NodeAgent:
                 except Exception as error:
                     # An error of a driver's that nobody foresaw must not end the beating unseen.
                     say(f"A beat of node {self._node} failed: {type(error).__name__}: {error}")
+
+    def _kept(self, membership: NodeMembership) -> str:
+        # Whoever gives it shards has to find it: only what can be found joins.
+        return membership.keep(accepts_runs=self._accepts_runs, joins=self._published)
 
     # -- runs -----------------------------------------------------------------------------------
 

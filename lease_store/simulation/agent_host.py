@@ -13,6 +13,7 @@ from lease_store.rebalancing import Rebalancer
 from lease_store.records import Node
 from lease_store.simulation.host import TICK_S, Host, Run
 from lease_store.simulation.schedule import Process
+from lease_store.store import LeaseStore
 from lease_store.tick_report import TickReport
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class SensorHost(Host):
         """See `Host.launch_for`: the run starts on the node's own host, where that is up."""
         row = next(each for each in report.snapshot.nodes if each.name == node)
         host = self._world.host_of(node)
-        if host.alive and host.server is not None and not host.server.dead and not host.leaving:
+        if host.found():
             host.launch(node, shards, replaces, incarnation=row.incarnation)
 
 
@@ -79,6 +80,11 @@ class AgentHost(Host):
 
     def __init__(self, world: World, settings: Node) -> None:
         super().__init__(world, replace(settings, address=ADDRESS))
+        self._published = False
+
+    def found(self) -> bool:
+        """See `Host.found`; an agent whose name somebody else has is not to be found."""
+        return self._published and super().found()
 
     def joined(self, members: Mapping[NodeName, Node]) -> bool:
         """See `Host.joined`."""
@@ -105,7 +111,7 @@ class AgentHost(Host):
             for run in self.runs:
                 run.process.dead = True
         process = Process(f"{self.name}.agent")
-        self.server = process
+        self.server, self._published = process, False
         delay_s = chance.uniform(0.1, TICK_S) * world.unit_s
         world.schedule.spawn(process, lambda: self._keep(process), delay_s)
 
@@ -113,15 +119,19 @@ class AgentHost(Host):
         settings = self.settings[self.name]
         return replace(settings, incarnation=self.incarnations.get(self.name, ""))
 
+    def _new_membership(self, store: LeaseStore) -> NodeMembership:
+        self._published = False
+        return NodeMembership(store, self._world.key, self._row(), self.clock)
+
     def _keep(self, process: Process) -> None:
         world = self._world
         store = world.connect(process)
-        membership = NodeMembership(store, world.key, self._row(), self.clock)
+        membership = self._new_membership(store)
         while not self.leaving or any(not run.dead for run in self.runs):
             if not self._keep_once(membership):
                 # An agent that is refused ends; whoever supervises it starts the next.
                 world.schedule.sleep(TICK_S * world.unit_s)
-                membership = NodeMembership(store, world.key, self._row(), self.clock)
+                membership = self._new_membership(store)
             world.schedule.sleep(KEEP_S * world.unit_s)
         while not world.all_ready_to_leave(self):
             world.schedule.sleep(KEEP_S * world.unit_s)
@@ -138,7 +148,9 @@ class AgentHost(Host):
         world = self._world
         self.refused = False
         try:
-            said = membership.keep(accepts_runs=self.settings[self.name].accepts_runs)
+            accepts_runs = self.settings[self.name].accepts_runs
+            said = membership.keep(accepts_runs=accepts_runs, joins=self._published)
+            self._published = self._published or not membership.contested
         except UserMistake as error:
             self.refused = isinstance(error, AssignmentConflict)
             world.watch.said(str(error))

@@ -278,6 +278,10 @@ class Host:
         del node
         return self.runs
 
+    def found(self) -> bool:
+        """Whether those who launch runs elsewhere know where this host's are started."""
+        return self.alive and self.server is not None and not self.server.dead and not self.leaving
+
     def launch_for(
         self,
         report: TickReport,

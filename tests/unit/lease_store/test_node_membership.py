@@ -153,3 +153,18 @@ def test_a_store_that_lost_a_change_is_told_again_with_the_next_beat(store: Memo
     clock.now_s += 7
     assert place.keep(accepts_runs=True) == "joined group orders/default"
     assert row(store).accepts_runs
+
+
+def test_a_name_is_contested_while_another_incarnation_beats(store: MemoryStore) -> None:
+    clock = Clock()
+    first, second = member(store, clock), member(store, clock, "second")
+    assert second.contested, "nobody has looked yet"
+    first.keep(accepts_runs=True)
+    second.keep(accepts_runs=True, joins=False)
+    assert second.contested
+    clock.now_s += TIMEOUT_S + 1
+    assert second.keep(accepts_runs=True, joins=False) == ""
+    assert not second.contested
+    assert row(store).incarnation == "first", "it was only watched"
+    assert second.keep(accepts_runs=True) == "joined group orders/default"
+    assert not second.contested

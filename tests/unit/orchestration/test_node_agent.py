@@ -169,6 +169,19 @@ def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scen
     assert AgentState.read(scene.folder) is None, "one that left has no successor"
 
 
+def test_a_node_whose_old_incarnation_still_beats_is_not_found_and_gets_no_runs_for_it(
+    scene: Scene,
+) -> None:
+    """Its note was lost; runs that an agent before it started beat for the old incarnation."""
+    scene.store.register(KEY, Node(A, 0, "of-the-first"), observer="test")
+    with scene.at_work():
+        time.sleep(0.8)
+        assert find(scene.instance, A) is None
+        # Nothing beats any more: the old incarnation is dead after the timeout of one second.
+        until(lambda: scene.row is not None and scene.row.incarnation != "of-the-first")
+        assert find(scene.instance, A) == AT
+
+
 def test_what_another_host_noted_is_not_used(tmp_path: Path) -> None:
     AgentState("another-host", "first").write(tmp_path)
     assert AgentState.read(tmp_path) is None
