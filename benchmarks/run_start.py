@@ -9,7 +9,8 @@
 The first run of each is `cold`. Then one record is appended to each of 1, 16 and 128 shards at
 once, again and again, and the run that the sensor asks for is taken apart: by Dagster's own events
 up to the first line of the op, and by the calls of the package after that. A round whose records
-reached more than one run is left out. What the sensor's interval of 5 s adds is not part of it.
+reached more than one run is left out, and so is a run that failed. What the sensor's interval of
+5 s adds is not part of it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Deployment:
             time.sleep(0.5)
         runs = [run for run in self._instance.get_runs() if run.run_id not in self._seen]
         self._seen |= {run.run_id for run in runs}
-        return [run for run in runs if run.job_name.startswith("consume")]
+        return [run for run in runs if run.is_success and run.job_name.startswith("consume")]
 
     def _idle(self) -> bool:
         if any(not run.is_finished for run in self._instance.get_runs(limit=10)):
