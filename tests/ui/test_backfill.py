@@ -74,7 +74,11 @@ def show_green(page: Page, scene: Scene) -> None:
     """Wait until the newest backfill's page says that it is done, and the partitions are green."""
     query = """{ partitionBackfillsOrError(limit: 1) {
         ... on PartitionBackfills { results { id } } } }"""
-    (newest,) = scene.deployment.graphql(query)["partitionBackfillsOrError"]["results"]
+
+    def launched() -> list[dict[str, str]]:
+        return scene.deployment.graphql(query)["partitionBackfillsOrError"]["results"]
+
+    (newest,) = wait_for("the backfill", launched, CONSUMED_S)
     page.goto(f"{scene.url}/runs/b/{newest['id']}")
     page.get_by_text("100% completed").wait_for(timeout=CONSUMED_S * 1_000)
     assert ended(scene.deployment, newest["id"]) == "COMPLETED_SUCCESS"

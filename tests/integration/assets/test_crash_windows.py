@@ -86,7 +86,9 @@ def test_spark_reads_what_the_ledger_names_and_nothing_else(
     (orphan / "1.0.parquet").write_bytes(Path(path).read_bytes())
     frame = read_committed(connect_session, store, stream.key, home / "output")
     assert frame.count() == 3 * RECORDS
-    only = read_committed(connect_session, store, stream.key, home / "output", ShardId("1"))
+    only = read_committed(
+        connect_session, store, stream.key, home / "output", shards=[ShardId("1")]
+    )
     assert only.count() == RECORDS
     assert {row.shard_id for row in only.select("shard_id").distinct().collect()} == {"1"}
 

@@ -18,7 +18,6 @@ from lease_store.errors import (
     ModuloIdTaken,
     ShardNotOpen,
     ShardOccupied,
-    StoreUnavailable,
     UnknownShard,
 )
 from lease_store.identifiers import NodeName, ShardId
@@ -220,76 +219,6 @@ def test_a_fenced_confirm_is_told_once_and_moves_nothing(clock: VirtualClock, fe
     a.beat()
     assert checkpoint(store) == "7"
     assert a.connect(S0) == "7"
-
-
-def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: ListFeed):
-    """What was confirmed in memory could not be persisted: the caller has to hear of it."""
-    store = memory_store(["0", "1"])
-    a = started(store, clock, feed, "a")
-    for shard in a.partitions():
-        a.connect(shard)
-        a.confirm(polled(a, shard))
-    a.beat()
-    started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
-    real = store.save_checkpoint
-
-    def lost_just_before(tenure: object, cursor: str):
-        store.force_checkpoint(KEY, moving, "9", observer="operator", reason="test")
-        return real(tenure, cursor)  # pyright: ignore
-
-    store.save_checkpoint = lost_just_before  # pyright: ignore
-    a.beat()
-    store.save_checkpoint = real
-    with pytest.raises(LeaseLost):
-        a.poll(moving)
-    with pytest.raises(ShardNotOpen):
-        a.poll(moving)
-
-
-def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
-    clock: VirtualClock, feed: ListFeed
-):
-    store = memory_store(["0", "1"])
-    a = started(store, clock, feed, "a")
-    for shard in a.partitions():
-        a.connect(shard)
-    a.beat()
-    started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
-    real = store.close_tenure
-
-    def away(*_: object, **__: object):
-        raise StoreUnavailable("away")
-
-    store.close_tenure = away  # pyright: ignore
-    a.beat()
-    assert a.poll(moving) is None, "nothing more is read of a shard that is leaving"
-    store.close_tenure = real
-    a.beat()
-    assert owner(store, moving) == "b"
-
-
-def test_a_shard_that_need_not_be_handed_over_after_all_is_read_on(
-    clock: VirtualClock, feed: ListFeed
-):
-    """The next node leaves while the holder works on its last batch, which then times out."""
-    store = memory_store(["0", "1"])
-    a = started(store, clock, feed, "a")
-    for shard in a.partitions():
-        a.connect(shard)
-        polled(a, shard)
-    a.beat()
-    b = started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
-    a.beat()
-    assert a.poll() is None, "it is leaving, and the other's batch is not confirmed"
-    b.shutdown()
-    for _ in range(8):
-        clock.pass_s(BEAT_S - 1)
-        a.beat()
-    assert owner(store, moving) == "a"
-    assert polled(a, moving)
 
 
 def test_a_bootstrap_cursor_begins_there_and_a_stored_checkpoint_is_forced(

@@ -1,0 +1,123 @@
+"""Handing a shard over: what fails then, what is tried again, and what is called off."""
+
+from __future__ import annotations
+
+import pytest
+
+from lease_store.client import PullClient, PulledBatch
+from lease_store.errors import (
+    LeaseLost,
+    ShardNotOpen,
+    StoreUnavailable,
+)
+from lease_store.identifiers import ShardId
+from lease_store.memory_store import MemoryStore
+from tests.unit.lease_store.client.world import (
+    BEAT_S,
+    KEY,
+    ListFeed,
+    VirtualClock,
+    memory_store,
+    owner,
+    pull_client,
+)
+
+S0, S1 = ShardId("0"), ShardId("1")
+PROTECT_S = 12.0
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def feed() -> ListFeed:
+    feed = ListFeed()
+    for shard in ("0", "1"):
+        feed.append(shard, *(f"{shard}:{number}".encode() for number in range(10)))
+    return feed
+
+
+def started(
+    store: MemoryStore, clock: VirtualClock, feed: ListFeed, name: str, *modulo: int
+) -> PullClient:
+    client = pull_client(store, clock, feed, name, protect_s=PROTECT_S)
+    client.start(*modulo)
+    return client
+
+
+def polled(client: PullClient, shard: ShardId = S0, count: int = 4) -> PulledBatch:
+    batch = client.poll(shard, records_max=count)
+    assert batch is not None
+    return batch
+
+
+def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: ListFeed):
+    """What was confirmed in memory could not be persisted: the caller has to hear of it."""
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    for shard in a.partitions():
+        a.connect(shard)
+        a.confirm(polled(a, shard))
+    a.beat()
+    started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    real = store.save_checkpoint
+
+    def lost_just_before(tenure: object, cursor: str):
+        store.force_checkpoint(KEY, moving, "9", observer="operator", reason="test")
+        return real(tenure, cursor)  # pyright: ignore
+
+    store.save_checkpoint = lost_just_before  # pyright: ignore
+    a.beat()
+    store.save_checkpoint = real
+    with pytest.raises(LeaseLost):
+        a.poll(moving)
+    with pytest.raises(ShardNotOpen):
+        a.poll(moving)
+
+
+def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
+    clock: VirtualClock, feed: ListFeed
+):
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    for shard in a.partitions():
+        a.connect(shard)
+    a.beat()
+    started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    real = store.close_tenure
+
+    def away(*_: object, **__: object):
+        raise StoreUnavailable("away")
+
+    store.close_tenure = away  # pyright: ignore
+    a.beat()
+    assert a.poll(moving) is None, "nothing more is read of a shard that is leaving"
+    store.close_tenure = real
+    a.beat()
+    assert owner(store, moving) == "b"
+
+
+def test_a_shard_that_need_not_be_handed_over_after_all_is_read_on(
+    clock: VirtualClock, feed: ListFeed
+):
+    """The next node leaves while the holder works on its last batch, which then times out."""
+    store = memory_store(["0", "1"])
+    a = started(store, clock, feed, "a")
+    for shard in a.partitions():
+        a.connect(shard)
+        polled(a, shard)
+    a.beat()
+    b = started(store, clock, feed, "b")
+    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    a.beat()
+    assert a.poll() is None, "it is leaving, and the other's batch is not confirmed"
+    b.shutdown()
+    for _ in range(8):
+        clock.pass_s(BEAT_S - 1)
+        a.beat()
+    assert owner(store, moving) == "a"
+    assert polled(a, moving)
