@@ -11,6 +11,7 @@ from lease_store.verification import verify
 from tests.acceptance.held_stream import committed
 from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, stream_of
 from tests.acceptance.test_backfill import ended, values
+from tests.dagster_deployment import wait_for
 from tests.ui.conftest import CONSUMED_S, SHARDS, WAVE, WAVES, Scene
 
 if TYPE_CHECKING:
