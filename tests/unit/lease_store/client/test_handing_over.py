@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.client import PullClient, PulledBatch
 from lease_store.errors import (
     LeaseLost,
     ShardNotOpen,
     StoreUnavailable,
 )
-from lease_store.identifiers import ShardId
-from lease_store.memory_store import MemoryStore
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
@@ -19,38 +16,9 @@ from tests.unit.lease_store.client.world import (
     VirtualClock,
     memory_store,
     owner,
-    pull_client,
+    polled,
+    started,
 )
-
-S0, S1 = ShardId("0"), ShardId("1")
-PROTECT_S = 12.0
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def feed() -> ListFeed:
-    feed = ListFeed()
-    for shard in ("0", "1"):
-        feed.append(shard, *(f"{shard}:{number}".encode() for number in range(10)))
-    return feed
-
-
-def started(
-    store: MemoryStore, clock: VirtualClock, feed: ListFeed, name: str, *modulo: int
-) -> PullClient:
-    client = pull_client(store, clock, feed, name, protect_s=PROTECT_S)
-    client.start(*modulo)
-    return client
-
-
-def polled(client: PullClient, shard: ShardId = S0, count: int = 4) -> PulledBatch:
-    batch = client.poll(shard, records_max=count)
-    assert batch is not None
-    return batch
 
 
 def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: ListFeed):

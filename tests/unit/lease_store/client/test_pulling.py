@@ -27,44 +27,19 @@ from lease_store.states import ShardState
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
+    PROTECT_S,
+    S0,
+    S1,
     TIMEOUT_S,
     ListFeed,
     VirtualClock,
     checkpoint,
     memory_store,
     owner,
+    polled,
     pull_client,
+    started,
 )
-
-S0, S1 = ShardId("0"), ShardId("1")
-PROTECT_S = 12.0
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def feed() -> ListFeed:
-    feed = ListFeed()
-    for shard in ("0", "1"):
-        feed.append(shard, *(f"{shard}:{number}".encode() for number in range(10)))
-    return feed
-
-
-def started(
-    store: MemoryStore, clock: VirtualClock, feed: ListFeed, name: str, *modulo: int
-) -> PullClient:
-    client = pull_client(store, clock, feed, name, protect_s=PROTECT_S)
-    client.start(*modulo)
-    return client
-
-
-def polled(client: PullClient, shard: ShardId = S0, count: int = 4) -> PulledBatch:
-    batch = client.poll(shard, records_max=count)
-    assert batch is not None
-    return batch
 
 
 def test_poll_and_confirm_move_the_offsets(clock: VirtualClock, feed: ListFeed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lease_store.client import Fetched, GroupMember, PullClient, Record
+from lease_store.client import Fetched, GroupMember, PullClient, PulledBatch, Record
 from lease_store.errors import CursorExpired, CursorInvalid
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store import MemoryStore
@@ -15,6 +15,8 @@ from lease_store.store import LeaseStore
 KEY = GroupKey.parse("readers", "events")
 TIMEOUT_S = 30.0
 BEAT_S = 5.0
+PROTECT_S = 12.0
+S0, S1 = ShardId("0"), ShardId("1")
 
 
 @dataclass
@@ -120,3 +122,17 @@ def owner(store: LeaseStore, shard: str = "0") -> str | None:
     """Who may consume a shard now."""
     rows = store.snapshot(KEY).shards
     return next(row.consumer_owner for row in rows if row.shard == shard)
+
+
+def started(
+    store: MemoryStore, clock: VirtualClock, feed: ListFeed, name: str, *modulo: int
+) -> PullClient:
+    client = pull_client(store, clock, feed, name, protect_s=PROTECT_S)
+    client.start(*modulo)
+    return client
+
+
+def polled(client: PullClient, shard: ShardId = S0, count: int = 4) -> PulledBatch:
+    batch = client.poll(shard, records_max=count)
+    assert batch is not None
+    return batch
