@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from lease_store.identifiers import GroupKey, ShardId
 from lease_store.verification import verify
 from orchestration.build import build_definitions
 from orchestration.command_line import main
-from orchestration.settings import PREFIX, SETTINGS_FILE, load_settings
+from orchestration.settings import SETTINGS_FILE, load_settings
 from orchestration.streams import declared_streams
 from shard_sources.local_log import LocalLog
+from tests.environment import forget_settings
 
 pytestmark = pytest.mark.spark
 
@@ -124,8 +124,7 @@ def new_scene(
 ) -> Iterator[NewScene]:
     """Four shards of 20 records each; of shard 1 the first 10 are gone."""
     del connect_session  # asked for so that the server is warm
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     home = tmp_path / "home"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(home))

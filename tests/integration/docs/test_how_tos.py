@@ -18,8 +18,8 @@ import assets.spark_sweeper
 from lease_store import open_store
 from lease_store.identifiers import GroupKey
 from orchestration.command_line import main
-from orchestration.settings import PREFIX
 from tests import mariadb
+from tests.environment import forget_settings
 from tests.unit.docs.test_docs import DOCS, fences
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
@@ -57,8 +57,7 @@ def visits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Consume
 def consumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: GroupKey
 ) -> Generator[ConsumedHome]:
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": key.stream}]))

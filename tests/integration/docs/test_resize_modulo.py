@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,9 +15,10 @@ from lease_store.identifiers import GroupKey
 from lease_store.verification import verify
 from orchestration.build import build_definitions
 from orchestration.command_line import main
-from orchestration.settings import PREFIX, SETTINGS_FILE, load_settings
+from orchestration.settings import SETTINGS_FILE, load_settings
 from orchestration.streams import declared_streams
 from shard_sources.local_log import LocalLog
+from tests.environment import forget_settings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/resize-modulo.md"
 KEY = GroupKey.parse("default", "visits")
@@ -26,8 +26,7 @@ KEY = GroupKey.parse("default", "visits")
 
 @pytest.fixture
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     LocalLog.create(tmp_path / ".leasehold" / "logs" / KEY.stream, 6)
     with dg.DagsterInstance.ephemeral() as found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from lease_store import open_store
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import Node
 from orchestration.command_line import main
-from orchestration.settings import PREFIX, load_settings
+from orchestration.settings import load_settings
 from shard_sources.loghub.cursors import GroupCursor
 from shard_sources.source import Limits, Position
+from tests.environment import forget_settings
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, LogHubWorld, written_with_sdk
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
@@ -107,9 +107,7 @@ class Deployment:
 
 @pytest.fixture
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Deployment]:
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     made = Deployment(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     streams = [{"name": LOGSTORE, "source": "loghub", "options": made.source_options}]

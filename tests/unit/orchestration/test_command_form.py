@@ -19,7 +19,7 @@ import pytest
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import Group, Node, ShardListing
 from orchestration.command_line import main
-from orchestration.settings import PREFIX
+from tests.environment import forget_settings
 from tests.unit.docs.command_line_page import commands, root
 from tests.unit.orchestration.consumed_home import ConsumedHome
 
@@ -31,9 +31,7 @@ PROGRAM = Path(sys.executable).with_name("leasehold")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of ten records in three batches each, one of which is in quarantine."""
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     home = ConsumedHome(tmp_path / "home")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,8 +24,9 @@ from lease_store.records import (
 from lease_store.store import LeaseStore, Opened
 from lease_store.upkeep import UpkeepReport
 from orchestration.command_line import main
-from orchestration.settings import PREFIX, Settings
+from orchestration.settings import Settings
 from shard_sources.local_log import LocalLog
+from tests.environment import forget_settings
 
 KEY = GroupKey.parse("default", "demo")
 NODE = NodeName("node-a")
@@ -35,9 +35,7 @@ NODE = NodeName("node-a")
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home that every command finds through the environment."""
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     return tmp_path / "home"

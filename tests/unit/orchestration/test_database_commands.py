@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from sqlalchemy import text
 
 from lease_store.engine import open_engine, parse_url
 from orchestration.command_line import main
-from orchestration.settings import PREFIX
+from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import ConsumedHome
 
 SECRET = "hunter2"
@@ -21,8 +20,7 @@ SECRET = "hunter2"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """A drained home, and an empty store in NEW_DATABASE_URL."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NEW_DATABASE_URL", f"sqlite:///{tmp_path}/new/leases.db")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,8 @@ from lease_store.node_settings import Modulo, NodeSettings, Pinned, node_row
 from lease_store.records import AssignmentMode, Group, ShardListing
 from lease_store.store import LeaseStore
 from orchestration.command_line import main
-from orchestration.settings import PREFIX, SETTINGS_FILE, Settings
+from orchestration.settings import SETTINGS_FILE, Settings
+from tests.environment import forget_settings
 
 KEY = GroupKey.parse("default", "demo")
 DECLARED = """
@@ -37,8 +37,7 @@ Said = Callable[..., str]
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseStore:
     """A store with the group as it is declared, and two shards; no node has joined."""
-    for name in [name for name in os.environ if name.startswith(PREFIX)]:
-        monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     monkeypatch.setenv("LEASEHOLD_HOME", str(home))

@@ -16,7 +16,7 @@ from lease_store.records import Intent
 from lease_store.states import ShardState
 from lease_store.store import Opened
 from orchestration.command_line import main
-from orchestration.settings import PREFIX
+from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -26,9 +26,7 @@ PATIENCE_S = 20.0
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of ten records, consumed in batches of four."""
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     home = ConsumedHome(tmp_path / "home")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -11,16 +10,14 @@ import pytest
 
 from lease_store.identifiers import ShardId
 from orchestration.command_line import main
-from orchestration.settings import PREFIX
+from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Both shards consumed to 10; of shard 0, the records 10 to 15 were removed unread."""
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     home = ConsumedHome(tmp_path / "home")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64decode
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import assets.spark_sweeper
 from lease_store.identifiers import ShardId
 from orchestration.command_line import main
-from orchestration.settings import PREFIX
+from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 DECLARATION = """
@@ -33,9 +32,7 @@ NO_TEXT = b"\x00\xff bad"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of batches of four; yesterday's transform refused records with `bad`."""
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     (tmp_path / "declared_streams.py").write_text(DECLARATION)

@@ -16,7 +16,7 @@ from lease_store.identifiers import ShardId
 from lease_store.records import RewriteKind
 from orchestration.command_line import main
 from orchestration.commands.vacuum import duration
-from orchestration.settings import PREFIX
+from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 ZERO = ShardId("0")
@@ -25,9 +25,7 @@ ZERO = ShardId("0")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of ten records, in three batches each; sweeps run in this process."""
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     home = ConsumedHome(tmp_path / "home")

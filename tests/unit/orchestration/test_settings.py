@@ -11,17 +11,16 @@ from lease_store.errors import InvalidSetting
 from lease_store.identifiers import NodeName
 from lease_store.node_settings import Modulo
 from lease_store.records import AssignmentMode
-from orchestration.settings import PREFIX, load_settings
+from orchestration.settings import load_settings
 from orchestration.streams import declared_streams
+from tests.environment import forget_settings
 
 
 @pytest.fixture(autouse=True)
 def _clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty working directory and no variable of the prefix."""
     monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith(PREFIX):
-            monkeypatch.delenv(name)
+    forget_settings(monkeypatch)
 
 
 def test_without_anything_the_embedded_default_is_in_the_working_directory() -> None:

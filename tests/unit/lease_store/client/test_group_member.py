@@ -39,11 +39,6 @@ from tests.unit.lease_store.client.world import (
 S0, S1 = ShardId("0"), ShardId("1")
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 def joined(store: MemoryStore, clock: VirtualClock, name: str, **row: object) -> GroupMember:
     client = member(store, clock, name, **row)
     client.register()
