@@ -231,9 +231,12 @@ OF_THE_DATABASE = (DatabaseStops, DatabaseFreezes, DatabaseReadOnly, Connections
 
 
 def compatible(incident: Incident, others: Sequence[Incident]) -> bool:
-    """Whether it can happen beside others: each kind once, and one for the database at a time."""
+    """Whether it can happen beside others: of a kind, a failpoint, and the database one each."""
     if incident.kind in {each.kind for each in others}:
         return False
+    if isinstance(incident, AtFailpoint):
+        # Only one of them can wait in the failpoint's file.
+        return all(incident.point != getattr(each, "point", None) for each in others)
     return not (
         isinstance(incident, OF_THE_DATABASE)
         and any(isinstance(each, OF_THE_DATABASE) for each in others)
