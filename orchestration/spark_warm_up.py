@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from lease_store.errors import LeaseholdError
 from orchestration.child_processes import ChildProcess
 from orchestration.settings import Settings
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from shard_sources.source import ReadRange
 
 EMBEDDED = "connect"
 START_TIMEOUT_S = 150.0
@@ -78,16 +77,36 @@ class SparkWarmUp:
         stop(self._folder)
 
 
-def _run_first_job(address: str) -> None:
-    """Run a small job in the session that all runs share: it loads classes and forks workers."""
+def run_first_job(address: str, folder: Path) -> int:
+    """Consume one record in the session that all runs share, and throw the output away.
+
+    It is the same kind of job as those of a run, because each of its parts takes its own time when
+    it comes first: planning in Python, forking workers, loading the modules of source and sink.
+
+    Returns:
+        How many records were written: one.
+    """
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.remote(address).getOrCreate()
-    spark.range(8).mapInArrow(_unchanged, "id long").collect()
+    from assets.shard_stream import ShardStream
+    from assets.spark_sweeper import SparkSweeper
+    from shard_sources.local_log import LocalLog
 
-
-def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
+    with tempfile.TemporaryDirectory(prefix="warm-up-", dir=folder) as scratch:
+        log = LocalLog.create(Path(scratch) / "log", 1)
+        [shard] = [row.shard for row in log.list_shards()]
+        log.append(shard, [b"warm"])
+        sweep = SparkSweeper(
+            stream=ShardStream("warm-up", log),
+            session=SparkSession.builder.remote(address).getOrCreate,
+            output_root=Path(scratch) / "output",
+            run="warm-up",
+        )
+        bounds = log.bounds([shard])[shard]
+        result = sweep([ReadRange(shard, bounds.begin, bounds.end)])[shard]
+    if isinstance(result, LeaseholdError):
+        raise result
+    return result.statistics.written
 
 
 def warm_up(folder: Path) -> None:
@@ -102,7 +121,7 @@ def warm_up(folder: Path) -> None:
     address = connect_address(folder)
     # Only the start has to succeed: what keeps a job from running, the first run says better.
     with suppress(Exception):
-        _run_first_job(address)
+        run_first_job(address, folder)
 
 
 if __name__ == "__main__":
