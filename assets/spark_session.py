@@ -150,17 +150,17 @@ def settle(session: SparkSession) -> None:
     A client of a Connect server also learns to give up soon: by default it would try for ten
     minutes to reach a server that is gone, and once more when its process ends.
     """
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        client: Any = session.client
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        # Before the first call, which already meets no server where it has just died.
+        client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
+        # It would clear a cache of models, of which this project's runs make none.
+        atexit.unregister(client._on_exit)
     for key, value in session_conf().items():
         if session.conf.get(key) != value:
             session.conf.set(key, value)
-    if not type(session).__module__.startswith("pyspark.sql.connect"):
-        return
-    client: Any = session.client
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
-    client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
-    # It would clear a cache of models, of which this project's runs make none.
-    atexit.unregister(client._on_exit)
 
 
 def _require_listener(address: str) -> None:

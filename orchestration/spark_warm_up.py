@@ -89,16 +89,19 @@ def run_first_job(address: str, folder: Path) -> int:
     from pyspark.sql import SparkSession
 
     from assets.shard_stream import ShardStream
+    from assets.spark_session import settle
     from assets.spark_sweeper import SparkSweeper
     from shard_sources.local_log import LocalLog
 
+    spark = SparkSession.builder.remote(address).getOrCreate()
+    settle(spark)
     with tempfile.TemporaryDirectory(prefix="warm-up-", dir=folder) as scratch:
         log = LocalLog.create(Path(scratch) / "log", 1)
         [shard] = [row.shard for row in log.list_shards()]
         log.append(shard, [b"warm"])
         sweep = SparkSweeper(
             stream=ShardStream("warm-up", log),
-            session=SparkSession.builder.remote(address).getOrCreate,
+            session=lambda: spark,
             output_root=Path(scratch) / "output",
             run="warm-up",
         )
