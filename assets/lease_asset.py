@@ -5,7 +5,7 @@ Its check proves the group's whole history, as `leasehold verify` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -93,9 +93,7 @@ def lease_metadata(stream: ShardStream, store: LeaseStore, now: datetime) -> dic
         "nodes": dg.MetadataValue.table([_node_row(node, snapshot) for node in snapshot.nodes])
         if snapshot.nodes
         else "No node has joined yet.",
-        "shards": dg.MetadataValue.table(
-            [_shard_row(lease, lags) for lease in shards[:TABLE_ROWS_MAX]]
-        )
+        "shards": _shard_table(shards[:TABLE_ROWS_MAX], lags)
         if shards
         else "No shard has been listed yet.",
         "shard_count": len(shards),
@@ -119,18 +117,26 @@ def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:
     )
 
 
-def _shard_row(lease: ShardLease, lags: Mapping[ShardId, int | None]) -> dg.TableRecord:
-    moving = lease.lease_owner is not None and lease.lease_owner != lease.consumer_owner
-    lag = lags.get(lease.shard)
-    return dg.TableRecord(
-        {
-            "shard": str(lease.shard),
-            "state": lease.state.value,
-            "owner": str(lease.consumer_owner or ""),
-            "next": str(lease.lease_owner) if moving else "",
-            "checkpoint": lease.check_point or "",
-            "lag": -1 if lag is None else lag,
-            "epoch": lease.consumer_epoch,
-            "parents": ", ".join(lease.parents),
-        }
+def _shard_table(
+    leases: Sequence[ShardLease], lags: Mapping[ShardId, int | None]
+) -> dg.TableMetadataValue:
+    """One row per shard; the column of parents only where a shard has some, so that it fits."""
+    with_parents = any(lease.parents for lease in leases)
+    return dg.MetadataValue.table(
+        [_shard_row(lease, lags.get(lease.shard), with_parents=with_parents) for lease in leases]
     )
+
+
+def _shard_row(lease: ShardLease, lag: int | None, *, with_parents: bool) -> dg.TableRecord:
+    owner = str(lease.consumer_owner or "")
+    if lease.lease_owner is not None and lease.lease_owner != lease.consumer_owner:
+        owner = f"{owner} → {lease.lease_owner}"
+    cells: dict[str, str | int] = {
+        "shard": str(lease.shard),
+        "state": lease.state.value,
+        "owner": owner,
+        "checkpoint": lease.check_point or "",
+        "lag": -1 if lag is None else lag,
+        "epoch": lease.consumer_epoch,
+    }
+    return dg.TableRecord(cells | ({"parents": ", ".join(lease.parents)} if with_parents else {}))

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 PLOTTED = ("records", "lag_after", "records_per_second")
 SHOWN_S = 90.0
+CUT_OFF = """table => {
+    const right = table.getBoundingClientRect().right;
+    for (let box = table.parentElement; box; box = box.parentElement) {
+        const hides = getComputedStyle(box).overflowX !== "visible";
+        if (hides && box.getBoundingClientRect().right + 1 < right) return true;
+    }
+    return false;
+}"""
+"""Whether a part of a table lies outside of what its page shows."""
 
 pytestmark = [
     pytest.mark.browser,
@@ -92,6 +101,8 @@ def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Pa
         cells = f"{lease.shard} {lease.state.value} {lease.consumer_owner}"
         texts = [" ".join(text.split()) for text in rows.all_inner_texts()]
         assert any(text.startswith(cells) for text in texts), (cells, texts)
+    for table in page.get_by_role("table").all():
+        assert not table.evaluate(CUT_OFF), "every column can be read"
     page.get_by_text("[Show Markdown]").first.click()
     picture.wait_for()
     assert picture.evaluate("image => image.naturalWidth") > 400, "the picture is drawn"

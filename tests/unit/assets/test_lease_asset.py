@@ -95,10 +95,31 @@ def test_the_table_shows_shards_nodes_and_lag_and_proves_the_history() -> None:
         ("0", "a", 7),
         ("1", "", 5),
     ]
+    assert "parents" not in rows[0], "no shard has any"
     assert event.metadata["lag"].value == 12
     assert "data:image/png;base64," in event.metadata["ownership"].value
     (evaluation,) = result.get_asset_check_evaluations()
     assert (evaluation.check_name, evaluation.passed) == (JOURNAL_VERIFIED, True)
+
+
+def test_a_hand_over_and_parents_are_told_in_the_table() -> None:
+    stream, source = scripted_stream()
+    deployment, store = memory_deployment("a", "b")
+    store.create_group(stream.new_group(20.0))
+    zero, one = ShardId("0"), ShardId("1")
+    source.shards = [ShardListing(zero), ShardListing(one, (zero,))]
+    source.ends = {"0": 7, "1": 5}
+    store.sync_shards(stream.key, source.shards, observer="test")
+    for node in (A, B):
+        store.register(stream.key, Node(node, 0, "i"), observer="test")
+    store.claim(stream.key, {zero: (A, 0)}, observer="test", reason="free")
+    store.open_tenure(stream.key, zero, A, "run-1")
+    seen = store.snapshot(stream.key).shards[0].lease_id
+    store.begin_transfer(stream.key, zero, seen, B, observer="test", reason="balance")
+    result = materialized(stream, deployment)
+    (event,) = result.asset_materializations_for_node(f"leases__{stream.name.replace('.', '_')}")
+    rows = [record.data for record in event.metadata["shards"].records]
+    assert [(row["owner"], row["parents"]) for row in rows] == [("a → b", ""), ("", "0")]
 
 
 def test_a_broken_history_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
