@@ -13,7 +13,7 @@ from typing import Protocol
 
 from lease_store.failpoints import Failpoint
 from tests.chaos.stream import TIMEOUT_S
-from tests.chaos.world import CODE, START_S, World
+from tests.chaos.world import AGENT, START_S, WITH_AGENT, World
 from tests.integration.lease_store.commit_proxy import Cut
 
 FREEZE_S = TIMEOUT_S + 3.0
@@ -66,8 +66,8 @@ class AtFailpoint:
 class Processes:
     """Some processes are killed, or frozen for longer than T.
 
-    `whom` is the name of a service, `run-a`, `run-b`, `spark`, or `node-a`: the code server with
-    its runs.
+    `whom` is the name of a service, or `run-a`, `server-a` for the code server that takes the
+    node's runs, `spark-a`, or `node-a`: that server with its runs, and its agent if it has one.
     """
 
     whom: str
@@ -100,10 +100,13 @@ class Processes:
         role, _, node = self.whom.partition("-")
         if role == "run":
             return world.runs(node)
+        if role == "server":
+            return world.servers(node)
         if role == "node":
-            return [world.services[f"{CODE}-{node}"].pid, *world.runs(node)]
+            agents = [world.services[f"{AGENT}-{node}"].pid] if node == WITH_AGENT else []
+            return [*agents, *world.servers(node), *world.runs(node)]
         if role == "spark":
-            return world.sparks()
+            return world.sparks(node)
         return [world.services[self.whom].pid]
 
 
@@ -268,7 +271,9 @@ def random_incident(dice: random.Random, *, freeze: bool) -> Incident:
     if not freeze and dice.random() < 0.1:
         return DatabaseStops(crash=True)
     roles = [f"run-{node}", f"run-{node}", f"code-{node}", f"daemon-{node}"]
-    return Processes(dice.choice([*roles, f"node-{node}"] if freeze else [*roles, "spark"]), freeze)
+    roles += [f"agent-{node}", f"server-{node}"] if node == WITH_AGENT else []
+    roles += [f"node-{node}" if freeze else f"spark-{node}"]
+    return Processes(dice.choice(roles), freeze)
 
 
 def random_trouble(dice: random.Random, pairs: list[list[str]]) -> Incident | None:

@@ -57,8 +57,8 @@ ROUNDS: list[list[list[Incident]]] = [
             DatabaseReadOnly(),
         ],
         [DatabaseStops(crash=True), ReplyLost(Cut.BEFORE)],
-        [DatabaseStops(crash=False)],
-        [ConnectionsCut()],
+        [DatabaseStops(crash=False), Processes("agent-b")],
+        [ConnectionsCut(), Processes("agent-b", freeze=True), Processes("server-b")],
         [DatabaseFreezes(), ReplyLost(Cut.AFTER)],
     ],
 ]

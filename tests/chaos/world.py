@@ -1,6 +1,8 @@
 """Two real Dagster deployments that share one group, a real database, and what keeps them up.
 
-A process that dies is started again, as a service manager would do; nothing else is repaired.
+Deployment `a` keeps its node alive by itself, and its code server takes the runs; the node of
+deployment `b` has an agent. A process that dies is started again, as a service manager would do;
+nothing else is repaired.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK
 from lease_store.identifiers import ShardId
 from lease_store.store import LeaseStore
 from orchestration.child_processes import ChildProcess
-from orchestration.instance import create_instance, embedded_text
+from orchestration.instance import create_instance, embedded_text, nodes_text
+from orchestration.node_agent import AgentState
 from orchestration.settings import Settings
 from tests import mariadb as mariadb_server
 from tests.chaos.proof import Proof
@@ -40,7 +43,9 @@ T = TypeVar("T")
 
 POLL_S = 0.2
 START_S = 30 * TIMEOUT_S
-CODE, DAEMON = "code", "daemon"
+CODE, DAEMON, AGENT = "code", "daemon", "agent"
+WITH_AGENT = "b"
+MODULE = "tests.chaos.definitions"
 
 
 class Service(ChildProcess):
@@ -64,7 +69,7 @@ class World:
     """Everything that runs, and the ways to look at it.
 
     Attributes:
-        services: `code-a`, `daemon-a` and so on.
+        services: `code-a`, `daemon-a`, `agent-b` and so on.
         restarts: how often each was started again.
     """
 
@@ -80,6 +85,10 @@ class World:
     @property
     def failpoints(self) -> Path:
         return self.home / "failpoints"
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(home=self.home)
 
     def supervise(self) -> None:
         for name, service in self.services.items():
@@ -101,13 +110,22 @@ class World:
 
     def runs(self, node: str) -> list[int]:
         """The processes of a node's runs, orphans of a dead code server included."""
+        name, value = _sign_of(node)
         found: list[int] = []
         for process in self.processes():
             with suppress(psutil.Error):  # it has just died
-                of_node = process.environ().get("LEASEHOLD_NODES") == json.dumps([node])
+                of_node = process.environ().get(name) == value
                 if of_node and any("spawn_main" in part for part in process.cmdline()):
                     found.append(process.pid)
         return found
+
+    def servers(self, node: str) -> list[int]:
+        """The code server that takes a node's runs, where it has one now."""
+        if node != WITH_AGENT:
+            return [self.services[f"{CODE}-{node}"].pid]
+        state = AgentState.read(self.settings.node_folder(node))
+        pids = [pid for pid, _ in state.sessions[-1:]] if state is not None else []
+        return [pid for pid in pids if psutil.pid_exists(pid)]
 
     def processes(self) -> list[psutil.Process]:
         """All processes that belong to this home."""
@@ -118,9 +136,10 @@ class World:
                     found.append(process)
         return found
 
-    def sparks(self) -> list[int]:
-        """The processes of a Spark server that answers, its workers included."""
-        server = ConnectServer.read(self.home / "spark")
+    def sparks(self, node: str) -> list[int]:
+        """The processes of a node's Spark server, if it answers, its workers included."""
+        folder = self.settings.node_folder(node) if node == WITH_AGENT else self.home
+        server = ConnectServer.read(folder / "spark")
         found: list[int] = []
         if server is not None and server.answers():
             for process in self.processes():
@@ -165,52 +184,68 @@ def chaos_world(home: Path) -> Generator[World]:
         yield world
 
 
-def instance_text() -> str:
-    """The embedded default; a run whose process died before it said anything is noticed soon."""
-    text = embedded_text()
+def instance_text(node: str) -> str:
+    """The package's own; a run whose process died before it said anything is noticed soon."""
+    text = nodes_text() if node == WITH_AGENT else embedded_text()
     for setting, seconds in (("poll_interval", 5), ("start_timeout", 45)):
         text, found = re.subn(rf"({setting}_seconds): \d+", rf"\1: {seconds}", text)
         assert found == 1
     return text
 
 
+def _sign_of(node: str) -> tuple[str, str]:
+    """The variable that all processes have which work for a node, and its value."""
+    if node == WITH_AGENT:
+        return "LEASEHOLD_AGENT_NODE", node
+    return "LEASEHOLD_NODES", json.dumps([node])
+
+
 def _start_deployment(world: World, node: str, url: str) -> None:
-    folder = world.home / f"deployment-{node}"
-    create_instance(Settings(home=folder), instance_text())
+    # The agent looks for Dagster in the home.
+    folder = world.home if node == WITH_AGENT else world.home / f"deployment-{node}"
+    create_instance(Settings(home=folder), instance_text(node))
     port = free_port()
     workspace = folder / "workspace.yaml"
     workspace.write_text(
         "load_from:\n  - grpc_server:\n"
         f"      host: 127.0.0.1\n      port: {port}\n      location_name: chaos\n"
     )
-    known = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
-    environment = known | {
-        "LEASEHOLD_HOME": str(world.home),
-        "LEASEHOLD_NODES": json.dumps([node]),
-        "LEASEHOLD_LEASE_TIMEOUT_S": str(TIMEOUT_S),
-        "LEASEHOLD_DATABASE_URL": url,
-        ENVIRONMENT_VARIABLE: f"{FOLDER_MARK}{world.failpoints}",
-        "DAGSTER_HOME": str(folder / "dagster"),
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-    }
-    commands = {
-        CODE: ("-m", "dagster", "api", "grpc", "-m", "tests.chaos.definitions", "--port",
-               str(port), "--host", "127.0.0.1", "--location-name", "chaos"),
+    commands: dict[str, tuple[str, ...]] = {
+        CODE: ("-m", "dagster", "api", "grpc", "-m", MODULE, "--port", str(port),
+               "--host", "127.0.0.1", "--location-name", "chaos"),
         DAEMON: ("-m", "dagster._daemon", "run", "-w", str(workspace)),
     }  # fmt: skip
+    if node == WITH_AGENT:
+        commands[AGENT] = (
+            *("-m", "orchestration.command_line", "node", "--name", node),
+            *("--home", str(world.home), "--module", MODULE),
+        )
     for kind, command in commands.items():
         service = Service(
             f"{kind}-{node}",
             [sys.executable, *command],
             log=folder / f"{kind}.log",
-            environment=environment,
+            environment=_environment(world, node, url, folder),
             folder=folder,
         )
         world.services[service.name] = service
         service.__enter__()
         if kind == CODE:
             world.wait(f"code server {node}", lambda: port_open(port), START_S)
+
+
+def _environment(world: World, node: str, url: str, folder: Path) -> dict[str, str]:
+    known = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    nodes = {"LEASEHOLD_AGENTS": "true"} if node == WITH_AGENT else dict([_sign_of(node)])
+    return known | nodes | {
+        "LEASEHOLD_HOME": str(world.home),
+        "LEASEHOLD_LEASE_TIMEOUT_S": str(TIMEOUT_S),
+        "LEASEHOLD_DATABASE_URL": url,
+        ENVIRONMENT_VARIABLE: f"{FOLDER_MARK}{world.failpoints}",
+        "DAGSTER_HOME": str(folder / "dagster"),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
 
 
 def _joined(world: World) -> bool:
@@ -233,6 +268,8 @@ def _end_all(world: World) -> None:
 
 def print_logs(world: World) -> None:
     """The end of every log, so that a failure shows it."""
-    for path in sorted(world.home.glob("deployment-*/*.log")):
+    patterns = ("deployment-*/*.log", "*.log", "nodes/*/*.log")
+    for path in sorted(path for pattern in patterns for path in world.home.glob(pattern)):
         text = path.read_text(errors="replace")
-        print(f"---- {path.parent.name} {path.stem} ----\n{text[-4_000:]}")  # noqa: T201
+        name = path.relative_to(world.home)
+        print(f"---- {name} ----\n{text[-4_000:]}")  # noqa: T201
