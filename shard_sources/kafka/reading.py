@@ -59,16 +59,19 @@ class KafkaReader:
         if start >= end:
             self.check_within(shard, start, *self._client.watermarks(shard))
             return
-        pending: list[Message] = []
-        pending_bytes = 0
+        pending: list[pa.RecordBatch] = []
         for messages in self.messages(shard, start, end):
-            pending += messages
-            pending_bytes += sum(map(payload, messages))
-            if len(pending) >= _YIELD_RECORDS or pending_bytes >= _YIELD_BYTES:
-                yield record_batch(shard, pending)
-                pending, pending_bytes = [], 0
+            # At once: thousands of messages that live on would make Python's garbage collector look
+            # at all objects of the process, again and again.
+            pending += [record_batch(shard, messages)] if messages else []
+            if (
+                sum(batch.num_rows for batch in pending) >= _YIELD_RECORDS
+                or sum(batch.nbytes for batch in pending) >= _YIELD_BYTES
+            ):
+                yield from _joined(pending)
+                pending = []
         if pending:
-            yield record_batch(shard, pending)
+            yield from _joined(pending)
 
     def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
         """Refuse an offset outside of what a partition holds, `[begin, end]`.
@@ -123,6 +126,13 @@ class KafkaReader:
                 f"Shard {shard} of topic {self.topic} ends at {reached} now, before {end}, which "
                 "it had reached: its leader has lost records or is behind."
             )
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The same records in one batch, or in a few where one could not hold them."""
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def payload(message: Message) -> int:
