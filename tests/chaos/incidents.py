@@ -13,7 +13,7 @@ from typing import Protocol
 
 from lease_store.failpoints import Failpoint
 from tests.chaos.stream import TIMEOUT_S
-from tests.chaos.world import AGENT, START_S, WITH_AGENT, World
+from tests.chaos.world import AGENT, WITH_AGENT, World
 from tests.integration.lease_store.commit_proxy import Cut
 
 FREEZE_S = TIMEOUT_S + 3.0
@@ -80,14 +80,17 @@ class Processes:
         return f"{'freeze' if self.freeze else 'kill'} {self.whom.split('-')[0]}"
 
     def strike(self, world: World) -> None:
-        self._pids = world.wait(self.whom, lambda: self._chosen(world), START_S)
+        """Strike now, or as soon as there is somebody: no run begins while an agent is frozen."""
+        self._pids = self._chosen(world)
         self._send(signal.SIGSTOP if self.freeze else signal.SIGKILL)
         self._since = time.monotonic()
 
     def over(self, world: World) -> bool:
+        if not self._pids:
+            self.strike(world)
         if not self.freeze:
-            return True
-        if time.monotonic() - self._since < FREEZE_S:
+            return bool(self._pids)
+        if not self._pids or time.monotonic() - self._since < FREEZE_S:
             return False
         self._send(signal.SIGCONT)
         return True

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+from typing import Any
+
 from lease_store.failpoints import Failpoint
-from tests.chaos.incidents import AtFailpoint, DatabaseFreezes, DatabaseStops, compatible
+from tests.chaos.incidents import (
+    AtFailpoint,
+    DatabaseFreezes,
+    DatabaseStops,
+    Processes,
+    compatible,
+)
 
 
 def test_a_failpoint_is_for_one_incident_at_a_time() -> None:
@@ -16,3 +25,23 @@ def test_a_failpoint_is_for_one_incident_at_a_time() -> None:
 def test_the_database_has_one_trouble_at_a_time() -> None:
     assert not compatible(DatabaseFreezes(), [DatabaseStops(crash=True)])
     assert compatible(DatabaseFreezes(), [AtFailpoint(Failpoint.AFTER_WRITE)])
+
+
+def test_a_run_that_has_not_begun_is_struck_once_it_has() -> None:
+    """Waiting for it in `strike` would keep what else is frozen in the same wave frozen."""
+
+    class Runs:
+        begun: tuple[int, ...] = ()
+
+        def runs(self, node: str) -> tuple[int, ...]:
+            assert node == "b"
+            return self.begun
+
+    world: Any = Runs()
+    incident = Processes("run-b")
+    incident.strike(world)
+    assert not incident.over(world)
+    with subprocess.Popen(["sleep", "60"]) as run:
+        world.begun = (run.pid,)
+        assert incident.over(world)
+        assert run.wait(10) == -9
