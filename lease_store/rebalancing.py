@@ -23,13 +23,7 @@ from lease_store.assignment_plan import (
     listed,
     rank_key,
 )
-from lease_store.errors import (
-    AssignmentConflict,
-    NodeNameTaken,
-    OutcomeUnknown,
-    StoreError,
-    shown,
-)
+from lease_store.errors import AssignmentConflict, NodeNameTaken, OutcomeUnknown, StoreError, shown
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import IDENTIFIER_LENGTH_MAX, GroupKey, NodeName, ShardId
 from lease_store.liveness import (
@@ -310,11 +304,15 @@ class Rebalancer:
         self._decisions.append(f"{name} could not join: {error}")
 
     def _bury(self, pulse: Pulse) -> bool:
-        """Evict the nodes whose counter stood still for longer than T; whether one was."""
+        """Evict the nodes whose counter stood still for longer than T; whether one was.
+
+        An own one, too, if it is refused and waits for its runs to end: those that live beat for
+        it, and no run is launched that would take a dead one's place.
+        """
         assert self._observations is not None
         timeout_s = pulse.group.timeout_s
         evicted = False
-        own = self._own(pulse.nodes)
+        own = self._own(pulse.nodes) - {refusal.node for refusal in self._refusals}
         for name, value in self._observations.lapsed(timeout_s).items():
             if name in own:
                 continue

@@ -317,6 +317,24 @@ def test_a_member_that_has_to_leave_lets_its_runs_end_first() -> None:
     assert scene.owners() == {"0": "a", "1": None, "2": "a", "3": None}
 
 
+def test_a_member_that_has_to_leave_does_not_wait_for_ever_for_runs_that_died() -> None:
+    """No run is launched for it that would take their place, and nobody else may be there.
+
+    A run that lives beats for the node; once the counter has stood still for T, none does.
+    """
+    scene = Scene(shards=2, assignment=AssignmentMode.MODULO)
+    b = scene.rebalancer("b", settings=modulo_settings(2, "a", "b"))
+    scene.tick(b, times=2)
+    opened = scene.store.open_tenure(KEY, ShardId("1"), NodeName("b"), "run-that-dies")
+    assert isinstance(opened, Opened)
+    b.offer(Node(NodeName("b"), 0, "", source_count=1, node_id=1))
+    reports = [report for _ in range(10) for report in scene.tick(b)]
+    assert "b leaves once its runs have ended" in reports[0].explanation
+    assert any("evicted b" in report.explanation for report in reports)
+    assert scene.owners() == {"0": None, "1": None}
+    assert not scene.store.review([opened.tenure])[ShardId("1")].current
+
+
 def test_a_refusal_of_the_plan_is_in_the_explanation_as_long_as_it_lasts() -> None:
     """The mode changed under members that give no numbers."""
     scene = Scene(shards=2)
