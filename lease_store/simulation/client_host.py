@@ -173,9 +173,9 @@ class ClientHost(Host):
     def _list_shards(self) -> None:
         """Somebody has to list the shards even where no Dagster host is left."""
         world = self._world
-        if self.listed_version == world.log.version or self.server is None:
+        version = world.listing_version
+        if self.listed_version == version or self.server is None:
             return
-        version = world.log.version
         store = world.connect(self.server)
         with suppress(LeaseholdError):
             store.sync_shards(world.key, world.log.listing(), observer=str(self.name))

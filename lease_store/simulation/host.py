@@ -116,7 +116,7 @@ class Host:
         self.server: Process | None = None
         self.rebalancer: Rebalancer | None = None
         self.runs: list[Run] = []
-        self.listed_version = -1
+        self.listed_version = (-1, -1)
         self._clock_offset = chance.uniform(0, 1e6)
         self._clock_rate = 1.0 + world.rates.clock_rate_error * chance.uniform(-1, 1)
         self._tick_s = TICK_S
@@ -240,8 +240,8 @@ class Host:
         """One tick: report the shard list where it changed, rebalance, launch."""
         world = self._world
         try:
-            if self.listed_version != world.log.version:
-                version = world.log.version
+            version = world.listing_version
+            if self.listed_version != version:
                 store = world.connect(self.server or Process("sensor"))
                 store.sync_shards(world.key, world.log.listing(), observer=str(self.name))
                 self.listed_version = version

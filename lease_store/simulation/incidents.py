@@ -248,9 +248,7 @@ class Incidents:
             self._world.watch.check_history()
             self._world.store.restore(self._backup)
             self._world.watch.restored()
-            # Whoever lists the shards does it all the time; here only after a change, to save time.
-            for host in self._world.hosts:
-                host.listed_version = -1
+            self._world.restores += 1
 
     def _wall_clock_step(self) -> None:
         self._world.wall_clock_offset_s += self._world.schedule.chance.uniform(-1e5, 1e5)

@@ -75,6 +75,7 @@ class World:
         self.statements: Counter[str] = Counter()
         self.calls = 0
         self.healed = False
+        self.restores = 0
         self.store_down_until = 0.0
         self.wall_clock_offset_s = 0.0
         self.takeovers: list[float] = []
@@ -308,6 +309,15 @@ class World:
         self._settled_at = report.generation
         self.follow(report.snapshot)
         self.fewest.settled(report.snapshot)
+
+    @property
+    def listing_version(self) -> tuple[int, int]:
+        """Changes when the shard list has to be carried into the store again.
+
+        A deployment does that all the time; here it is done after a change only, to save time: of
+        the list, or of a store that may have lost it, even while it was on its way.
+        """
+        return self.log.version, self.restores
 
     @property
     def rounds(self) -> int:
