@@ -60,16 +60,18 @@ class KafkaReader:
             self.check_within(shard, start, *self._client.watermarks(shard))
             return
         pending: list[pa.RecordBatch] = []
+        records = size = 0
         for messages in self.messages(shard, start, end):
+            if not messages:
+                continue
             # At once: thousands of messages that live on would make Python's garbage collector look
             # at all objects of the process, again and again.
-            pending += [record_batch(shard, messages)] if messages else []
-            if (
-                sum(batch.num_rows for batch in pending) >= _YIELD_RECORDS
-                or sum(batch.nbytes for batch in pending) >= _YIELD_BYTES
-            ):
+            batch = record_batch(shard, messages)
+            pending.append(batch)
+            records, size = records + batch.num_rows, size + batch.nbytes
+            if records >= _YIELD_RECORDS or size >= _YIELD_BYTES:
                 yield from _joined(pending)
-                pending = []
+                pending, records, size = [], 0, 0
         if pending:
             yield from _joined(pending)
 

@@ -33,6 +33,7 @@ from tests.unit.lease_store.client.world import (
     make_group,
     member,
     memory_store,
+    moving_to,
     owner,
 )
 
@@ -75,7 +76,7 @@ def test_a_reported_shard_is_kept_until_it_is_not_reported(clock: VirtualClock):
         a.save_checkpoint(shard, "5", persist=False)
     assert a.heartbeat((S0, S1)) == (S0, S1)
     b = joined(store, clock, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    moving = moving_to(store, "b")
     staying = S1 if moving == S0 else S0
 
     for _ in range(3):

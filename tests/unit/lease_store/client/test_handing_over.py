@@ -15,6 +15,7 @@ from tests.unit.lease_store.client.world import (
     ListFeed,
     VirtualClock,
     memory_store,
+    moving_to,
     owner,
     polled,
     started,
@@ -30,7 +31,7 @@ def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: Li
         a.confirm(polled(a, shard))
     a.beat()
     started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    moving = moving_to(store, "b")
     real = store.save_checkpoint
 
     def lost_just_before(tenure: object, cursor: str):
@@ -55,7 +56,7 @@ def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
         a.connect(shard)
     a.beat()
     started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    moving = moving_to(store, "b")
     real = store.close_tenure
 
     def away(*_: object, **__: object):
@@ -80,7 +81,7 @@ def test_a_shard_that_need_not_be_handed_over_after_all_is_read_on(
         polled(a, shard)
     a.beat()
     b = started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    moving = moving_to(store, "b")
     a.beat()
     assert a.poll() is None, "it is leaving, and the other's batch is not confirmed"
     b.shutdown()

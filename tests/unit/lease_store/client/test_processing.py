@@ -25,6 +25,7 @@ from tests.unit.lease_store.client.world import (
     checkpoint,
     member,
     memory_store,
+    moving_to,
     owner,
 )
 
@@ -204,7 +205,7 @@ def test_a_shard_moves_between_live_workers_without_repetition(fleet: Fleet):
         a.step()
     a.beat()
     b = fleet.worker("b")
-    (moving,) = [r.shard for r in fleet.store.snapshot(KEY).shards if r.lease_owner == "b"]
+    moving = moving_to(fleet.store, "b")
     a.beat()
     assert a.states()[moving] is ConsumerState.SHUTTING_DOWN
     assert owner(fleet.store, moving) == "a"
@@ -316,7 +317,7 @@ def test_a_store_that_is_away_delays_the_hand_over_but_not_twice_the_shutdown(fl
     a.step()
     a.beat()
     fleet.worker("b")
-    (moving,) = [r.shard for r in fleet.store.snapshot(KEY).shards if r.lease_owner == "b"]
+    moving = moving_to(fleet.store, "b")
     a.beat()
     real = fleet.store.close_tenure
 

@@ -35,6 +35,7 @@ from tests.unit.lease_store.client.world import (
     VirtualClock,
     checkpoint,
     memory_store,
+    moving_to,
     owner,
     polled,
     pull_client,
@@ -119,7 +120,7 @@ def test_an_unconfirmed_shard_is_handed_over_once_it_is_confirmed(
         batches[shard] = polled(a, shard)
     a.beat()
     b = started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    moving = moving_to(store, "b")
     a.beat()
     assert owner(store, moving) == "a"
     announced = next(row for row in store.snapshot(KEY).shards if row.shard == moving)
@@ -146,7 +147,7 @@ def test_an_unconfirmed_shard_is_handed_over_when_its_protect_time_ends(
         polled(a, shard)
     a.beat()
     b = started(store, clock, feed, "b")
-    (moving,) = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == "b"]
+    moving = moving_to(store, "b")
     for _ in range(3):
         a.beat()
         b.beat()

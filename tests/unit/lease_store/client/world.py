@@ -124,6 +124,12 @@ def owner(store: LeaseStore, shard: str = "0") -> str | None:
     return next(row.consumer_owner for row in rows if row.shard == shard)
 
 
+def moving_to(store: LeaseStore, node: str) -> ShardId:
+    """The one shard that a node has or is to get."""
+    [shard] = [row.shard for row in store.snapshot(KEY).shards if row.lease_owner == node]
+    return shard
+
+
 def started(
     store: MemoryStore, clock: VirtualClock, feed: ListFeed, name: str, *modulo: int
 ) -> PullClient:
