@@ -120,23 +120,23 @@ def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:
 def _shard_table(
     leases: Sequence[ShardLease], lags: Mapping[ShardId, int | None]
 ) -> dg.TableMetadataValue:
-    """One row per shard; the column of parents only where a shard has some, so that it fits."""
-    with_parents = any(lease.parents for lease in leases)
-    return dg.MetadataValue.table(
-        [_shard_row(lease, lags.get(lease.shard), with_parents=with_parents) for lease in leases]
-    )
+    return dg.MetadataValue.table([_shard_row(lease, lags.get(lease.shard)) for lease in leases])
 
 
-def _shard_row(lease: ShardLease, lag: int | None, *, with_parents: bool) -> dg.TableRecord:
+def _shard_row(lease: ShardLease, lag: int | None) -> dg.TableRecord:
+    """Parents stand behind their child and a next owner behind the present one: columns of their
+    own are empty most of the time and do not fit beside the others."""
+    parents = f" ← {', '.join(lease.parents)}" if lease.parents else ""
     owner = str(lease.consumer_owner or "")
     if lease.lease_owner is not None and lease.lease_owner != lease.consumer_owner:
         owner = f"{owner} → {lease.lease_owner}"
-    cells: dict[str, str | int] = {
-        "shard": str(lease.shard),
-        "state": lease.state.value,
-        "owner": owner,
-        "checkpoint": lease.check_point or "",
-        "lag": -1 if lag is None else lag,
-        "epoch": lease.consumer_epoch,
-    }
-    return dg.TableRecord(cells | ({"parents": ", ".join(lease.parents)} if with_parents else {}))
+    return dg.TableRecord(
+        {
+            "shard": f"{lease.shard}{parents}",
+            "state": lease.state.value,
+            "owner": owner,
+            "checkpoint": lease.check_point or "",
+            "lag": -1 if lag is None else lag,
+            "epoch": lease.consumer_epoch,
+        }
+    )

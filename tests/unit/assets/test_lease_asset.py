@@ -95,7 +95,6 @@ def test_the_table_shows_shards_nodes_and_lag_and_proves_the_history() -> None:
         ("0", "a", 7),
         ("1", "", 5),
     ]
-    assert "parents" not in rows[0], "no shard has any"
     assert event.metadata["lag"].value == 12
     assert "data:image/png;base64," in event.metadata["ownership"].value
     (evaluation,) = result.get_asset_check_evaluations()
@@ -119,7 +118,7 @@ def test_a_hand_over_and_parents_are_told_in_the_table() -> None:
     result = materialized(stream, deployment)
     (event,) = result.asset_materializations_for_node(f"leases__{stream.name.replace('.', '_')}")
     rows = [record.data for record in event.metadata["shards"].records]
-    assert [(row["owner"], row["parents"]) for row in rows] == [("a → b", ""), ("", "0")]
+    assert [(row["shard"], row["owner"]) for row in rows] == [("0", "a → b"), ("1 ← 0", "")]
 
 
 def test_a_broken_history_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
