@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from assets.connect_server import TOKEN_VARIABLE, ConnectServer, connect_server
 from assets.java_runtime import java_home
+from assets.spark_home import spark_home
 from lease_store.errors import InvalidSetting, SparkUnavailable, shown
 
 if TYPE_CHECKING:
@@ -108,6 +109,12 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     }
 
 
+def _local_environment(folder: Path) -> dict[str, str]:
+    """The environment of a Spark on this machine; a Spark that its user has chosen stays."""
+    home = spark_home(folder / "home")
+    return {"SPARK_HOME": str(home), **spark_environment(folder, os.environ)}
+
+
 def check_mode(mode: str) -> str:
     """`mode` itself, if it says how to reach Spark and gives no secret away.
 
@@ -137,9 +144,7 @@ def connect_address(folder: Path) -> str:
         SparkUnavailable: the server does not start.
         JavaNotFound: there is no Java to run it.
     """
-    server: ConnectServer = connect_server(
-        folder, server_conf(folder), spark_environment(folder, os.environ)
-    )
+    server: ConnectServer = connect_server(folder, server_conf(folder), _local_environment(folder))
     os.environ[TOKEN_VARIABLE] = server.read_token(folder)
     return server.address
 
@@ -194,12 +199,12 @@ def builder_conf(mode: str, folder: Path) -> dict[str, str]:
         # A parent that is a client of a Connect server says so in its environment; pyspark would
         # take that for this process's wish.
         os.environ.pop(variable, None)
-    os.environ.update(spark_environment(folder, os.environ))
     conf = server_conf(folder)
-    if mode == CLASSIC:
-        return conf
-    if not mode.startswith("local"):
-        # A cluster must be able to call this process back, and has its own folders.
-        for key in ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir"):
-            del conf[key]
+    if mode == CLASSIC or mode.startswith("local"):
+        os.environ.update(_local_environment(folder))
+        return conf if mode == CLASSIC else conf | {"spark.master": mode}
+    os.environ.update(spark_environment(folder, os.environ))
+    # A cluster must be able to call this process back, and has its own folders.
+    for key in ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir"):
+        del conf[key]
     return conf | {"spark.master": mode}

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,22 @@ def test_a_run_leaves_no_token_in_dagster(
         assert not any(secret in text for text in stored)
         assert not any(secret.encode() in path.read_bytes() for path in files)
     assert any(str(spark_folder) in text for text in stored), "the search does find what is there"
+
+
+def test_workers_load_the_installed_pyspark(connect_session: Any) -> None:
+    """An archive keeps no compiled code: each worker would compile pyspark anew."""
+    import pyarrow as pa
+    import pyspark
+
+    def loaded_from(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+        import pyspark as of_worker
+
+        for _ in batches:
+            yield pyarrow.RecordBatch.from_pydict({"file": [of_worker.__file__]})
+
+    rows = connect_session.range(1).mapInArrow(loaded_from, "file string").collect()
+    assert {row["file"] for row in rows} == {pyspark.__file__}
 
 
 def test_sessions_speak_utc_and_microseconds(connect_session: Any) -> None:

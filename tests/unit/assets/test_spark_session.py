@@ -53,14 +53,21 @@ def test_a_remote_address_needs_no_java(tmp_path: Path) -> None:
 def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", *CONNECT_MODE_VARIABLES):
         monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("SPARK_HOME", "")
+    monkeypatch.delenv("SPARK_HOME")
     conf = builder_conf("spark://master:7077", tmp_path)
     # What a parent with a Connect session left in the environment does not count here.
     assert not set(CONNECT_MODE_VARIABLES) & os.environ.keys()
     assert conf["spark.master"] == "spark://master:7077"
     assert "spark.driver.host" not in conf
+    assert "SPARK_HOME" not in os.environ, "a cluster may be sent the archives of Spark's home"
     local = builder_conf("classic", tmp_path)
     assert local["spark.master"].startswith("local[")
     assert local["spark.driver.bindAddress"] == "127.0.0.1"
+    assert os.environ["SPARK_HOME"].startswith(str(tmp_path))
+    monkeypatch.setenv("SPARK_HOME", "/chosen")
+    builder_conf("local[2]", tmp_path)
+    assert os.environ["SPARK_HOME"] == "/chosen", "a user's own Spark stays"
 
 
 def test_workers_find_this_project_and_this_python(tmp_path: Path) -> None:
