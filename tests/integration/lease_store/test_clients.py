@@ -141,6 +141,7 @@ def consume_until_told(url: str, log: Path, confirmed: int, parent: Connection) 
     client.confirm(first, persist=True)
     second = client.poll(S0, records_max=5)
     assert second is not None
+    parent.send("polled")
     parent.recv()
     outcomes: list[str] = []
     for _ in range(2):
@@ -156,7 +157,7 @@ def test_a_process_that_dies_or_freezes_is_replaced_from_its_checkpoint(
     store: LeaseStore, url: str, tmp_path: Path, fault: str
 ):
     log = new_log(tmp_path / "log", 1)
-    create_group(store, log, timeout_s=2.0)
+    create_group(store, log, timeout_s=5.0)
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe()
     doomed = processes.Process(
@@ -164,7 +165,10 @@ def test_a_process_that_dies_or_freezes_is_replaced_from_its_checkpoint(
     )
     doomed.start()
     try:
-        wait_until(lambda: store.snapshot(KEY).shards[0].check_point == "7")
+        # Not when its checkpoint is seen: frozen before it polls, it would be told there and then.
+        assert here.poll(DEADLINE_S)
+        assert here.recv() == "polled"
+        assert store.snapshot(KEY).shards[0].check_point == "7"
         assert doomed.pid is not None
         os.kill(doomed.pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
         standby = PullClient(
