@@ -83,7 +83,7 @@ class Collector:
 def test_workers_that_join_and_leave_process_each_record_once(store: LeaseStore, tmp_path: Path):
     """Three workers come one by one, one leaves: clean hand-overs repeat and lose nothing."""
     log = new_log(tmp_path / "log", 4)
-    create_group(store, log, timeout_s=6.0)
+    create_group(store, log, timeout_s=10.0)
     seen: list[tuple[str, str, str]] = []
     running: dict[str, tuple[threading.Thread, threading.Event]] = {}
 
@@ -259,7 +259,7 @@ def test_retention_under_a_client_becomes_a_gap(store: LeaseStore, tmp_path: Pat
 
 def test_a_split_shard_is_read_to_its_end_before_its_children(store: LeaseStore, tmp_path: Path):
     log = new_log(tmp_path / "log", 1)
-    create_group(store, log, timeout_s=4.0)
+    create_group(store, log, timeout_s=10.0)
     children = log.split("0")
     for child in children:
         log.append(child, [b"child"])
