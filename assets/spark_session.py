@@ -111,6 +111,8 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
 
 def _local_environment(folder: Path) -> dict[str, str]:
     """The environment of a Spark on this machine; a Spark that its user has chosen stays."""
+    # Before anything is put into it: a server's token will be there.
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     home = spark_home(folder / "home")
     return {"SPARK_HOME": str(home), **spark_environment(folder, os.environ)}
 

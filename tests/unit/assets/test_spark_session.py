@@ -61,7 +61,8 @@ def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert conf["spark.master"] == "spark://master:7077"
     assert "spark.driver.host" not in conf
     assert "SPARK_HOME" not in os.environ, "a cluster may be sent the archives of Spark's home"
-    local = builder_conf("classic", tmp_path)
+    local = builder_conf("classic", tmp_path / "spark")
+    assert (tmp_path / "spark").stat().st_mode & 0o077 == 0
     assert local["spark.master"].startswith("local[")
     assert local["spark.driver.bindAddress"] == "127.0.0.1"
     assert os.environ["SPARK_HOME"].startswith(str(tmp_path))
