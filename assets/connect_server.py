@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -106,7 +106,7 @@ def running(folder: Path) -> ConnectServer | None:
 def connect_server(
     folder: Path,
     conf: Mapping[str, str],
-    environment: Mapping[str, str],
+    environment: Callable[[], Mapping[str, str]],
     *,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> ConnectServer:
@@ -115,7 +115,8 @@ def connect_server(
     Args:
         folder: where its state, token and log live.
         conf: its Spark configuration; it holds no secrets.
-        environment: of the new process, with JAVA_HOME and the Python of its workers.
+        environment: makes that of a new process, with JAVA_HOME and the Python of its workers;
+            called only to start one, because looking for a Java starts one.
         start_timeout_s: how long a start may take, in seconds.
 
     Raises:
@@ -131,7 +132,7 @@ def connect_server(
             if server is not None and server.version == _version():
                 return server
             _end(folder)
-            return _start(folder, conf, environment, start_timeout_s)
+            return _start(folder, conf, environment(), start_timeout_s)
     except Timeout:
         raise SparkUnavailable(
             f"Another process has been starting the Spark server of {folder} for more than "

@@ -5,7 +5,7 @@ Its check proves the group's whole history, as `leasehold verify` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +23,6 @@ from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
 from lease_store.assignment_plan import rank_key
 from lease_store.errors import LeaseholdError
-from lease_store.identifiers import ShardId
 from lease_store.records import Node, ShardLease, Snapshot
 from lease_store.store import LeaseStore
 from lease_store.verification import verify
@@ -93,7 +92,9 @@ def lease_metadata(stream: ShardStream, store: LeaseStore, now: datetime) -> dic
         "nodes": dg.MetadataValue.table([_node_row(node, snapshot) for node in snapshot.nodes])
         if snapshot.nodes
         else "No node has joined yet.",
-        "shards": _shard_table(shards[:TABLE_ROWS_MAX], lags)
+        "shards": dg.MetadataValue.table(
+            [_shard_row(lease, lags.get(lease.shard)) for lease in shards[:TABLE_ROWS_MAX]]
+        )
         if shards
         else "No shard has been listed yet.",
         "shard_count": len(shards),
@@ -115,12 +116,6 @@ def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:
             "shards": held,
         }
     )
-
-
-def _shard_table(
-    leases: Sequence[ShardLease], lags: Mapping[ShardId, int | None]
-) -> dg.TableMetadataValue:
-    return dg.MetadataValue.table([_shard_row(lease, lags.get(lease.shard)) for lease in leases])
 
 
 def _shard_row(lease: ShardLease, lag: int | None) -> dg.TableRecord:

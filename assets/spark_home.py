@@ -39,5 +39,6 @@ def _link(link: Path, source: Path) -> None:
         return
     # Another process may be starting a program through this link: it is never missing.
     draft = link.with_name(f"{link.name}.{os.getpid()}.draft")
+    draft.unlink(missing_ok=True)
     draft.symlink_to(source)
     draft.replace(link)

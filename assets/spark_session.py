@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -111,8 +112,6 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
 
 def _local_environment(folder: Path) -> dict[str, str]:
     """The environment of a Spark on this machine; a Spark that its user has chosen stays."""
-    # Before anything is put into it: a server's token will be there.
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     home = spark_home(folder / "home")
     return {"SPARK_HOME": str(home), **spark_environment(folder, os.environ)}
 
@@ -146,7 +145,9 @@ def connect_address(folder: Path) -> str:
         SparkUnavailable: the server does not start.
         JavaNotFound: there is no Java to run it.
     """
-    server: ConnectServer = connect_server(folder, server_conf(folder), _local_environment(folder))
+    server: ConnectServer = connect_server(
+        folder, server_conf(folder), partial(_local_environment, folder)
+    )
     os.environ[TOKEN_VARIABLE] = server.read_token(folder)
     return server.address
 
@@ -202,11 +203,15 @@ def builder_conf(mode: str, folder: Path) -> dict[str, str]:
         # take that for this process's wish.
         os.environ.pop(variable, None)
     conf = server_conf(folder)
+    if mode != CLASSIC:
+        conf["spark.master"] = mode
     if mode == CLASSIC or mode.startswith("local"):
+        # Private from the beginning: a server's token may come to be there.
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ.update(_local_environment(folder))
-        return conf if mode == CLASSIC else conf | {"spark.master": mode}
+        return conf
     os.environ.update(spark_environment(folder, os.environ))
     # A cluster must be able to call this process back, and has its own folders.
     for key in ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir"):
         del conf[key]
-    return conf | {"spark.master": mode}
+    return conf

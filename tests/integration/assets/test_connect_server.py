@@ -89,6 +89,10 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     assert addresses == {server.address}
     assert "localhost" in server.address
 
+    # Whoever finds it looks for no Java: that would start one, in each run.
+    found = connect_server.connect_server(folder, {}, lambda: pytest.fail("nothing to start"))
+    assert found == server
+
     # It outlived those who started it, and answers whoever may read its token.
     [address] = addresses
     token = ConnectServer.read_token(folder)
@@ -148,7 +152,7 @@ def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
 def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:
     conf = {**server_conf(folder), "spark.master": "nonsense"}
     with pytest.raises(SparkUnavailable) as caught:
-        connect_server.connect_server(folder, conf, spark_environment(folder, os.environ))
+        connect_server.connect_server(folder, conf, lambda: spark_environment(folder, os.environ))
     assert LOG_FILE in str(caught.value)
     assert "\n" not in str(caught.value)
     assert running(folder) is None
