@@ -14,6 +14,8 @@ from typing import Self
 
 import psutil
 
+from orchestration.interrupts import kept_back
+
 POLL_S = 0.05
 TAIL_BYTES = 4000
 
@@ -50,17 +52,22 @@ class ChildProcess:
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Its own group: our Ctrl-C does not reach it, we end it in order instead.
-                start_new_session=True,
-            )
+        try:
+            # Interrupted in between, it would run without anybody who knows of it.
+            with self.log.open("ab") as output, kept_back():
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    cwd=self._folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # Its own group: our Ctrl-C does not reach it, we end it in order instead.
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +14,8 @@ import typer
 from lease_store.errors import InvalidSetting, LeaseholdError
 from lease_store.upkeep import UpkeepReport
 from orchestration.commands.options import Home
-from orchestration.commands.processes import ended_by_signals
 from orchestration.commands.target import Target
+from orchestration.interrupts import ended_by_signals
 from orchestration.presentation import say
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def metrics(
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StoreCollector(DeclaredDeployment(Target.at(home))))
-    with ended_by_signals():
+    # Ctrl-C is how it is meant to end.
+    with suppress(KeyboardInterrupt), ended_by_signals():
         try:
             server, thread = start_http_server(port, addr=address, registry=registry)
         except OSError as error:
@@ -84,8 +86,6 @@ def metrics(
         try:
             while thread.is_alive():
                 time.sleep(POLL_S)
-        except KeyboardInterrupt:
-            return
         finally:
             server.shutdown()
             server.server_close()

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import sys
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +13,7 @@ from lease_store.errors import InvalidSetting
 from lease_store.identifiers import NodeName
 from orchestration.commands.options import Home
 from orchestration.commands.processes import free_port
+from orchestration.interrupts import told_by_signals
 from orchestration.node_directory import Endpoint
 from orchestration.presentation import say
 from orchestration.settings import Settings, load_settings
@@ -34,24 +30,6 @@ Module = Annotated[
     str | None,
     typer.Option("--module", help="Your module of definitions (default: those of the settings)."),
 ]
-
-
-@contextmanager
-def told_by_signals() -> Generator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM and SIGHUP set; the block goes on until it looks."""
-    told = threading.Event()
-
-    def tell(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        told.set()
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, tell) for number in numbers}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def node(

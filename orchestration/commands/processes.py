@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +16,7 @@ import typer
 from lease_store.errors import InvalidSetting, LeaseholdError
 from orchestration.commands.options import Home
 from orchestration.commands.target import Target
+from orchestration.interrupts import ended_by_signals
 from orchestration.presentation import say
 from orchestration.settings import load_settings
 
@@ -69,29 +67,6 @@ def demo(
         raise typer.Exit(1)
 
 
-@contextmanager
-def ended_by_signals() -> Generator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
-
-    The first signal ends it; those that follow wait until its children have ended.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)
-        sys.stderr.write("Stopping; this takes a few seconds.\n")
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def ui(
     home: Home = None,
     port: Annotated[
@@ -116,7 +91,8 @@ def ui(
     # Before anything is started: a source that cannot be used is one sentence.
     declared_streams(settings)
     chosen = free_port(port)
-    with ended_by_signals(), running_alone(settings.home):
+    # Ctrl-C is how it is meant to end.
+    with suppress(KeyboardInterrupt), ended_by_signals(), running_alone(settings.home):
         target.wake_mariadb()
         with storage_environment(settings):
             create_instance(settings, embedded_text(mysql=settings.private_mariadb is not None))
@@ -128,14 +104,11 @@ def ui(
         ):
             say(f"Starting Dagster on {settings.home} …")
             say_what_is_missing(target)
-            try:
-                wait_for_port(chosen, pages)
-                say(f"Open http://127.0.0.1:{chosen} in a browser; Ctrl-C ends it.")
-                sys.stdout.flush()
-                while background.exit_code() is None and pages.exit_code() is None:
-                    time.sleep(POLL_S)
-            except KeyboardInterrupt:
-                return
+            wait_for_port(chosen, pages)
+            say(f"Open http://127.0.0.1:{chosen} in a browser; Ctrl-C ends it.")
+            sys.stdout.flush()
+            while background.exit_code() is None and pages.exit_code() is None:
+                time.sleep(POLL_S)
             ended = background if background.exit_code() is not None else pages
             raise LeaseholdError(
                 f"{ended.name[0].upper()}{ended.name[1:]} ended with code {ended.exit_code()}: "

@@ -17,15 +17,11 @@ import typer
 
 from lease_store.errors import InvalidSetting, LeaseholdError
 from lease_store.liveness import steady_clock
-from orchestration.commands.nodes import (
-    LEAVE_TIMEOUT_S,
-    NODE_PORT_DEFAULT,
-    Module,
-    told_by_signals,
-)
+from orchestration.commands.nodes import LEAVE_TIMEOUT_S, NODE_PORT_DEFAULT, Module
 from orchestration.commands.options import Home
 from orchestration.commands.processes import free_port, say_what_is_missing, wait_for_port
 from orchestration.commands.target import Target
+from orchestration.interrupts import told_by_signals
 from orchestration.presentation import say
 from orchestration.private_mariadb import PrivateMariaDB, installed
 from orchestration.settings import Settings, load_settings

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from orchestration.child_processes import ChildProcess
+from orchestration.interrupts import ended_by_signals
 
 # A child that ignores SIGTERM, with a grandchild that does too; both write their numbers.
 STUBBORN = """
@@ -65,6 +69,28 @@ def test_children_end_when_the_block_fails(tmp_path: Path) -> None:
         interrupted()
     assert numbers
     assert not any(psutil.pid_exists(number) for number in numbers)
+
+
+def test_an_interrupt_while_it_starts_leaves_no_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: between the start of a child and the moment that its number is noted down."""
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ended_by_signals(),
+        child("import time; time.sleep(600)", tmp_path),
+    ):
+        pytest.fail("the block is not entered")
+    assert [process.poll() for process in started] == [-signal.SIGTERM]
 
 
 def test_the_end_of_a_child_and_its_last_words_are_known(tmp_path: Path) -> None:

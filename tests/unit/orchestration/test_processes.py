@@ -1,20 +1,14 @@
-"""Ports and signals of the commands that run Dagster's processes."""
+"""Ports and missing logs of the commands that run Dagster's processes."""
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 from pathlib import Path
 
 import pytest
 
 from lease_store.errors import InvalidSetting
-from orchestration.commands.processes import (
-    ended_by_signals,
-    free_port,
-    say_what_is_missing,
-)
+from orchestration.commands.processes import free_port, say_what_is_missing
 from orchestration.commands.target import Target
 from orchestration.settings import Settings, StreamSettings
 
@@ -27,29 +21,6 @@ def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
         with pytest.raises(InvalidSetting, match=f"Port {taken} of 127.0.0.1 is in use"):
             free_port(taken)
         assert free_port(None) != taken
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_ends_the_block_and_the_next_ones_wait(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cleaned: list[str] = []
-
-    def work() -> None:
-        with ended_by_signals():
-            try:
-                os.kill(os.getpid(), number)
-            finally:
-                for impatient in (signal.SIGINT, signal.SIGTERM):
-                    os.kill(os.getpid(), impatient)
-                cleaned.append("all children have ended")
-
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert cleaned
-    assert signal.getsignal(number) is before
-    assert capsys.readouterr().err == "Stopping; this takes a few seconds.\n"
 
 
 def test_only_a_local_log_can_be_missing(
