@@ -23,6 +23,7 @@ from lease_store.store import LeaseStore, Opened
 from lease_store.verification import verify
 from shard_sources.local_log import LocalLog
 from shard_sources.record_feed import SourceFeed
+from tests.freezing import freeze
 
 KEY = GroupKey.parse("readers", "events")
 S0 = ShardId("0")
@@ -170,7 +171,10 @@ def test_a_process_that_dies_or_freezes_is_replaced_from_its_checkpoint(
         assert here.recv() == "polled"
         assert store.snapshot(KEY).shards[0].check_point == "7"
         assert doomed.pid is not None
-        os.kill(doomed.pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        if fault == "kill":
+            doomed.kill()
+        else:
+            freeze(doomed.pid)
         standby = PullClient(
             store, KEY, SourceFeed(log), name=NodeName("standby"), incarnation="standby-1"
         )

@@ -19,6 +19,7 @@ from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.store import Beaten, Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y
+from tests.freezing import freeze
 from tests.mariadb import MariaDB
 
 pytestmark = pytest.mark.mariadb
@@ -173,7 +174,7 @@ def test_a_frozen_server_is_noticed(mariadb: MariaDB, world: World) -> None:
         with pytest.raises(StoreUnavailable, match="does not answer"):
             world.store.pulse(world.key)
 
-    os.kill(mariadb.pid, signal.SIGSTOP)
+    freeze(mariadb.pid)
     try:
         assert timed(look) < ANSWER_MAX_S
     finally:

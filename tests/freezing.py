@@ -1,0 +1,17 @@
+"""Freezing a process of a test, so that it does nothing more once the call has returned."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def freeze(child: int) -> None:
+    """Stop a child with SIGSTOP and wait until it stands still; SIGCONT wakes it.
+
+    The signal alone is not enough: one thread takes it and tells the others, and until it gets a
+    processor, they go on and may answer.
+    """
+    os.kill(child, signal.SIGSTOP)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), f"process {child} has ended, with status {status}"
