@@ -105,7 +105,9 @@ def kept_back() -> Generator[None]:
         return
     waiting: list[int] = []
     handled = [number for number in NUMBERS if callable(signal.getsignal(number))]
-    with handled_by(lambda number, _frame: waiting.append(number), *handled):
-        yield
-    if waiting:
-        signal.raise_signal(waiting[0])
+    try:
+        with handled_by(lambda number, _frame: waiting.append(number), *handled):
+            yield
+    finally:
+        if waiting:
+            signal.raise_signal(waiting[0])

@@ -170,6 +170,20 @@ def test_a_signal_waits_for_the_end_of_a_few_steps() -> None:
     assert steps == ["in the block"]
 
 
+def test_a_signal_is_delivered_though_the_steps_fail() -> None:
+    """Goal: a child that cannot be started, while its parent is told to end."""
+
+    def fail() -> None:
+        with kept_back():
+            kill(signal.SIGTERM)
+            raise FileNotFoundError
+
+    with told_by_signals() as told:
+        with pytest.raises(FileNotFoundError):
+            fail()
+        assert told.wait(10)
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
