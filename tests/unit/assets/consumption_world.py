@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ class ArrowSweeper:
         self.before: Callable[[], None] = lambda: None
         self.refuses: Callable[[bytes], bool] = lambda _: False
         self._numbers = itertools.count()
+        self._label = uuid.uuid4().hex  # an address comes again once its owner is gone
 
     def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
         self.sweeps.append(list(ranges))
@@ -49,7 +51,7 @@ class ArrowSweeper:
         }
 
     def _write(self, range_: ReadRange) -> SweepOutcome:
-        attempt = f"attempts/{next(self._numbers)}-{id(self)}"
+        attempt = f"attempts/{next(self._numbers)}-{self._label}"
         files = ShardFiles(self.output_root / attempt, 0, 0, [range_.shard])
         seen = RangeStatistics()
         for batch in self.log.read(range_):

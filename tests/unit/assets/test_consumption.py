@@ -22,8 +22,8 @@ from lease_store.errors import (
 from lease_store.identifiers import ShardId
 from lease_store.records import BatchState, BatchStatistics, DataFile
 from lease_store.store import Opened
-from shard_sources.source import Position
-from tests.unit.assets.consumption_world import NODE, OTHER, World
+from shard_sources.source import Position, ReadRange
+from tests.unit.assets.consumption_world import NODE, OTHER, ArrowSweeper, World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
 
@@ -49,6 +49,13 @@ def test_reads_everything_once_and_reports_it(world: World) -> None:
         assert world.lease(shard).consumer_run == ""
         assert world.lease(shard).watermark == report.last_event_time
     assert [len(sweep) for sweep in world.sweeper.sweeps] == [2, 2, 2]
+
+
+def test_sweepers_that_follow_one_another_never_write_to_one_place(world: World) -> None:
+    """Method: each is gone when the next one is made, which may get its memory."""
+    for _ in range(5):
+        ArrowSweeper(world.log, world.output)([ReadRange(ZERO, "0", "4")])
+    assert len(list(world.output.glob("attempts/*"))) == 5
 
 
 def test_all_shards_of_a_sweep_share_one_commit(world: World) -> None:
