@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from lease_store.errors import InvalidSetting
 from lease_store.identifiers import NodeName
 from orchestration.commands.options import Home
-from orchestration.commands.processes import free_port
+from orchestration.commands.processes import held_port
 from orchestration.interrupts import told_by_signals
 from orchestration.node_directory import Endpoint
 from orchestration.presentation import say
@@ -74,9 +75,14 @@ def node(
     if module is None:
         # Before anything is started: a source that cannot be used is one sentence.
         declared_streams(settings)
-    with told_by_signals() as told, answering_alone(settings.node_folder(named), named):
+    with (
+        told_by_signals() as told,
+        answering_alone(settings.node_folder(named), named),
+        ExitStack() as held,
+    ):
         _check_instance(settings)
-        listen = Endpoint(host, free_port(port, NODE_PORT_DEFAULT, host))
+        chosen = held.enter_context(held_port(port, NODE_PORT_DEFAULT, host))
+        listen = Endpoint(host, chosen)
         advertised = Endpoint.parse(address) if address else _reached(listen)
         with opened_instance(settings) as instance:
             _check_launcher(settings, instance.run_launcher)

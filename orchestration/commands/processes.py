@@ -6,7 +6,8 @@ import os
 import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
@@ -130,9 +131,34 @@ def free_port(wanted: int | None, first: int = PORT_DEFAULT, host: str = "127.0.
             except OSError:
                 continue
             return port
-    raise InvalidSetting(
-        f"Port {wanted or first} of {host} is in use: name another one with --port."
-    )
+    raise _taken(wanted or first, host)
+
+
+@contextmanager
+def held_port(wanted: int | None, first: int, host: str) -> Generator[int]:
+    """The wanted port of this host, or the next free one, which no other holder is given meanwhile.
+
+    A server binds its port seconds after it was chosen, and then another one may have chosen it as
+    well. What marks it as chosen is the port of UDP of the same number, which nothing here uses,
+    and which the system takes back however its holder ends.
+
+    Raises:
+        InvalidSetting: the wanted one is taken, or all that were tried are.
+    """
+    for port in range(first, first + PORTS_TRIED) if wanted is None else (wanted,):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mark:
+            try:
+                mark.bind((host, port))
+                free_port(port, host=host)
+            except (OSError, InvalidSetting):
+                continue
+            yield port
+            return
+    raise _taken(wanted or first, host)
+
+
+def _taken(port: int, host: str) -> InvalidSetting:
+    return InvalidSetting(f"Port {port} of {host} is in use: name another one with --port.")
 
 
 def wait_for_port(port: int, pages: ChildProcess, told: Event | None = None) -> None:

@@ -17,7 +17,7 @@ import typer
 
 from lease_store.errors import InvalidSetting, LeaseholdError
 from lease_store.liveness import steady_clock
-from orchestration.commands.nodes import LEAVE_TIMEOUT_S, NODE_PORT_DEFAULT, Module
+from orchestration.commands.nodes import LEAVE_TIMEOUT_S, Module
 from orchestration.commands.options import Home
 from orchestration.commands.processes import free_port, say_what_is_missing, wait_for_port
 from orchestration.commands.target import Target
@@ -58,11 +58,8 @@ class NodeProcesses:
     def __enter__(self) -> Self:
         from orchestration.child_processes import ChildProcess
 
-        first = NODE_PORT_DEFAULT
         for name in self._names:
-            port = free_port(None, first)
-            first = port + 1
-            arguments = ["node", "--name", name, "--home", str(self._home), "--port", str(port)]
+            arguments = ["node", "--name", name, "--home", str(self._home)]
             arguments += ["--module", self._module] if self._module else []
             process = ChildProcess(
                 f"the agent of {name}",

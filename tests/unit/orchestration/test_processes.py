@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from lease_store.errors import InvalidSetting
-from orchestration.commands.processes import free_port, say_what_is_missing
+from orchestration.commands.processes import free_port, held_port, say_what_is_missing
 from orchestration.commands.target import Target
 from orchestration.settings import Settings, StreamSettings
+from tests import ports
 
 
 def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
@@ -21,6 +22,25 @@ def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
         with pytest.raises(InvalidSetting, match=f"Port {taken} of 127.0.0.1 is in use"):
             free_port(taken)
         assert free_port(None) != taken
+
+
+def test_a_port_is_held_before_its_server_listens() -> None:
+    """Goal: agents that start at the same moment on one host never choose the same port."""
+    host, first = "127.0.0.1", ports.free_port()
+    with held_port(None, first, host) as one, held_port(None, first, host) as other:
+        assert first == one < other
+        with (
+            pytest.raises(InvalidSetting, match=f"Port {one} of 127.0.0.1 is in use"),
+            held_port(one, first, host),
+        ):
+            pass
+    with socket.socket() as listener:
+        listener.bind((host, first))
+        listener.listen()
+        with held_port(None, first, host) as one:
+            assert one > first
+    with held_port(first, 1, host) as one:
+        assert one == first
 
 
 def test_only_a_local_log_can_be_missing(
