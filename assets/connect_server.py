@@ -41,7 +41,8 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.05
 PORT_ATTEMPTS = 3
-CREATE_TIME_TOLERANCE_S = 1.0
+CREATE_TIME_TOLERANCE_S = 2.0
+"""The time of boot, from which it is counted, is in whole seconds and follows the clock."""
 
 
 @dataclass(frozen=True, slots=True)
