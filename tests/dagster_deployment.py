@@ -20,6 +20,7 @@ from assets.connect_server import stop as stop_spark
 from orchestration.child_processes import ChildProcess
 from orchestration.instance import create_instance, embedded_text
 from orchestration.settings import Settings
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 START_S = 90.0
@@ -40,12 +41,6 @@ def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
         time.sleep(POLL_S)
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def port_open(port: int) -> bool:

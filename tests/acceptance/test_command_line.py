@@ -20,7 +20,8 @@ from lease_store.schema import VERSION_TABLE
 from orchestration.settings import Settings
 from shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, Finished, environment, leasehold
-from tests.mariadb import MariaDB, free_port
+from tests.mariadb import MariaDB
+from tests.ports import free_port
 
 KEY = GroupKey.parse("default", "demo")
 SENTENCE = re.compile(r"[^\n]+[.?]\n")

@@ -24,7 +24,7 @@ from tests.acceptance.node_scene import (
     make_home,
     value,
 )
-from tests.dagster_deployment import free_port
+from tests.ports import free_port
 from tests.unit.docs.recorded_output import assert_printed
 
 START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0

@@ -35,9 +35,10 @@ from tests import mariadb as mariadb_server
 from tests.chaos.proof import Proof
 from tests.chaos.stream import KEY, NODES, STREAM, TIMEOUT_S
 from tests.chaos.writer import SteadyWriter
-from tests.dagster_deployment import ROOT, free_port, port_open
+from tests.dagster_deployment import ROOT, port_open
 from tests.integration.lease_store.commit_proxy import CommitProxy
 from tests.mariadb import MariaDB
+from tests.ports import free_port
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from assets.connect_server import stop as stop_spark
 from assets.spark_session import TOKEN_VARIABLE
 from orchestration.instance import create_instance
 from orchestration.settings import Settings
-from tests.mariadb import MariaDB, free_port
+from tests.mariadb import MariaDB
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.spark]
 

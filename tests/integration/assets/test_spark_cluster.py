@@ -19,11 +19,12 @@ from assets.consumption_report import StopReason
 from assets.spark_session import spark_environment
 from lease_store.verification import verify
 from orchestration.child_processes import ChildProcess
-from tests.dagster_deployment import free_port, wait_for
+from tests.dagster_deployment import wait_for
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
-START_S, RUN_S = 300.0, 500.0
+START_S, RUN_S = 300.0, 800.0
 WORKERS = 2
 
 

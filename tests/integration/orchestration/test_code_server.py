@@ -19,7 +19,7 @@ from orchestration.instance import create_instance
 from orchestration.node_directory import Endpoint, server_id
 from orchestration.settings import Settings
 from tests.acceptance.leasehold_process import assert_nothing_runs
-from tests.dagster_deployment import free_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0

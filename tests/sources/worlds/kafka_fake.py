@@ -11,7 +11,7 @@ from lease_store.identifiers import ShardId
 from shard_sources.kafka import KafkaOptions, KafkaSource
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
-from tests.mariadb import free_port
+from tests.ports import free_port
 from tests.sources.world import NewRecord, Notion, SourceWorld
 from tests.sources.worlds.kafka_mock import BROKER_STORES, CLIENT_WAITS, NO_LINEAGE, TOPIC
 
@@ -83,7 +83,8 @@ class KafkaFakeWorld(SourceWorld):
 
     def change_credentials(self) -> None:
         self.broker.users = {USER: NEW_PASSWORD}
-        self.source = KafkaSource(self.options(timeout_s=2), TOPIC)
+        # The client's library asks again only after 3 s, should its first question be lost.
+        self.source = KafkaSource(self.options(timeout_s=6), TOPIC)
         self.broker.drop_connections()
 
     def learn_credentials(self) -> None:

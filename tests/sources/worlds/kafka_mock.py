@@ -14,7 +14,7 @@ from confluent_kafka import Producer  # noqa: TID253
 
 from lease_store.identifiers import ShardId
 from shard_sources.kafka import KafkaOptions, KafkaSource
-from tests.mariadb import free_port
+from tests.ports import free_port
 from tests.sources.world import NewRecord, Notion, SourceWorld
 
 TOPIC = "orders"

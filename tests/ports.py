@@ -1,0 +1,30 @@
+"""Ports of the loopback for the servers that tests start."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+_FIRST, _COUNT = 20_000, 12_000
+"""Below those that Linux gives to connections, and to programs that ask for any port."""
+_WORKERS = 16
+_places = itertools.count(os.getpid())
+
+
+def free_port() -> int:
+    """A port that nobody listens on and nobody is given before it is used.
+
+    A port that the system picks may be picked again between its choice and its use. Here every
+    test process has every sixteenth port for itself, and hands none out twice for a long time.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+    for place in _places:
+        port = _FIRST + (place * _WORKERS + worker) % _COUNT
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError("unreachable: the places do not end")
