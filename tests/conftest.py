@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import mariadb as mariadb_server
 from tests.mariadb import MariaDB
 
 _numbers = count(1)
+SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
+
+# The same examples every time, and none fails for a slow machine: several processes share it here.
+# `--hypothesis-profile=default` looks for new ones.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 
 # A shell that runs the tests in the background has them ignore interrupts, and every process that
 # they start would inherit that; Dagster's would then ignore SIGTERM as well.
@@ -39,3 +52,40 @@ def mariadb_url(mariadb: MariaDB) -> Generator[str]:
     name = f"test_{next(_numbers)}"
     yield mariadb.create_database(name)
     mariadb.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def environment_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Spark's server starts once, and its workers keep the environment of that time."""
+    from tests.sources.worlds import own_source
+
+    packages = tmp_path_factory.mktemp("packages")
+    own_source.install(packages, tmp_path_factory.mktemp("own-source"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS_OF_WORKERS.items():
+            patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
+        patch.syspath_prepend(str(packages))
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark_folder(environment_of_workers: None) -> Generator[Path]:
+    """The folder of the one embedded server; it is stopped when the tests end."""
+    from assets import connect_server
+
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-spark-"))
+    before = os.environ.get(connect_server.TOKEN_VARIABLE)
+    yield folder
+    connect_server.stop(folder)
+    if before is None:
+        os.environ.pop(connect_server.TOKEN_VARIABLE, None)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def connect_session(spark_folder: Path) -> Any:
+    """A session of the embedded Connect server, as a run gets it."""
+    from assets.spark_resource import SparkResource
+
+    return SparkResource(mode="connect", folder=str(spark_folder)).spark_session

@@ -24,7 +24,7 @@ require.cache[name].exports = (store, data, answer) => {
   if (data.ShardIteratorType !== 'AT_TIMESTAMP') return
   const latest = Object.assign({}, data, {ShardIteratorType: 'LATEST'})
   delete latest.Timestamp
-  setTimeout(() => answered || ask(store, latest, once), 150)
+  setTimeout(() => answered || ask(store, latest, once), 600)
 }
 
 const server = require(path.join(modules, 'kinesalite'))({

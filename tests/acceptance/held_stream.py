@@ -71,7 +71,9 @@ def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
 
 
 def intended(store: LeaseStore, home: Path) -> str | None:
-    """The run of a batch that is in the middle of its Spark job."""
+    """The run of a batch that is in the middle of its Spark job, once there is one."""
+    if KEY not in {group.key for group in store.groups()}:
+        return None
     for batch in store.batches(KEY, state=BatchState.INTENT):
         if (home / f"held-{batch.shard}").exists():
             return batch.run

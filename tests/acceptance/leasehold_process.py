@@ -18,6 +18,8 @@ import psutil
 
 COMMAND = (sys.executable, "-m", "orchestration.command_line")
 PREFIX = "LEASEHOLD_"
+END_S = 240.0
+"""A Spark that is starting is waited for before it is stopped."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Running:
             assert time.monotonic() < deadline, self.text
             time.sleep(0.1)
 
-    def end(self, number: signal.Signals, timeout_s: float = 60.0) -> int:
+    def end(self, number: signal.Signals, timeout_s: float = END_S) -> int:
         """Send a signal and wait; the exit code."""
         self._process.send_signal(number)
         return self._process.wait(timeout_s)
@@ -99,7 +101,7 @@ def running(*arguments: object, folder: Path) -> Iterator[Running]:
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(60)
+                process.wait(END_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -26,7 +26,7 @@ from shard_sources.local_log import LocalLog
 STREAM = "demo"
 KEY = GroupKey.parse("default", STREAM)
 SHARDS = 12
-TIMEOUT_S = 15.0
+TIMEOUT_S = 30.0
 TICK_S = 5.0
 BEFORE = 5
 """Records in every shard before the first node starts."""

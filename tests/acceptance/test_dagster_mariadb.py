@@ -26,14 +26,14 @@ from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait
 from tests.mariadb import MariaDB
 
 SHARDS, RECORDS = 4, 500
-CONSUMED_S, DIED_S, IDLE_S = 180.0, 180.0, 90.0
+CONSUMED_S, DIED_S, IDLE_S = 400.0, 400.0, 180.0
 FINISHED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
 pytestmark = [
     pytest.mark.dagster_processes,
     pytest.mark.mariadb,
     pytest.mark.spark,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 

@@ -15,12 +15,12 @@ from tests.acceptance.held_stream import KEY, STREAM, committed, intended
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
 
 RECORDS = 300
-CONSUMED_S, STOPPED_S = 180.0, 60.0
+CONSUMED_S, STOPPED_S = 400.0, 120.0
 
 pytestmark = [
     pytest.mark.dagster_processes,
     pytest.mark.spark,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 

@@ -23,7 +23,7 @@ from tests.acceptance.leasehold_process import (
 )
 from tests.unit.docs.recorded_output import assert_printed
 
-pytestmark = [pytest.mark.dagster_processes, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.dagster_processes, pytest.mark.spark, pytest.mark.timeout(900)]
 
 RECORDS = 20_000
 

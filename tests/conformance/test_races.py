@@ -348,7 +348,7 @@ def test_a_snapshot_is_one_moment(world: World) -> None:
 
     def look() -> int:
         looks = 0
-        while not done:
+        while not done or not looks:
             snapshot = world.store.snapshot(world.key)
             first, second = snapshot.shards
             assert first.consumer_owner == second.consumer_owner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from importlib import import_module
 from pathlib import Path
@@ -10,11 +9,7 @@ from pathlib import Path
 import pytest
 
 from lease_store.identifiers import ShardId
-from tests.integration.assets.conftest import connect_session, spark_folder
 from tests.sources.world import SourceWorld
-from tests.sources.worlds import own_source
-
-__all__ = ["connect_session", "spark_folder"]
 
 WORLDS = {
     "kafka_fake": "tests.sources.worlds.kafka_fake:KafkaFakeWorld",
@@ -27,20 +22,9 @@ WORLDS = {
 }
 
 
-SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _environment_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """Spark's server starts before any world, and its workers keep the environment of that time."""
-    packages = tmp_path_factory.mktemp("packages")
-    own_source.install(packages, tmp_path_factory.mktemp("own-source"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SECRETS_OF_WORKERS.items():
-            patch.setenv(name, value)
-        patch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
-        patch.syspath_prepend(str(packages))
-        yield
+def _packages(environment_of_workers: None) -> None:
+    """Every case runs on the source that the documentation shows, too: it is installed."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -276,7 +276,7 @@ def test_columns_are_compared_past_batches_without_files() -> None:
     assert [[each.sequence for unit in merge for each in unit] for merge in found] == [[2, 3]]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     shapes=st.lists(
         st.tuples(st.integers(1, 4), st.lists(st.integers(1, 150), max_size=3)), max_size=12

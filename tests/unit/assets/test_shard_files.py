@@ -120,7 +120,7 @@ def test_much_data_is_written_in_row_groups(
         assert metadata.num_rows == 400
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(["a", "b", "c"]), max_size=60))
 def test_rows_are_split_by_shard_in_order(shards: list[str]) -> None:
     """Goal: every row once and in its shard's order, in runs or mixed."""

@@ -50,7 +50,7 @@ def brute_force_minimum(snap: Snapshot) -> int:
 
 
 @given(snapshots())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_moves_are_the_fewest_that_any_assignment_needs(snap: Snapshot) -> None:
     decided = plan(snap, live=live(snap))
     assert decided.moves == decided.moves_minimum == brute_force_minimum(snap)
@@ -58,7 +58,7 @@ def test_moves_are_the_fewest_that_any_assignment_needs(snap: Snapshot) -> None:
 
 
 @given(snapshots(nodes_max=7, shards_max=50))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_one_round_balances_and_a_second_has_nothing_to_do(snap: Snapshot) -> None:
     decided = plan(snap, live=live(snap))
     after = carried_out(snap, decided)
@@ -72,7 +72,7 @@ def test_one_round_balances_and_a_second_has_nothing_to_do(snap: Snapshot) -> No
 
 
 @given(snapshots(nodes_max=6, shards_max=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_join_moves_at_most_its_own_share_and_a_leave_only_the_leavers(snap: Snapshot) -> None:
     balanced = carried_out(snap, plan(snap, live=live(snap)))
     newcomer = node(NODES[6])
@@ -94,7 +94,7 @@ def test_a_join_moves_at_most_its_own_share_and_a_leave_only_the_leavers(snap: S
 
 
 @given(snapshots(nodes_max=6, shards_max=40), st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_node_computes_the_same_plan(snap: Snapshot, chance: random.Random) -> None:
     nodes, shards = list(snap.nodes), list(snap.shards)
     chance.shuffle(nodes)
@@ -117,7 +117,7 @@ def unsettled(draw: st.DrawFn) -> Snapshot:
 
 
 @given(unsettled())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_mixture_settles_within_three_rounds(snap: Snapshot) -> None:
     """Each round is carried out completely; then nothing is left to do and shares are equal."""
     for _ in range(3):

@@ -71,7 +71,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 @given(snapshots())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_node_carries_more_than_the_mean_and_one_heaviest_shard(snap: Snapshot) -> None:
     after = loads(carried_out(snap, planned(snap)))
     total, heaviest = sum(snap.weights.values()), max(snap.weights.values(), default=0.0)
@@ -80,7 +80,7 @@ def test_no_node_carries_more_than_the_mean_and_one_heaviest_shard(snap: Snapsho
 
 
 @given(snapshots())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_plan_that_was_carried_out_is_followed_by_an_empty_one(snap: Snapshot) -> None:
     after = carried_out(snap, planned(snap))
     again = planned(after)
@@ -88,7 +88,7 @@ def test_a_plan_that_was_carried_out_is_followed_by_an_empty_one(snap: Snapshot)
 
 
 @given(snapshots(), st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_all_who_plan_from_the_same_rows_plan_the_same(snap: Snapshot, random: object) -> None:
     shuffled = list(snap.shards)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ def test_all_who_plan_from_the_same_rows_plan_the_same(snap: Snapshot, random: o
 
 
 @given(snapshots())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_node_can_carry_out_its_part_alone(snap: Snapshot) -> None:
     """A node that claims its free shards first leaves the same free shards to the others."""
     free = replace(snap, shards=tuple(lease(row.shard, None) for row in snap.shards))
@@ -110,7 +110,7 @@ def test_each_node_can_carry_out_its_part_alone(snap: Snapshot) -> None:
 
 
 @given(snapshots(), st.sampled_from([4.0, 96.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equal_weights_are_the_same_as_none(snap: Snapshot, weight: float) -> None:
     equal = replace(snap, weights=dict.fromkeys(snap.weights, weight))
     by_count = replace(snap, group=replace(GROUP, weighted=False), weights={})

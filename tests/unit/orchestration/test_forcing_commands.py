@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from assets.consumption_report import StopReason
+from lease_store.draining import Draining
 from lease_store.identifiers import ShardId
 from lease_store.records import Intent
 from lease_store.states import ShardState
 from lease_store.store import Opened
 from orchestration.command_line import main
+from orchestration.commands import groups
+from orchestration.commands.drain_report import say_open
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -123,22 +126,24 @@ def test_a_finished_parent_is_reopened_by_choice_alone(
 
 
 def test_a_drain_waits_for_the_batch_that_is_under_way(
-    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drain begins in the middle of a run's first batch; the run stops behind it."""
     home.append(20)
     codes: list[int] = []
     draining = threading.Thread(target=lambda: codes.append(main(["group", "drain", "default"])))
-    waiting = threading.Event()
+    told = threading.Event()
+
+    def say_and_tell(found: Draining) -> None:
+        say_open(found)
+        told.set()
 
     def drain() -> None:
         home.sweeper.before = lambda: None
         draining.start()
-        for _ in range(400):
-            if home.store.pulse(KEY).group.paused:
-                return
-            waiting.wait(PATIENCE_S / 400)
-        raise AssertionError("The drain did not pause the group.")
+        assert told.wait(PATIENCE_S), "The drain did not say what is open."
+
+    monkeypatch.setattr(groups, "say_open", say_and_tell)
 
     home.sweeper.before = drain
     reports = home.consume("run-2")

@@ -31,7 +31,7 @@ CHUNKS = st.lists(
 
 
 class TestRoundTrip:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(
         chunks=CHUNKS,
         records_max=st.integers(1, 20),
@@ -139,7 +139,7 @@ class TestRoundTrip:
 
 
 class TestTimes:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(
         seconds=st.lists(st.integers(0, 50), max_size=40),
         asked=st.integers(-1, 51),

@@ -408,14 +408,14 @@ def test_a_slow_log_does_not_hold_up_the_beats(clock: VirtualClock, feed: ListFe
 
 def test_the_background_thread_beats_and_ends(feed: ListFeed):
     store = MemoryStore()
-    store.create_group(Group(KEY, timeout_s=0.3))
+    store.create_group(Group(KEY, timeout_s=3.0))
     store.sync_shards(KEY, [ShardListing(S0)], observer="test")
     client = PullClient(store, KEY, feed, name=NodeName("a"), incarnation="a-process")
     client.start()
     client.connect(S0)
     beats = store.statements["beat"]
     deadline = time.monotonic() + 20
-    while store.statements["beat"] < beats + 5:
+    while store.statements["beat"] < beats + 2:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
     client.confirm(polled(client), persist=True)
