@@ -83,5 +83,6 @@ def assert_printed(words: tuple[str, ...], output: str, **names: str) -> None:
 
 
 def numberless(text: str) -> str:
-    """Text in which all numbers are alike, and so is the space before them."""
-    return re.sub(r"\d[\d,.]*(?=[^\d,.]|$)", "0", re.sub(r"(?m)^ +(?=\d)", "", text))
+    """Text with all numbers alike, and with them the space before and the plural behind."""
+    text = re.sub(r"\d[\d,.]*(?=[^\d,.]|$)", "0", re.sub(r"(?m)^ +(?=\d)", "", text))
+    return re.sub(r"(?<=0 )(\w+?)s?\b", r"\1", text)

@@ -1,0 +1,20 @@
+"""How what commands print is compared with what the page says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.docs.recorded_output import RECORDED, assert_printed
+
+PRINTED = RECORDED["node",][1].replace("4201", "20017")
+
+
+@pytest.mark.parametrize("freed", ["0 shards", "1 shard", "1,200 shards"])
+def test_numbers_may_be_others(freed: str) -> None:
+    assert_printed(("node",), PRINTED.replace("3 shards", freed))
+
+
+def test_words_and_their_order_may_not() -> None:
+    for other in (PRINTED.replace("freed", "kept"), "\n".join(reversed(PRINTED.splitlines()))):
+        with pytest.raises(AssertionError, match="did not print"):
+            assert_printed(("node",), other)
