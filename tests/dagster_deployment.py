@@ -82,7 +82,7 @@ class DagsterDeployment:
         return {row["name"]: row["locationOrLoadError"]["__typename"] for row in entries}
 
     def stop_sensor(self, name: str) -> None:
-        """Switch a sensor off, again if a tick undid it: see `takes_on`."""
+        """Switch a sensor off, again if a tick undid it (`takes_on`); its last tick has ended."""
         query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
             ... on Sensor { sensorState { id } } } }"""
         state = self.graphql(query, s=self._selector(name))["sensorOrError"]["sensorState"]
@@ -95,6 +95,14 @@ class DagsterDeployment:
             return self.takes_on(name, "STOPPED")
 
         wait_for(f"the stop of {name}", stopped, START_S)
+        wait_for(f"the last tick of {name}", lambda: not self._ticks(name), START_S)
+
+    def _ticks(self, name: str) -> bool:
+        """Whether a sensor's newest tick is at work."""
+        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
+            ... on Sensor { sensorState { ticks(limit: 1) { status } } } } }"""
+        found = self.graphql(query, s=self._selector(name))["sensorOrError"]
+        return any(tick["status"] == "STARTED" for tick in found["sensorState"]["ticks"])
 
     def start_sensor(self, name: str) -> None:
         query = """mutation ($s: SensorSelector!) {

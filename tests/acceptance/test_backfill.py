@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,9 @@ def test_shards_are_replayed_beside_live_consumption(tmp_path: Path) -> None:
             shard, 0, RECORDS + NEWER
         )
         ledger = [(shard, b.batch_id, b.start, b.end) for b in store.batches(KEY, ShardId(shard))]
-        assert [call for call in told(home) if call[0] == shard] == ledger, "once, in order"
+        # A call whose outcome could not be noted in time is made again at once.
+        calls = [call for call, _ in groupby(told(home)) if call[0] == shard]
+        assert calls == ledger, "each, in order"
     assert verify(store, KEY) == []
 
 

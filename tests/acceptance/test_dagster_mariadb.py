@@ -187,6 +187,7 @@ def test_what_a_killed_run_committed_is_reported_once(
         | {"LEASEHOLD_DATABASE_URL": mariadb_url, failpoints.ENVIRONMENT_VARIABLE: armed},
     )
     with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        died: set[int] = set()
         for number, point in enumerate((Failpoint.AFTER_COMMIT, Failpoint.AFTER_REPORT), start=1):
             (points / point.label).touch()
             for shard in "01":
@@ -194,14 +195,15 @@ def test_what_a_killed_run_committed_is_reported_once(
             killed = wait_for(
                 "a run to die", lambda p=point: [*points.glob(f"{p.label}.*")], DIED_S
             )
-            assert len(killed) == 1
+            died |= {int(path.suffix[1:]) for path in killed}
             goal = dict.fromkeys("01", str(number * RECORDS))
             wait_for("all records", lambda g=goal: checkpoints(store) == g, CONSUMED_S)
             wait_for("the outbox to be empty", lambda: not store.pending_events(KEY), IDLE_S)
         wait_for("the end of all runs", lambda: idle(instance), IDLE_S)
-        failed = [r for r in instance.get_runs() if r.status is DagsterRunStatus.FAILURE]
-        assert len(failed) == 2
-        assert {run.run_id for run in failed} <= {batch.run for batch in store.batches(KEY)}
+        # Others may have failed for want of an answer of the database in time, and went on later.
+        dead = [run for run in instance.get_runs() if process_of(instance, run.run_id) in died]
+        assert [run.status for run in dead] == [DagsterRunStatus.FAILURE] * 2
+        assert {run.run_id for run in dead} <= {batch.run for batch in store.batches(KEY)}
         ledger = [batch.batch_id for batch in store.batches(KEY)]
         assert sorted(shown_batches(instance)) == sorted(ledger)
 

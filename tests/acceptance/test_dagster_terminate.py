@@ -54,8 +54,10 @@ def test_a_terminated_run_closes_its_shards_in_the_middle_of_a_batch(tmp_path: P
         # The run itself let go, although its Spark job was still held: no sensor had to.
         (row,) = store.snapshot(KEY).shards
         assert row.consumer_run == ""
-        closed = [entry for entry in store.journal(KEY) if entry.kind == "close"]
-        assert [entry.run for entry in closed] == [stopped]
+        # One before it may have given up while Spark was starting.
+        closed = [entry.run for entry in store.journal(KEY) if entry.kind == "close"]
+        assert closed[-1] == stopped
+        assert closed.count(stopped) == 1
         assert committed(store, settings.output_folder(KEY.stream, KEY.group)) == {}
 
         (home / "hold").unlink()

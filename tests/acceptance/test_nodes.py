@@ -113,7 +113,10 @@ def start_and_stop_nodes(home: Path, folder: Path, watched: Watched, up: Running
         wait_until_shared(watched, up, "node-a", "node-b", "node-c", "node-d")
         changes = watched.kinds_after(at)
         assert "edge 4" not in changes, "nothing was taken from anybody"
-        assert changes.count("edge 5") <= SHARDS // 3 + SHARDS // 4, "and no move was wasted"
+        # A code server that did not answer for a while took no runs, and its shards went round.
+        hung = sum(change.startswith("resume") for change in changes)
+        moves_max = SHARDS // 3 + SHARDS // 4 + hung * SHARDS
+        assert changes.count("edge 5") <= moves_max, "and no move was wasted"
         twin = leasehold(*commands["node-b"], folder=folder)
         assert twin.code == 2
         assert twin.err.startswith("Another `leasehold node` answers to node 'node-b'")

@@ -117,9 +117,9 @@ def test_no_beat_is_lost(world: World) -> None:
         answers = [world.store.beat(world.key, A, "a-1") for _ in range(25)]
         return [answer.lease_id for answer in answers if isinstance(answer, Beaten)]
 
-    counters = sorted(counter for answer in at_once(beats, beats) for counter in answer)
-    assert counters == list(range(2, 52))
-    assert world.node(A).lease_id == 51
+    counters = [counter for answer in at_once(beats, beats) for counter in answer]
+    assert len({*counters}) == 50
+    assert world.node(A).lease_id >= 51, "one whose answer is lost counts twice"
 
 
 def test_one_run_opens(world: World) -> None:

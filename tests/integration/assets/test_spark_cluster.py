@@ -69,8 +69,9 @@ def master(tmp_path: Path) -> Iterator[str]:
             )
             if name == "master":
                 wait_for("the master", lambda: "Starting Spark master" in read(log), START_S)
-        registered = re.compile("Registering worker")
-        wait_for("both workers", lambda: len(registered.findall(read(log))) == WORKERS, START_S)
+        # A worker that gets no answer registers again.
+        registered = re.compile(r"Registering worker (\S+)")
+        wait_for("both workers", lambda: len({*registered.findall(read(log))}) == WORKERS, START_S)
         yield address
 
 

@@ -48,6 +48,13 @@ def test_a_writer_that_does_not_end_is_reported_in_time(path: Path) -> None:
     store.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers wait for each other as long as it takes: SQLite serves the first to ask, not all."""
+    monkeypatch.setattr("lease_store.engine.READ_TIMEOUT_S", 60)
+
+
+@pytest.mark.usefixtures("patient")
 def test_two_stores_on_one_file_share_everything(path: Path) -> None:
     """As two processes do: every write of one is seen by the other, none is lost."""
     stores = [open_store(f"sqlite:///{path}") for _ in range(2)]
@@ -66,6 +73,7 @@ def test_two_stores_on_one_file_share_everything(path: Path) -> None:
         store.close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_writers_wait_for_each_other_instead_of_failing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

