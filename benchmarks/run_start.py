@@ -35,7 +35,6 @@ from benchmarks.figures import print_rows
 from lease_store import open_store
 from lease_store.identifiers import GroupKey
 from orchestration.child_processes import ChildProcess
-from orchestration.commands.processes import free_port
 from orchestration.dagster_processes import (
     child_environment,
     daemon,
@@ -191,11 +190,10 @@ def _deployment(home: Path, *, node: bool) -> Generator[Deployment]:
 
 
 def _agent(settings: Settings, environment: dict[str, str]) -> ChildProcess:
-    port = free_port(None, 4301)
     arguments = ["node", "--name", "a", "--home", str(settings.home), "--module", MODULE]
     return ChildProcess(
         "the agent",
-        [sys.executable, "-m", "orchestration.command_line", *arguments, "--port", str(port)],
+        [sys.executable, "-m", "orchestration.command_line", *arguments],
         log=settings.home / AGENT_LOG,
         environment=environment,
         stop_timeout_s=120.0,

@@ -91,9 +91,13 @@ def ui(
     settings = target.settings
     # Before anything is started: a source that cannot be used is one sentence.
     declared_streams(settings)
-    chosen = free_port(port)
     # Ctrl-C is how it is meant to end.
-    with suppress(KeyboardInterrupt), ended_by_signals(), running_alone(settings.home):
+    with (
+        suppress(KeyboardInterrupt),
+        ended_by_signals(),
+        held_port(port) as chosen,
+        running_alone(settings.home),
+    ):
         target.wake_mariadb()
         with storage_environment(settings):
             create_instance(settings, embedded_text(mysql=settings.private_mariadb is not None))
@@ -117,25 +121,10 @@ def ui(
             )
 
 
-def free_port(wanted: int | None, first: int = PORT_DEFAULT, host: str = "127.0.0.1") -> int:
-    """The wanted port of this host, or the next free one from `first` on.
-
-    Raises:
-        InvalidSetting: the wanted one is taken, or all that were tried are.
-    """
-    for port in range(first, first + PORTS_TRIED) if wanted is None else (wanted,):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((host, port))
-            except OSError:
-                continue
-            return port
-    raise _taken(wanted or first, host)
-
-
 @contextmanager
-def held_port(wanted: int | None, first: int, host: str) -> Generator[int]:
+def held_port(
+    wanted: int | None, first: int = PORT_DEFAULT, host: str = "127.0.0.1"
+) -> Generator[int]:
     """The wanted port of this host, or the next free one, which no other holder is given meanwhile.
 
     A server binds its port seconds after it was chosen, and then another one may have chosen it as
@@ -146,19 +135,22 @@ def held_port(wanted: int | None, first: int, host: str) -> Generator[int]:
         InvalidSetting: the wanted one is taken, or all that were tried are.
     """
     for port in range(first, first + PORTS_TRIED) if wanted is None else (wanted,):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mark:
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mark,
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
+        ):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 mark.bind((host, port))
-                free_port(port, host=host)
-            except (OSError, InvalidSetting):
+                listener.bind((host, port))
+            except OSError:
                 continue
+            listener.close()
             yield port
             return
-    raise _taken(wanted or first, host)
-
-
-def _taken(port: int, host: str) -> InvalidSetting:
-    return InvalidSetting(f"Port {port} of {host} is in use: name another one with --port.")
+    raise InvalidSetting(
+        f"Port {wanted or first} of {host} is in use: name another one with --port."
+    )
 
 
 def wait_for_port(port: int, pages: ChildProcess, told: Event | None = None) -> None:

@@ -19,7 +19,7 @@ from lease_store.errors import InvalidSetting, LeaseholdError
 from lease_store.liveness import steady_clock
 from orchestration.commands.nodes import LEAVE_TIMEOUT_S, Module
 from orchestration.commands.options import Home
-from orchestration.commands.processes import free_port, say_what_is_missing, wait_for_port
+from orchestration.commands.processes import held_port, say_what_is_missing, wait_for_port
 from orchestration.commands.target import Target
 from orchestration.interrupts import told_by_signals
 from orchestration.presentation import say
@@ -180,8 +180,8 @@ def up(
         # Before anything is started: a source that cannot be used is one sentence.
         declared_streams(target.settings)
     target.make_home()
-    with told_by_signals() as told:
-        _run(target, nodes, free_port(port), module, told, sqlite=sqlite)
+    with told_by_signals() as told, held_port(port) as chosen:
+        _run(target, nodes, chosen, module, told, sqlite=sqlite)
 
 
 def _run(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lease_store.errors import InvalidSetting
-from orchestration.commands.processes import free_port, held_port, say_what_is_missing
+from orchestration.commands.processes import held_port, say_what_is_missing
 from orchestration.commands.target import Target
 from orchestration.settings import Settings, StreamSettings
 from tests import ports
@@ -19,9 +19,13 @@ def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         taken = listener.getsockname()[1]
-        with pytest.raises(InvalidSetting, match=f"Port {taken} of 127.0.0.1 is in use"):
-            free_port(taken)
-        assert free_port(None) != taken
+        with (
+            pytest.raises(InvalidSetting, match=f"Port {taken} of 127.0.0.1 is in use"),
+            held_port(taken),
+        ):
+            pass
+        with held_port(None) as chosen:
+            assert chosen != taken
 
 
 def test_a_port_is_held_before_its_server_listens() -> None:
