@@ -83,9 +83,7 @@ class DagsterDeployment:
 
     def stop_sensor(self, name: str) -> None:
         """Switch a sensor off, again if a tick undid it (`takes_on`); its last tick has ended."""
-        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
-            ... on Sensor { sensorState { id } } } }"""
-        state = self.graphql(query, s=self._selector(name))["sensorOrError"]["sensorState"]
+        state = self._sensor_state(name, "id")
 
         def stopped() -> bool:
             done = self.graphql(
@@ -95,14 +93,12 @@ class DagsterDeployment:
             return self.takes_on(name, "STOPPED")
 
         wait_for(f"the stop of {name}", stopped, START_S)
-        wait_for(f"the last tick of {name}", lambda: not self._ticks(name), START_S)
+        wait_for(f"the last tick of {name}", lambda: not self._is_ticking(name), START_S)
 
-    def _ticks(self, name: str) -> bool:
+    def _is_ticking(self, name: str) -> bool:
         """Whether a sensor's newest tick is at work."""
-        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
-            ... on Sensor { sensorState { ticks(limit: 1) { status } } } } }"""
-        found = self.graphql(query, s=self._selector(name))["sensorOrError"]
-        return any(tick["status"] == "STARTED" for tick in found["sensorState"]["ticks"])
+        newest = self._sensor_state(name, "ticks(limit: 1) { status }")["ticks"]
+        return any(tick["status"] == "STARTED" for tick in newest)
 
     def start_sensor(self, name: str) -> None:
         query = """mutation ($s: SensorSelector!) {
@@ -127,17 +123,17 @@ class DagsterDeployment:
 
     def sensor_status(self, name: str) -> str:
         """`RUNNING` or `STOPPED`."""
-        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
-            ... on Sensor { sensorState { status } } } }"""
-        found = self.graphql(query, s=self._selector(name))["sensorOrError"]
-        return found["sensorState"]["status"]
+        return self._sensor_state(name, "status")["status"]
 
     def skip_reasons(self, name: str) -> set[str]:
         """What the last ticks of a sensor said."""
-        query = """query ($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
-            ... on Sensor { sensorState { ticks(limit: 50) { skipReason } } } } }"""
-        found = self.graphql(query, s=self._selector(name))["sensorOrError"]
-        return {tick["skipReason"] for tick in found["sensorState"]["ticks"]} - {None, ""}
+        ticks = self._sensor_state(name, "ticks(limit: 50) { skipReason }")["ticks"]
+        return {tick["skipReason"] for tick in ticks} - {None, ""}
+
+    def _sensor_state(self, name: str, fields: str) -> dict[str, Any]:
+        query = f"""query ($s: SensorSelector!) {{ sensorOrError(sensorSelector: $s) {{
+            ... on Sensor {{ sensorState {{ {fields} }} }} }} }}"""
+        return self.graphql(query, s=self._selector(name))["sensorOrError"]["sensorState"]
 
     @staticmethod
     def _selector(name: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from contextlib import suppress
 
 _FIRST, _COUNT = 20_000, 12_000
 """Below those that Linux gives to connections, and to programs that ask for any port."""
@@ -19,12 +20,8 @@ def free_port() -> int:
     test process has every sixteenth port for itself, and hands none out twice for a long time.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
-    for place in _places:
-        port = _FIRST + (place * _WORKERS + worker) % _COUNT
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    raise AssertionError("unreachable: the places do not end")
+    while True:
+        port = _FIRST + (next(_places) * _WORKERS + worker) % _COUNT
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port

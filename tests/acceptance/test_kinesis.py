@@ -91,7 +91,7 @@ def test_a_stream_split_and_merged_under_killed_runs_is_consumed_once(
         return read >= sent and committed(store, output) == producer.sent
 
     with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
-        killed = wait_for("a batch in its Spark job", lambda: in_job(store, home), WAIT_S)
+        killed = wait_for("a batch in its Spark job", lambda: intended(store, home), WAIT_S)
         run = instance.get_run_by_id(killed)
         assert run is not None
         os.kill(int(run.tags[PROCESS_TAG].split("|")[1]), signal.SIGKILL)
@@ -115,11 +115,6 @@ def test_a_stream_split_and_merged_under_killed_runs_is_consumed_once(
     assert store.gaps(KEY) == []
     assert killed not in {batch.run for batch in store.batches(KEY)}
     assert_nowhere(home, SECRET_KEY)
-
-
-def in_job(store: LeaseStore, home: Path) -> str | None:
-    """The run of a batch that is in its Spark job; None before the group is there."""
-    return intended(store, home) if KEY in {group.key for group in store.groups()} else None
 
 
 def assert_nowhere(home: Path, secret: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from lease_store.identifiers import ShardId
 from shard_sources.loghub.kind import LogHubOptions
 from shard_sources.loghub.log import LogHub
 from shard_sources.source import ShardSource
+from tests.ports import free_port
 from tests.sls_server.server import SlsServer
 from tests.sources.world import NewRecord, Notion, SourceWorld
 
@@ -117,10 +117,7 @@ class LogHubWorld(SourceWorld):
         self.logstore.shard(shard).damaged = True
 
     def unreachable(self) -> ShardSource:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        return self.source_at(f"http://127.0.0.1:{port}")
+        return self.source_at(f"http://127.0.0.1:{free_port()}")
 
     def throttle(self, requests: int | None) -> None:
         self.server.throttled = requests
