@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,17 +72,3 @@ def _time(text: str | None) -> datetime | None:
 
 
 OnCommit = Callable[[CommittedBatch], None]
-
-_CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
-_NAMED_SECRET = re.compile(
-    r"(?i)\b((?:[\w-]*[_-])?(?:password|passwd|pwd|token|secret|apikey|key|authorization))"
-    r"(\W{0,3}[=:]\s*)(?:bearer\s+)?('[^']*'|\"[^\"]*\"|[^\s,;&)]+)"
-)
-
-
-def without_secrets(line: str) -> str:
-    """An error's line without what looks like credentials: of a URL, or named as such.
-
-    A hook talks to services of its own, and their clients put what they were given into errors.
-    """
-    return _NAMED_SECRET.sub(r"\1\2***", _CREDENTIALS.sub("***@", line))

@@ -53,3 +53,12 @@ class Deployment:
             return self.nodes
         found = (node.name for node in nodes if node.member and node.address == address)
         return tuple(sorted(found, key=rank_key))
+
+    def own(self, nodes: Iterable[Node], address: str) -> tuple[Node, ...]:
+        """Return the served nodes that are members of the group from this deployment.
+
+        A node of our name that answers from another address is another deployment's, and so are
+        its runs, of which our instance knows nothing.
+        """
+        ours = {node.name: node for node in nodes if node.member and node.address == address}
+        return tuple(ours[name] for name in self.served(ours.values(), address) if name in ours)

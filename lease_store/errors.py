@@ -6,8 +6,15 @@ to do. Values of foreign origin are escaped and cut, so that an error is always 
 
 from __future__ import annotations
 
+import re
+
 SHOWN_LENGTH_MAX = 80
 LINE_BYTES_MAX = 300
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
+_NAMED_SECRET = re.compile(
+    r"(?i)\b((?:[\w-]*[_-])?(?:password|passwd|pwd|token|secret|apikey|key|authorization))"
+    r"(\W{0,3}[=:]\s*)(?:bearer\s+)?('[^']*'|\"[^\"]*\"|[^\s,;&)]+)"
+)
 
 
 def shown(text: object) -> str:
@@ -26,6 +33,14 @@ def one_line(text: str) -> str:
     if len(encoded) <= LINE_BYTES_MAX:
         return encoded.decode()
     return encoded[: LINE_BYTES_MAX - 3].decode(errors="ignore") + "…"
+
+
+def without_secrets(line: str) -> str:
+    """An error's line without what looks like credentials: of a URL, or named as such.
+
+    Foreign code talks to services of its own, whose clients put what they were given into errors.
+    """
+    return _NAMED_SECRET.sub(r"\1\2***", _CREDENTIALS.sub("***@", line))
 
 
 class LeaseholdError(Exception):

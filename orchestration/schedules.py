@@ -57,13 +57,9 @@ def build_schedule(
         active = active_runs(context.instance, stream)
         taken = {shard for run in active for shard in run.shards}
         address = instance_address(context.instance)
-        incarnations = {
-            node.name: node.incarnation
-            for node in snapshot.nodes
-            if node.member and node.address == address
-        }
-        served = deployment.served(snapshot.nodes, address)
-        nodes = tuple(node for node in served if node in incarnations)
+        own = deployment.own(snapshot.nodes, address)
+        incarnations = {node.name: node.incarnation for node in own}
+        nodes = tuple(incarnations)
         launches = due_launches(snapshot, nodes, taken, stream.shards_per_run)
         if not launches:
             return dg.SkipReason(f"No shard of {stream.name} is held here and idle.")

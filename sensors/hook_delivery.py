@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
-from assets.commit_hook import CommittedBatch, OnCommit, without_secrets
+from assets.commit_hook import CommittedBatch, OnCommit
 from assets.deployment import Deployment
 from assets.shard_stream import ShardStream
 from assets.spark_failures import users_error
+from lease_store.errors import without_secrets
+from lease_store.failing_steps import FailingSteps, retry_wait_s
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.outbox import TurnOver, TurnTaken
 from lease_store.records import DeliveryClaim, EventKind, OutboxEvent, WaitingEvents
@@ -26,16 +29,6 @@ TICK_BUDGET_S = 20.0
 """After how many seconds a tick begins no further call: Dagster gives a tick 60 s."""
 
 
-def retry_wait_s(attempts: int, jitter: float) -> float:
-    """How long to wait after `attempts` failed calls: doubling from 5 s up to 10 minutes.
-
-    `jitter` in [0, 1) shortens it by up to a half, so that what failed together is not tried
-    together.
-    """
-    doublings = min(max(attempts, 1) - 1, 32)
-    return min(RETRY_FIRST_S * 2.0**doublings, RETRY_MAX_S) * (1 - jitter / 2)
-
-
 @dataclass
 class DeliveryReport:
     """What one tick did.
@@ -45,18 +38,21 @@ class DeliveryReport:
         failures: for each shard whose call failed in this tick, how; one line each.
         left: batches that wait for a later tick.
         explanation: why nothing was called, or why it stopped early; may be empty.
+        troubles: one line for each shard whose batches could not be looked at or noted.
     """
 
     delivered: int = 0
     failures: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
     left: int = 0
     explanation: str = ""
+    troubles: list[str] = field(default_factory=list[str])
 
     def __str__(self) -> str:
         """The report as the sensor's tick shows it."""
         said = f"{self.delivered} batches delivered, {self.left} waiting."
         failed = " ".join(f"Shard {shard}: {how}" for shard, how in self.failures.items())
-        return " ".join(part for part in (said, self.explanation, failed) if part)
+        troubles = " ".join(f"{trouble}." for trouble in self.troubles)
+        return " ".join(part for part in (said, self.explanation, failed, troubles) if part)
 
 
 class HookDelivery:
@@ -84,11 +80,15 @@ class HookDelivery:
         self._clock = clock
         self._jitter = jitter
         self._due_s: dict[ShardId, float] = {}
+        self._steps = FailingSteps(clock)
         self._busy = Lock()
         self._calling: tuple[str, float] = ("", 0.0)
 
-    def tick(self) -> DeliveryReport:
+    def tick(self, address: str) -> DeliveryReport:
         """Call the hook for what is due; what fails is in the report.
+
+        Args:
+            address: under which this deployment's nodes register.
 
         Raises:
             LeaseholdError: the lease store does not answer.
@@ -102,21 +102,26 @@ class HookDelivery:
                 "not returned."
             )
         try:
-            return self._deliver()
+            self._steps.begin()
+            report = self._deliver(address)
+            report.troubles = self._steps.notes
+            return report
         finally:
             self._busy.release()
 
-    def _deliver(self) -> DeliveryReport:
+    def _deliver(self, address: str) -> DeliveryReport:
         store, key = self._deployment.store(), self._stream.key
         waiting = store.waiting_events(key, EventKind.HOOK)
         now_s = self._clock()
+        shards = {each.shard for each in waiting}
+        self._due_s = {shard: at_s for shard, at_s in self._due_s.items() if shard in shards}
         due = [each for each in waiting if self._due_s.get(each.shard, now_s) <= now_s]
         report = DeliveryReport(left=sum(each.count for each in waiting))
         if not due:
             wait_s = min((self._due_s[each.shard] - now_s for each in waiting), default=0.0)
             report.explanation = f"The next call is due in {wait_s:.0f} s." if waiting else ""
             return report
-        member = self._live_node()
+        member = self._live_node(address)
         if member is None:
             report.explanation = "No node that this deployment serves is alive in the group."
             return report
@@ -130,12 +135,11 @@ class HookDelivery:
             store.end_turn(turn)
         return report
 
-    def _live_node(self) -> tuple[NodeName, str] | None:
-        """A node served here that is alive, and its incarnation."""
-        served = set(self._deployment.nodes)
-        for node in self._deployment.store().pulse(self._stream.key).nodes:
-            if node.member and node.name in served:
-                return node.name, node.incarnation
+    def _live_node(self, address: str) -> tuple[NodeName, str] | None:
+        """A node of this deployment that is alive, and its incarnation."""
+        nodes = self._deployment.store().pulse(self._stream.key).nodes
+        for node in self._deployment.own(nodes, address):
+            return node.name, node.incarnation
         return None
 
     def _call_all(
@@ -147,38 +151,48 @@ class HookDelivery:
     ) -> None:
         """Shard by shard, those that have waited longest first."""
         for each in sorted(due, key=lambda waiting: waiting.oldest.sequence):
-            events = self._deployment.store().pending_events(
-                turn.key, kind=EventKind.HOOK, shard=each.shard, limit=CALLS_PER_SHARD_MAX
-            )
-            for event in events:
-                if self._clock() >= deadline_s:
-                    report.explanation = "The rest is left to the next tick."
-                    return
-                failure = self._call(event)
-                settled = self._deployment.store().settle_event(turn, event.sequence, error=failure)
-                if isinstance(settled, TurnOver):
-                    report.explanation = "Another deployment has taken over."
-                    return
-                if failure:
-                    self._put_off(event, failure, report)
-                    break
-                self._due_s.pop(event.shard, None)
-                report.delivered += 1
-                report.left -= 1
+            calls = partial(self._call_shard, turn, each.shard, deadline_s, report)
+            if not self._steps.attempt(f"shard {each.shard}", calls, True):
+                return
+
+    def _call_shard(
+        self, turn: DeliveryClaim, shard: ShardId, deadline_s: float, report: DeliveryReport
+    ) -> bool:
+        """Call the hook for one shard's batches in order; False where the tick has to end."""
+        events = self._deployment.store().pending_events(
+            turn.key, kind=EventKind.HOOK, shard=shard, limit=CALLS_PER_SHARD_MAX
+        )
+        for event in events:
+            if self._clock() >= deadline_s:
+                report.explanation = "The rest is left to the next tick."
+                return False
+            failure = self._call(event)
+            settled = self._deployment.store().settle_event(turn, event.sequence, error=failure)
+            if isinstance(settled, TurnOver):
+                report.explanation = "Another deployment has taken over."
+                return False
+            if failure:
+                self._put_off(event, failure, report)
+                break
+            self._due_s.pop(event.shard, None)
+            report.delivered += 1
+            report.left -= 1
+        return True
 
     def _call(self, event: OutboxEvent) -> str:
         """Call the hook once; how it failed, or nothing."""
-        folder = self._deployment.output_folder(self._stream.key)
-        batch = CommittedBatch.of(event, self._stream.key, folder)
         self._calling = (event.batch_id, self._clock())
         try:
-            self._hook(batch)
+            folder = self._deployment.output_folder(self._stream.key)
+            self._hook(CommittedBatch.of(event, self._stream.key, folder))
         except Exception as error:
             return without_secrets(users_error(error))
         return ""
 
     def _put_off(self, event: OutboxEvent, failure: str, report: DeliveryReport) -> None:
-        wait_s = retry_wait_s(event.attempts + 1, self._jitter())
+        wait_s = retry_wait_s(
+            event.attempts + 1, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S, jitter=self._jitter()
+        )
         self._due_s[event.shard] = self._clock() + wait_s
         report.failures[event.shard] = (
             f"on_commit failed for batch {event.batch_id} at attempt {event.attempts + 1} "

@@ -75,11 +75,7 @@ class Janitor:
         return notes
 
     def _nodes(self, instance: dg.DagsterInstance, pulse: Pulse) -> list[NodeName]:
-        # A node of our name that answers from another address is another deployment's, and so
-        # are its runs, of which our instance knows nothing.
-        address = instance_address(instance)
-        ours = {node.name for node in pulse.nodes if node.address == address}
-        return [node for node in self.deployment.served(pulse.nodes, address) if node in ours]
+        return [node.name for node in self.deployment.own(pulse.nodes, instance_address(instance))]
 
     def _free(
         self,

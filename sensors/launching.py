@@ -6,10 +6,11 @@ them. What is kept between ticks is a memory of launches, and losing it is harml
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lease_store.failing_steps import retry_wait_s
 from lease_store.identifiers import NodeName, ShardId
 from shard_sources.source import Position, ShardBounds
 
@@ -82,13 +83,17 @@ class LaunchHistory:
         attempt = self._attempts.get(shard)
         if attempt is None or attempt.check_point != check_point:
             return 0.0
-        pause_s = min(RETRY_FIRST_S * 2**attempt.fruitless, RETRY_MAX_S)
+        pause_s = retry_wait_s(attempt.fruitless + 1, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         return max(0.0, attempt.at_s + pause_s - now_s)
 
     def turn(self, shard: ShardId) -> int:
         """The turn at which the shard was last served; 0 when it never was."""
         attempt = self._attempts.get(shard)
         return attempt.turn if attempt else 0
+
+    def keep(self, shards: Collection[ShardId]) -> None:
+        """Forget all shards but these: those that are over are never launched again."""
+        self._attempts = {shard: at for shard, at in self._attempts.items() if shard in shards}
 
     def note(
         self, launch: Launch, check_points: Mapping[ShardId, str | None], now_s: float

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 import dagster as dg
 
 from assets.deployment import Deployment
+from assets.instance_address import instance_address
 from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
+from lease_store.liveness import Clock, steady_clock
 from sensors import EVERY_LOOP_S
 from sensors.hook_delivery import HookDelivery
 
@@ -20,7 +21,7 @@ def build_on_commit_sensor(
     stream: ShardStream,
     deployment: Deployment,
     *,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = steady_clock,
     jitter: Callable[[], float] = random.random,
 ) -> dg.SensorDefinition:
     """The sensor `<stream>_on_commit`, for a stream that declares the hook.
@@ -38,11 +39,11 @@ def build_on_commit_sensor(
     )
     def on_commit(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         try:
-            report = delivery.tick()
+            report = delivery.tick(instance_address(context.instance))
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error))
-        if report.failures:
+        if report.failures or report.troubles:
             context.log.warning(str(report))
         return dg.SensorResult(skip_reason=str(report))
 

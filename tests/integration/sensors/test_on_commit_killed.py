@@ -66,7 +66,7 @@ def test_every_batch_is_delivered_again_or_once(tmp_path: Path, before: bool) ->
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
 
-    report = delivery(home, NotingHook(notes, 0, before=False)).tick()
+    report = delivery(home, NotingHook(notes, 0, before=False)).tick("")
 
     assert report.delivered == 2 * BATCHES - (KILLED_AT - 1)
     calls = [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
@@ -82,4 +82,4 @@ def test_every_batch_is_delivered_again_or_once(tmp_path: Path, before: bool) ->
 if __name__ == "__main__":
     folder, notes, before = sys.argv[1:]
     opened = ConsumedHome(Path(folder))
-    delivery(opened, NotingHook(Path(notes), KILLED_AT, before=before == "1")).tick()
+    delivery(opened, NotingHook(Path(notes), KILLED_AT, before=before == "1")).tick("")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from assets.commit_hook import CommittedBatch, without_secrets
+from assets.commit_hook import CommittedBatch
 from assets.deployment import Deployment
 from assets.shard_stream import ShardStream
+from lease_store.errors import without_secrets
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.memory_store import MemoryStore
 from lease_store.records import (
@@ -23,18 +23,13 @@ from lease_store.records import (
     EventKind,
     Intent,
     Node,
+    OutboxEvent,
     ShardListing,
     Tenure,
     Timing,
 )
 from lease_store.store import Changed, Opened
-from sensors.hook_delivery import (
-    RETRY_FIRST_S,
-    RETRY_MAX_S,
-    TICK_BUDGET_S,
-    HookDelivery,
-    retry_wait_s,
-)
+from sensors.hook_delivery import RETRY_FIRST_S, TICK_BUDGET_S, HookDelivery
 from tests.unit.sensors.streams import ScriptedSource
 
 A, B = NodeName("a"), NodeName("b")
@@ -104,17 +99,17 @@ def test_each_batch_once_and_in_order_per_shard(scene: Scene) -> None:
     scene.commit(Y)
     scene.commit(X, 2)
     delivery = scene.delivery()
-    report = delivery.tick()
+    report = delivery.tick("")
     assert scene.ids() == ["x.0", "x.1", "x.2", "y.0"]
     assert (report.delivered, report.left, report.failures) == (4, 0, {})
-    assert delivery.tick().delivered == 0
+    assert delivery.tick("").delivered == 0
     assert len(scene.calls) == 4
     assert len(scene.store.pending_events(scene.stream.key)) == 4, "Dagster hears of them apart"
 
 
 def test_what_a_hook_is_told(scene: Scene) -> None:
     scene.commit(X)
-    scene.delivery().tick()
+    scene.delivery().tick("")
     (batch,) = scene.calls
     assert (batch.key, batch.shard, batch.start, batch.end) == (scene.stream.key, X, "0", "1")
     assert (batch.records, batch.bytes, batch.written, batch.quarantined) == (5, 50, 4, 1)
@@ -127,7 +122,7 @@ def test_a_failure_holds_back_its_shard_alone_and_is_tried_again_later(scene: Sc
     scene.commit(X, 3)
     scene.commit(Y, 2)
     delivery = scene.delivery()
-    report = delivery.tick()
+    report = delivery.tick("")
     assert scene.ids() == ["x.0", "x.1", "y.0", "y.1"]
     assert report.failures == {
         X: "on_commit failed for batch x.1 at attempt 1 (ValueError: no room); "
@@ -135,14 +130,14 @@ def test_a_failure_holds_back_its_shard_alone_and_is_tried_again_later(scene: Sc
     }
     assert "2 waiting" in str(report)
     scene.now_s += RETRY_FIRST_S - 0.1
-    assert "due in 0 s" in str(delivery.tick())
+    assert "due in 0 s" in str(delivery.tick(""))
     assert len(scene.calls) == 4, "not before its time"
     scene.now_s += 0.2
-    assert "at attempt 2" in str(delivery.tick())
+    assert "at attempt 2" in str(delivery.tick(""))
     assert scene.calls[-1].attempt == 2
     scene.fails = lambda _: None
     scene.now_s += 2 * RETRY_FIRST_S
-    assert delivery.tick().delivered == 2
+    assert delivery.tick("").delivered == 2
     assert scene.ids()[4:] == ["x.1", "x.1", "x.2"]
     assert scene.waiting() == 0
 
@@ -151,7 +146,7 @@ def test_attempts_outlive_the_process(scene: Scene) -> None:
     scene.fails = lambda _: RuntimeError("down")
     scene.commit(X)
     for attempt in (1, 2, 3):
-        report = scene.delivery().tick()
+        report = scene.delivery().tick("")
         assert f"at attempt {attempt} " in report.failures[X]
     (waiting,) = scene.store.waiting_events(scene.stream.key, EventKind.HOOK)
     assert (waiting.oldest.attempts, waiting.oldest.error) == (3, "RuntimeError: down")
@@ -167,8 +162,8 @@ def test_a_delivery_that_dies_within_a_call_is_made_again(scene: Scene) -> None:
     dying = scene.delivery()
     dying._hook = die
     with pytest.raises(KeyboardInterrupt):
-        dying.tick()
-    assert scene.delivery(B).tick().delivered == 2
+        dying.tick("")
+    assert scene.delivery(B).tick("").delivered == 2
     assert scene.ids() == ["x.0", "x.0", "x.1"]
 
 
@@ -176,13 +171,13 @@ def test_one_deployment_delivers_at_a_time(scene: Scene) -> None:
     scene.commit(X, 2)
     other = scene.delivery(B)
     seen: list[str] = []
-    scene.fails = lambda _: seen.append(str(other.tick()))
-    scene.delivery(A).tick()
+    scene.fails = lambda _: seen.append(str(other.tick("")))
+    scene.delivery(A).tick("")
     assert scene.ids() == ["x.0", "x.1"]
     assert all("Node a delivers" in said for said in seen)
     scene.fails = lambda _: None
     scene.commit(X)
-    assert other.tick().delivered == 1
+    assert other.tick("").delivered == 1
 
 
 def test_a_deployment_that_was_taken_for_dead_settles_nothing(scene: Scene) -> None:
@@ -193,17 +188,17 @@ def test_a_deployment_that_was_taken_for_dead_settles_nothing(scene: Scene) -> N
         scene.fails = lambda _: None
         lease_id = next(n.lease_id for n in scene.store.pulse(scene.stream.key).nodes)
         scene.store.evict(scene.stream.key, A, lease_id, observer="b", reason="silent")
-        scene.delivery(B).tick()
+        scene.delivery(B).tick("")
 
     scene.fails = evict
-    report = scene.delivery(A).tick()
+    report = scene.delivery(A).tick("")
     assert scene.ids() == ["x.0", "x.0", "x.1"]
     assert (report.delivered, report.explanation) == (0, "Another deployment has taken over.")
 
 
 def test_a_deployment_without_a_live_node_delivers_nothing(scene: Scene) -> None:
     scene.commit(X)
-    assert "is alive" in scene.delivery(NodeName("c")).tick().explanation
+    assert "is alive" in scene.delivery(NodeName("c")).tick("").explanation
     assert scene.calls == []
 
 
@@ -217,11 +212,11 @@ def test_a_call_that_does_not_return_is_named_and_not_repeated(scene: Scene) -> 
     scene.fails = hang
     scene.commit(X)
     delivery = scene.delivery()
-    first = Thread(target=delivery.tick)
+    first = Thread(target=delivery.tick, args=("",))
     first.start()
     assert entered.wait(30)
     scene.now_s += 90
-    assert delivery.tick().explanation == (
+    assert delivery.tick("").explanation == (
         "on_commit was called for batch x.0 90 s ago and has not returned."
     )
     leave.set()
@@ -237,18 +232,10 @@ def test_a_tick_leaves_in_time(scene: Scene) -> None:
     scene.fails = slow
     scene.commit(X, 5)
     delivery = scene.delivery()
-    report = delivery.tick()
+    report = delivery.tick("")
     assert (report.delivered, report.left) == (2, 3)
     assert "next tick" in report.explanation
-    assert delivery.tick().delivered == 2
-
-
-@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
-def test_waits_grow_are_bounded_and_spread(attempts: int, jitter: float) -> None:
-    longest = retry_wait_s(attempts, 0.0)
-    assert longest / 2 <= retry_wait_s(attempts, jitter) <= longest <= RETRY_MAX_S
-    assert longest <= retry_wait_s(attempts + 1, 0.0)
-    assert retry_wait_s(1, 0.0) == RETRY_FIRST_S
+    assert delivery.tick("").delivered == 2
 
 
 @pytest.mark.parametrize(
@@ -270,7 +257,7 @@ def test_what_looks_like_a_secret_is_left_out(line: str, safe: str) -> None:
 def test_an_error_is_one_line_without_secrets(scene: Scene) -> None:
     scene.fails = lambda _: OSError("password=hunter2 refused\nsecond line\x1b[0m" + "x" * 9_999)
     scene.commit(X)
-    (said,) = scene.delivery().tick().failures.values()
+    (said,) = scene.delivery().tick("").failures.values()
     assert "hunter2" not in said
     assert "second" not in said
     assert len(said) < 500
@@ -284,3 +271,44 @@ def test_a_stream_without_a_hook_has_no_delivery(scene: Scene) -> None:
             clock=lambda: 0.0,
             jitter=lambda: 0.0,
         )
+
+
+def test_a_shard_whose_rows_cannot_be_read_holds_back_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.commit(X)
+    scene.commit(Y)
+    pending = MemoryStore.pending_events
+
+    def raising(self: MemoryStore, *args: Any, **given: Any) -> list[OutboxEvent]:
+        if given["shard"] == X:
+            raise ZeroDivisionError("unforeseen")
+        return pending(self, *args, **given)
+
+    delivery = scene.delivery()
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStore, "pending_events", raising)
+        report = delivery.tick("")
+    assert scene.ids() == ["y.0"]
+    assert "shard x failed (ZeroDivisionError: unforeseen), tried again in 5 s" in str(report)
+    scene.now_s += 5
+    delivery.tick("")
+    assert scene.ids() == ["y.0", "x.0"]
+
+
+def test_a_payload_of_another_form_counts_as_a_failed_call(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.commit(X)
+    scene.commit(Y)
+    of = CommittedBatch.of
+
+    def raising(event: OutboxEvent, *args: Any) -> CommittedBatch:
+        if event.shard == X:
+            raise KeyError("bytes")
+        return of(event, *args)
+
+    monkeypatch.setattr(CommittedBatch, "of", raising)
+    report = scene.delivery().tick("")
+    assert scene.ids() == ["y.0"]
+    assert "KeyError" in report.failures[X]

@@ -85,3 +85,22 @@ def test_a_shard_without_progress_waits_longer_each_time_and_progress_forgives()
     assert history.wait_s(shard, "4", now - 1) == 0.0
     history.note(Launch(A, (shard,)), {shard: "4"}, now)
     assert history.wait_s(shard, "4", now) == RETRY_FIRST_S
+
+
+def test_a_shard_that_is_stuck_for_years_waits_five_minutes_each_time():
+    """Goal: no count of launches in vain is too high; a year has 105,120 waits of 5 minutes."""
+    history, shard = LaunchHistory(), ShardId("0")
+    now = 0.0
+    for _ in range(105_120):
+        history.note(Launch(A, (shard,)), {shard: "3"}, now)
+        now += history.wait_s(shard, "3", now)
+    history.note(Launch(A, (shard,)), {shard: "3"}, now)
+    assert history.wait_s(shard, "3", now) == RETRY_MAX_S
+
+
+def test_a_shard_that_is_over_is_forgotten():
+    history, shard = LaunchHistory(), ShardId("0")
+    history.note(Launch(A, (shard, ShardId("1"))), {shard: "3", ShardId("1"): "3"}, 0.0)
+    history.keep({ShardId("1")})
+    assert history.turn(shard) == 0
+    assert history.turn(ShardId("1")) == 1

@@ -1,0 +1,200 @@
+"""Every sensor in every shape of deployment: it does its work for the nodes of its deployment."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+
+from assets.commit_hook import CommittedBatch
+from assets.consume_job import build_consume_job
+from assets.hourly_asset import HourlyAsset
+from assets.instance_address import ensure_instance_address
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.records import BatchCommit, BatchStatistics, Intent, Node
+from lease_store.store import Changed, Opened
+from sensors.janitor import build_janitor_sensor
+from sensors.launching import Launch
+from sensors.on_commit import build_on_commit_sensor
+from sensors.outbox import build_outbox_sensor
+from sensors.rebalance import build_rebalance_sensor
+from sensors.run_requests import run_request
+from sensors.shard_list import build_shard_list_sensor, sync_listing
+from sensors.watermark import build_watermark_sensor
+from tests.unit.sensors.streams import memory_deployment, scripted_stream
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+OTHER = NodeName("elsewhere")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A shape of deployment.
+
+    Attributes:
+        setting: the nodes that the settings name; with agents, nobody answers to them.
+        own: the nodes that are there.
+        agents: whether agents beat for them.
+        other: whether a second deployment has a node in the group.
+    """
+
+    setting: tuple[str, ...]
+    own: tuple[str, ...]
+    agents: bool = False
+    other: bool = False
+
+
+SHAPES = {
+    "embedded": Shape(("a", "b"), ("a", "b")),
+    "agents": Shape(("local",), ("pod-1", "pod-2"), agents=True),
+    "two deployments": Shape(("a",), ("a",), other=True),
+    "two deployments with agents": Shape(("local",), ("pod-1",), agents=True, other=True),
+}
+
+
+class Scene:
+    """A deployment of one shape over a scripted source of four shards."""
+
+    def __init__(self, instance: dg.DagsterInstance, shape: Shape) -> None:
+        self.instance, self.shape = instance, shape
+        self.calls: list[CommittedBatch] = []
+        self.stream, self.source = scripted_stream(4)
+        self.stream = replace(self.stream, on_commit=self.calls.append)
+        deployment, self.store = memory_deployment(*shape.setting)
+        self.deployment = replace(deployment, agents=shape.agents)
+        self.address = ensure_instance_address(instance)
+        sync_listing(self.store, self.stream, self.source.shards, timeout_s=20.0)
+        for node in shape.own if shape.agents else ():
+            self.register(node, self.address)
+        if shape.other:
+            self.register(OTHER, "another-instance")
+        job = build_consume_job(self.stream, self.deployment)
+        self.rebalance = build_rebalance_sensor(self.stream, self.deployment, job)
+        self.first = self.tick(self.rebalance)
+
+    def register(self, node: str, address: str) -> None:
+        row = Node(NodeName(node), 0, f"{node}-1", address=address)
+        self.store.register(self.stream.key, row, observer="test")
+
+    def tick(self, sensor: dg.SensorDefinition) -> Any:
+        with dg.build_sensor_context(instance=self.instance) as context:
+            return sensor(context)
+
+    def owned(self) -> dict[ShardId, NodeName]:
+        rows = self.store.snapshot(self.stream.key).shards
+        return {row.shard: row.consumer_owner for row in rows if row.consumer_owner is not None}
+
+    def commit(self) -> tuple[ShardId, str]:
+        """One batch of a run of this deployment that has died since."""
+        shard, node = min(self.owned().items())
+        request = run_request(self.stream, Launch(node, (shard,)), f"{node}-1")
+        run = dg.DagsterRun(
+            job_name="consume_orders_eu",
+            run_id=str(uuid.uuid4()),
+            run_config=request.run_config,
+            status=DagsterRunStatus.FAILURE,
+            tags=dict(request.tags),
+        )
+        self.instance.add_run(run)
+        opened = self.store.open_tenure(self.stream.key, shard, node, run.run_id)
+        assert isinstance(opened, Opened)
+        self.store.record_intents([Intent(opened.tenure, 0, "0", "5")])
+        statistics = BatchStatistics(5, 50, 5, 0, NOON, NOON)
+        commit = BatchCommit(
+            opened.tenure, 0, "0", "5", "at", (), statistics, hooked=True, watermark=NOON
+        )
+        assert isinstance(self.store.commit([commit])[shard], Changed)
+        return shard, run.run_id
+
+
+@pytest.fixture(params=SHAPES, ids=list(SHAPES))
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Scene(instance, SHAPES[request.param])
+
+
+def rebalances(scene: Scene) -> None:
+    assert set(scene.owned().values()) == {NodeName(node) for node in scene.shape.own}
+    scene.source.ends = {str(n): 5 for n in range(4)}
+    launched = [
+        request.run_config["ops"]["consume__orders_eu"]["config"]["node"]
+        for request in scene.tick(scene.rebalance).run_requests
+    ]
+    assert sorted(launched) == sorted(scene.shape.own)
+
+
+def lists_shards(scene: Scene) -> None:
+    result = scene.tick(build_shard_list_sensor(scene.stream, scene.deployment))
+    (request,) = result.dynamic_partitions_requests
+    assert list(request.partition_keys) == ["0", "1", "2", "3"]
+
+
+def frees_what_a_dead_run_left(scene: Scene) -> None:
+    shard, run = scene.commit()
+    cleaned = scene.tick(build_janitor_sensor(scene.stream, scene.deployment))
+    assert f"shard {shard} is free of run {run}" in cleaned.skip_message
+
+
+def reports_what_a_dead_run_committed(scene: Scene) -> None:
+    shard, _ = scene.commit()
+    (event,) = scene.tick(build_outbox_sensor(scene.stream, scene.deployment)).asset_events
+    assert event.partition == shard
+
+
+def calls_the_hook(scene: Scene) -> None:
+    shard, _ = scene.commit()
+    scene.tick(build_on_commit_sensor(scene.stream, scene.deployment))
+    assert [batch.shard for batch in scene.calls] == [shard]
+
+
+def asks_for_complete_hours(scene: Scene) -> None:
+    scene.source.shards = []
+    shard, _ = scene.commit()
+    hourly = HourlyAsset(scene.stream, "hourly", lambda frame: frame, since=NOON - timedelta(1))
+    rows = scene.store.snapshot(scene.stream.key).shards
+    # Only the shard that has output is left to hold hours back.
+    snapshot = replace(
+        scene.store.snapshot(scene.stream.key),
+        shards=tuple(row for row in rows if row.shard == shard),
+    )
+    cast(Any, scene.store).snapshot = lambda key: snapshot
+    result = scene.tick(build_watermark_sensor(hourly, scene.deployment))
+    assert len(result.run_requests) == 24
+
+
+SENSORS: Sequence[Callable[[Scene], None]] = [
+    rebalances,
+    lists_shards,
+    frees_what_a_dead_run_left,
+    reports_what_a_dead_run_committed,
+    calls_the_hook,
+    asks_for_complete_hours,
+]
+
+
+@pytest.mark.parametrize("works", SENSORS, ids=lambda works: works.__name__)
+def test_a_sensor_works_in_every_shape(scene: Scene, works: Callable[[Scene], None]) -> None:
+    works(scene)
+
+
+def test_a_node_of_our_name_in_another_deployment_delivers_nothing_of_ours() -> None:
+    """Method: our name is answered to from elsewhere; its turn must not be taken in its name."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        scene = Scene(instance, SHAPES["embedded"])
+        scene.commit()
+        for node in scene.shape.own:
+            scene.register(node, "another-instance")
+            row = next(n for n in scene.store.pulse(scene.stream.key).nodes if n.name == node)
+            taken = replace(row, incarnation=f"{node}-2", address="another-instance")
+            scene.store.register(
+                scene.stream.key, taken, observer="test", displaced_lease_id=row.lease_id
+            )
+        result = scene.tick(build_on_commit_sensor(scene.stream, scene.deployment))
+        assert "No node that this deployment serves" in result.skip_reason.skip_message
+        assert scene.calls == []
