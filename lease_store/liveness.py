@@ -10,6 +10,13 @@ Why a verdict can never hurt a live node:
 2. The observer sees the new value, so not before step 1, and starts to count.
 3. T later it still sees the same value: the node has distrusted itself for at least 0.25 T.
 4. The eviction names the value. If the node beats between 3 and 4, the eviction fails.
+
+Why an outage of the store evicts nobody who lives:
+
+1. The store is away for longer than T. No node can beat, and no observer can look.
+2. It comes back. The first observer to look sees counters that have not moved for longer than T.
+3. Time in which the observer could not look is not the others' silence: after a long one all
+   counts start anew, and each node has T from there to be heard again.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 from lease_store.errors import InvalidIdentifier
@@ -31,6 +38,12 @@ Clock = Callable[[], float]
 REMEMBERED_TRANSFERS_MAX = 256
 REMEMBERED_CHARACTERS_MAX = 1_000_000
 UNCHANGED_MAX_S = 1e9
+LOOK_FRACTION = 0.6
+"""The part of T that one interval between two looks may count at most.
+
+Less than two thirds: a node that beats every third of T and beat in time before its observer
+stood still, or slept with the whole machine, has not lapsed at the observer's first look after it.
+"""
 _FORMAT = 1
 
 
@@ -48,6 +61,10 @@ class _Sight:
     since: float
     incarnation: str = ""
 
+    def begun_later(self, seconds: float, now: float) -> _Sight:
+        """The same sight, as if it had begun some seconds later, but not after now."""
+        return replace(self, since=min(self.since + seconds, now))
+
 
 class Observations:
     """How long each node's counter, and each transfer, has stood still before this observer."""
@@ -56,13 +73,22 @@ class Observations:
         self._clock = clock
         self._nodes: dict[NodeName, _Sight] = {}
         self._transfers: dict[ShardId, _Sight] = {}
+        self._looked_at = clock()
+        self._blind = False
 
-    def see(self, nodes: Iterable[Node]) -> None:
+    def lose_sight(self) -> None:
+        """Take note that a look failed: the time until the next one is nobody's silence."""
+        self._blind = True
+
+    def see(self, nodes: Iterable[Node], timeout_s: float) -> None:
         """Take note of the group's nodes; those that are no members any more are forgotten.
 
         A first sight starts the count; a counter or an incarnation that changed restarts it.
+        `timeout_s` is the group's T.
         """
         now = self._clock()
+        self._leave_out(self._uncounted_s(now - self._looked_at, timeout_s), now)
+        self._looked_at, self._blind = now, False
         seen: dict[NodeName, _Sight] = {}
         for node in nodes:
             if not node.member:
@@ -77,6 +103,23 @@ class Observations:
                 before if before and same else _Sight(node.lease_id, now, node.incarnation)
             )
         self._nodes = seen
+
+    def _uncounted_s(self, interval_s: float, timeout_s: float) -> float:
+        """How much of the time since the last look is left out of all counts."""
+        countable_s = timeout_s * LOOK_FRACTION
+        if not self._blind:
+            return max(interval_s - countable_s, 0.0)
+        return interval_s if interval_s <= countable_s else float("inf")
+
+    def _leave_out(self, seconds: float, now: float) -> None:
+        """Begin all counts later by some seconds, at most now."""
+        if seconds > 0:
+            self._nodes = {
+                name: sight.begun_later(seconds, now) for name, sight in self._nodes.items()
+            }
+            self._transfers = {
+                name: sight.begun_later(seconds, now) for name, sight in self._transfers.items()
+            }
 
     def see_transfers(self, shards: Iterable[ShardLease]) -> None:
         """Take note of the shards in transfer; those that arrived are forgotten."""
@@ -111,20 +154,21 @@ class Observations:
     def remember(self, **further: object) -> str:
         """What was observed, as text for `recall`: "unchanged for at least s seconds".
 
-        `further` JSON values are kept beside it for the caller, who finds them again with
-        `parse_memory`. Of many transfers only those that last longest are kept.
+        Time after the last look is left out, because nothing was seen in it. `further` JSON values
+        are kept beside it for the caller, who finds them again with `parse_memory`. Of many
+        transfers only those that last longest are kept.
         """
-        now = self._clock()
+        at = self._looked_at
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
         return json.dumps(
             {
                 "format": _FORMAT,
                 "nodes": {
-                    node: [sight.value, _floor(now - sight.since), sight.incarnation]
+                    node: [sight.value, _floor(at - sight.since), sight.incarnation]
                     for node, sight in sorted(self._nodes.items())
                 },
                 "transfers": {
-                    shard: [sight.value, _floor(now - sight.since)]
+                    shard: [sight.value, _floor(at - sight.since)]
                     for shard, sight in oldest[:REMEMBERED_TRANSFERS_MAX]
                 },
                 **further,

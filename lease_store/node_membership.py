@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lease_store.assignment_modes import check_member
-from lease_store.errors import NodeNameTaken, UnknownGroup, shown
+from lease_store.errors import NodeNameTaken, StoreError, UnknownGroup, shown
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.liveness import Clock, Observations
 from lease_store.records import BEAT_FRACTION_MAX, Node, Pulse
@@ -77,6 +77,9 @@ class NodeMembership:
             # The shard list sensor makes it at its first tick.
             self._registered, self._contested = None, False
             return ""
+        except StoreError:
+            self._observations.lose_sight()
+            raise
         self._beat_s = pulse.group.timeout_s * BEAT_FRACTION_MAX
         if known and wanted in (replace(row, lease_id=wanted.lease_id) for row in pulse.nodes):
             outcome = self._store.beat(self._key, wanted.name, wanted.incarnation)
@@ -94,7 +97,7 @@ class NodeMembership:
         2. The node takes runs again, which is what it had said before step 1.
         3. What was said before step 1 is forgotten with it, so that step 2 is sent at all.
         """
-        self._observations.see(pulse.nodes)
+        self._observations.see(pulse.nodes, pulse.group.timeout_s)
         displaced = self._displaced(pulse)
         check_member(pulse.group, pulse.nodes, wanted)
         if not joins:

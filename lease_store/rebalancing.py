@@ -125,11 +125,11 @@ class Rebalancer:
         self._next_beat_at = self._clock() + self._timing.beat_s
         observations = self._recall(remembered)
         self._count("pulse")
-        pulse = self._store.pulse(self._key)
-        observations.see(pulse.nodes)
-        if self._serving is not None:
-            self._serves = self._serving(pulse.nodes)
         try:
+            pulse = self._store.pulse(self._key)
+            observations.see(pulse.nodes, pulse.group.timeout_s)
+            if self._serving is not None:
+                self._serves = self._serving(pulse.nodes)
             moved = self._keep_alive(pulse) if self._beats else False
             failpoints.reach(Failpoint.AFTER_BEAT)
             moved = self._bury(pulse) or moved
@@ -139,6 +139,7 @@ class Rebalancer:
         except BaseException:
             # What was read before the store failed may not be what it holds now.
             self._snapshot = None
+            observations.lose_sight()
             raise
         assert self._snapshot is not None
         self._ticked_at = self._clock()
@@ -367,7 +368,7 @@ class Rebalancer:
             self._read_at = self._clock()
             if known.group.weighted:
                 self._count("throughput")
-            self._observations.see(known.nodes)
+            self._observations.see(known.nodes, known.group.timeout_s)
         self._observations.see_transfers(known.shards)
         return known
 

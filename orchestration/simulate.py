@@ -28,7 +28,8 @@ def simulate(  # noqa: PLR0917
         list[str] | None,
         typer.Option(
             metavar="KIND[:COUNT]@STEP",
-            help="join, leave, crash, pause, split or merge at a store call; may be repeated.",
+            help="join, leave, crash, pause, split, merge, or an outage of the store for COUNT "
+            "seconds, at a store call; may be repeated.",
         ),
     ] = None,
     faults: Annotated[

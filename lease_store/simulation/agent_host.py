@@ -135,7 +135,6 @@ class AgentHost(Host):
             world.schedule.sleep(KEEP_S * world.unit_s)
         while not world.all_ready_to_leave(self):
             world.schedule.sleep(KEEP_S * world.unit_s)
-        world.departing(self)
         try:
             membership.leave()
         except StoreError as error:  # Those who stay notice the silence.

@@ -108,7 +108,7 @@ class ClientHost(Host):
         """See `Host.start`; a client registers itself."""
         del registers
         self.up = self.arrived = True
-        self.lost = self.leaving = self.ready_to_leave = False
+        self.leaving = self.ready_to_leave = False
         self.leaves_with = []
         self.start_server()
 
@@ -208,7 +208,6 @@ class ClientHost(Host):
         world = self._world
         while not world.all_ready_to_leave(self):
             world.schedule.sleep(0.25 * world.unit_s)
-        world.departing(self)
         # Its only thread works no more, so that trust means nothing from here on.
         session.left = True
         # Where it fails, those who stay notice the silence.

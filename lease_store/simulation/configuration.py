@@ -38,6 +38,7 @@ class EventKind(StrEnum):
     PAUSE = "pause"
     SPLIT = "split"
     MERGE = "merge"
+    OUTAGE = "outage"
 
 
 _EVENT = re.compile(r"(?P<kind>[a-z]+)(:(?P<count>[1-9]\d{0,4}))?@(?P<step>\d{1,9})", re.ASCII)
@@ -45,7 +46,10 @@ _EVENT = re.compile(r"(?P<kind>[a-z]+)(:(?P<count>[1-9]\d{0,4}))?@(?P<step>\d{1,
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`count` nodes or shards meet `kind` at store call number `step`."""
+    """`count` nodes or shards meet `kind` at store call number `step`.
+
+    An `outage` takes the store away for `count` seconds.
+    """
 
     kind: EventKind
     count: int

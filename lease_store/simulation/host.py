@@ -105,7 +105,6 @@ class Host:
         self.up = False
         self.arrived = False
         self.refused = False
-        self.lost = False
         self.gone_for_good = False
         self.leaving = False
         self.leaves_with: list[Host] = []
@@ -187,7 +186,7 @@ class Host:
         """Start the code server; `registers` has the node in the group before anybody plans."""
         world = self._world
         self.up = self.arrived = True
-        self.lost = self.leaving = self.ready_to_leave = False
+        self.leaving = self.ready_to_leave = False
         self.leaves_with = []
         for name, settings in self.settings.items() if registers else ():
             self._registered_as[name] = self.new_incarnation(name)
@@ -412,7 +411,6 @@ class Host:
                         store.beat(world.key, name, incarnation)
             world.schedule.sleep(pause_s)
             waited_s += pause_s
-        world.departing(self)
         with suppress(StoreError):  # Where it fails, those who stay notice the silence.
             self.rebalancer.leave()
         self.up = False

@@ -75,24 +75,24 @@ class Incidents:
         working = [host for host in world.hosts if host.alive and not host.leaving]
         if kind is EventKind.JOIN:
             # All before the first of them plans.
-            with world.together():
-                for host in [world.new_host() for _ in range(count)]:
-                    host.start(registers=True)
+            for host in [world.new_host() for _ in range(count)]:
+                host.start(registers=True)
         elif kind in (EventKind.SPLIT, EventKind.MERGE):
             for _ in range(count):
                 self._split() if kind is EventKind.SPLIT else self._merge()
+        elif kind is EventKind.OUTAGE:
+            world.store_down_until = world.schedule.now + count
         else:
             # The last ones, so that who remains is the same whatever the seed; one has to.
             chosen = working[1:][-count:]
-            with world.together():
-                for host in chosen:
-                    host.gone_for_good = kind is not EventKind.PAUSE
-                    if kind is EventKind.LEAVE:
-                        host.leaving, host.leaves_with = True, chosen
-                    elif kind is EventKind.CRASH:
-                        self.crash(host)
-                    else:
-                        self.pause(host, PLANNED_PAUSE_TIMEOUTS * world.config.timeout_s)
+            for host in chosen:
+                host.gone_for_good = kind is not EventKind.PAUSE
+                if kind is EventKind.LEAVE:
+                    host.leaving, host.leaves_with = True, chosen
+                elif kind is EventKind.CRASH:
+                    self.crash(host)
+                else:
+                    self.pause(host, PLANNED_PAUSE_TIMEOUTS * world.config.timeout_s)
 
     # -- hosts ----------------------------------------------------------------------------------
 
@@ -248,7 +248,6 @@ class Incidents:
             self._world.watch.check_history()
             self._world.store.restore(self._backup)
             self._world.watch.restored()
-            self._world.restores += 1
 
     def _wall_clock_step(self) -> None:
         self._world.wall_clock_offset_s += self._world.schedule.chance.uniform(-1e5, 1e5)

@@ -101,7 +101,7 @@ class Watch:
             self._repeated_until[node.name] = highest
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._lost_until = self._world.schedule.now + 2 * self._world.config.timeout_s
-        self.membership_changed(snapshot)
+        self._world.restored()
 
     def check_history(self) -> None:
         """Everything that the journal, the ledger and the outbox show as a whole."""
@@ -141,7 +141,7 @@ class Watch:
             changed = changed or before is None or before.incarnation != node.incarnation
             changed = changed or before is None or before.accepts_runs != node.accepts_runs
         if changed:
-            self.membership_changed(snapshot)
+            self._world.restart_rounds()
 
     def _check_distrusted(self, node: Node, how: str) -> None:
         """I4: whoever loses its node had stopped to trust itself before.
@@ -181,11 +181,6 @@ class Watch:
         if node.incarnation != incarnation:
             late = Node(name, node.lease_id, incarnation)
             self._check_distrusted(late, "renewed under another's name")
-
-    def membership_changed(self, snapshot: Snapshot) -> None:
-        """The members changed: count what the fewest moves are, and rounds from here."""
-        self._world.restart_rounds()
-        self._world.follow(snapshot)
 
     # -- shards ---------------------------------------------------------------------------------
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -14,7 +13,7 @@ from typing import Any, cast
 from lease_store.errors import AssignmentConflict
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.planning import plan
-from lease_store.records import AssignmentMode, Group, Node, Snapshot
+from lease_store.records import AssignmentMode, Group, Node
 from lease_store.shard_weights import planning_snapshot
 from lease_store.simulation.agent_host import AgentHost, SensorHost
 from lease_store.simulation.client_host import ClientHost
@@ -84,7 +83,6 @@ class World:
         self._lost_at: dict[ShardId, float] = {}
         self._rounds: Counter[NodeName] = Counter()
         self._connected: list[Process] = []
-        self._following = True
         self._settled_at = -1
         group = Group(
             KEY,
@@ -97,7 +95,7 @@ class World:
         pinned = config.mode is AssignmentMode.PINNED
         self._has_clients = swarm and chance.random() < CLIENTS_SHARE and not pinned
         self._has_agents = swarm and chance.random() < AGENTS_SHARE
-        self.fewest = FewestMoves(group)
+        self.fewest = FewestMoves()
         self.store.create_group(group)
 
     # -- from start to end ----------------------------------------------------------------------
@@ -139,9 +137,8 @@ class World:
             self.hosts[0].start()
         hosts = [self.new_host() for _ in range(config.nodes)]
         if config.arrive is Arrival.TOGETHER:
-            with self.together():
-                for host in hosts:
-                    host.start(registers=True)
+            for host in hosts:
+                host.start(registers=True)
             return
         for index, host in enumerate(hosts):
             delay_s = index * ARRIVAL_TICKS * TICK_S * self.unit_s
@@ -187,8 +184,8 @@ class World:
         """How long convergence may take: eviction, a hand-over, and reading what is left."""
         batches = sum(math.ceil(shard.end / 20) for shard in self.log.shards.values())
         lineage = len(self.log.shards)
-        # The longest pause is three timeouts.
-        units = 600.0 + 3 * UNIT_TIMEOUT_S + 90.0 * min(lineage + batches, 60) + 10.0 * lineage
+        # The longest pause is three timeouts, and one more goes by until all have heard of its end.
+        units = 600.0 + 4 * UNIT_TIMEOUT_S + 90.0 * min(lineage + batches, 60) + 10.0 * lineage
         units += sum(not host.arrived for host in self.hosts) * ARRIVAL_TICKS * TICK_S
         return self.config.timeout_s + units * self.unit_s
 
@@ -221,8 +218,8 @@ class World:
         left = [f"{host.name} has not come yet" for host in self.hosts if not host.arrived]
         left += [f"{name} is dead, but still a member" for name in members if name not in hosts]
         for host in hosts.values():
-            if any(process.paused_until > self.schedule.now for process in host.processes()):
-                left.append(f"{host.name} stands still")
+            if self._not_heard_of(host):
+                left.append(f"{host.name} stands still, or has just gone on")
         for name, host in hosts.items():
             # Who has a number that the count leaves out stays outside for good.
             outside = host.refused and name not in members and not _fits(host.settings[name])
@@ -252,6 +249,16 @@ class World:
                 left.append(f"shard {shard} has been read, but is not over")
         return left
 
+    def _not_heard_of(self, host: Host) -> bool:
+        """Whether others may still take the host for dead.
+
+        1. A host stands still for almost T, goes on, and the group looks settled.
+        2. Its own tick comes a moment later, and an eviction that is right comes before it.
+        3. So the group is settled only T after the last of its processes went on.
+        """
+        since = max(self.schedule.now - self.config.timeout_s, 0.0)
+        return any(process.paused_until > since for process in host.processes())
+
     # -- told by the others ---------------------------------------------------------------------
 
     def connect(self, process: Process) -> LeaseStore:
@@ -272,24 +279,6 @@ class World:
         self.incidents.step()
         self.settings_changes.step()
 
-    @contextmanager
-    def together(self) -> Generator[None]:
-        """Changes of members or shards that count as one."""
-        self._following = False
-        yield
-        self._following = True
-        self.watch.membership_changed(self.store.snapshot(KEY))
-
-    def follow(self, snapshot: Snapshot) -> None:
-        """Settle the ideal world after a change of members, or of shards."""
-        if not self._following:
-            return
-        present = {
-            name for host in self.hosts if host.up and not host.lost for name in host.settings
-        }
-        nodes = [node for node in snapshot.nodes if node.member and node.name in present]
-        self.fewest.change(nodes, snapshot.shards)
-
     def restart_rounds(self) -> None:
         """Something changed: planning rounds count from here."""
         self._rounds.clear()
@@ -304,11 +293,27 @@ class World:
             return
         if any(lease.state is ShardState.TRANSFER for lease in report.snapshot.shards):
             return
-        # Whatever became of the shards since the group was last settled is one change; and of
-        # several equally good ways to settle, the real group's is where the ideal one goes on.
-        self._settled_at = report.generation
-        self.follow(report.snapshot)
-        self.fewest.settled(report.snapshot)
+        self._settled(report.generation, report.live)
+
+    def _settled(self, generation: int, live: Collection[NodeName]) -> None:
+        """Take note of a settled group, unless it is not what the tick took it for any more."""
+        snapshot = planning_snapshot(self.store, KEY)
+        buried = all(node.name in live for node in snapshot.nodes if node.member)
+        if snapshot.group.generation != generation or not buried:
+            return
+        if plan(snapshot, live=live).actions:
+            return
+        self._settled_at = generation
+        missing = self.fewest.settled(snapshot, live, self.watch.moves)
+        if missing:
+            self.watch.violated(f"moves: {missing}")
+
+    def restored(self) -> None:
+        """The store lost its last commits: owners changed that nobody moved."""
+        self.restores += 1
+        self._settled_at = -1
+        self.fewest.restart(self.store.snapshot(KEY), self.watch.moves)
+        self.restart_rounds()
 
     @property
     def listing_version(self) -> tuple[int, int]:
@@ -333,21 +338,17 @@ class World:
 
     def lost(self, host: Host) -> None:
         """A host has just failed: from now on its shards wait for a new owner."""
-        snapshot = self.store.snapshot(KEY)
-        host.lost = True
-        for lease in snapshot.shards:
+        for lease in self.store.snapshot(KEY).shards:
             if lease.consumer_owner in host.settings and lease.state.held:
                 self._lost_at.setdefault(lease.shard, self.schedule.now)
-        self.watch.membership_changed(snapshot)
+        self.restart_rounds()
 
     def returned(self, host: Host) -> None:
         """A host is back: what it still owns was not lost after all."""
-        snapshot = self.store.snapshot(KEY)
-        host.lost = False
-        for lease in snapshot.shards:
+        for lease in self.store.snapshot(KEY).shards:
             if lease.consumer_owner in host.settings:
                 self._lost_at.pop(lease.shard, None)
-        self.watch.membership_changed(snapshot)
+        self.restart_rounds()
 
     def trust_of(self, name: NodeName, incarnation: str, *, ended: bool) -> list[float]:
         """See `Host.trust_windows`."""
@@ -366,12 +367,6 @@ class World:
     def host_of(self, name: NodeName) -> Host:
         """The host of a node."""
         return next(host for host in self.hosts if name in host.settings)
-
-    def departing(self, host: Host) -> None:
-        """Those who leave together are about to leave the store: that is one change."""
-        for other in (host, *host.leaves_with):
-            other.lost = True
-        self.watch.membership_changed(self.store.snapshot(KEY))
 
     def all_ready_to_leave(self, host: Host) -> bool:
         """Whether all who leave together can leave now."""

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from statistics import median
 
 import pytest
 
-from lease_store.records import AssignmentMode
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.liveness import Observations
+from lease_store.records import AssignmentMode, Group, Node, ShardLease, Snapshot
 from lease_store.simulation import (
     Faults,
     Parts,
@@ -22,7 +25,10 @@ from lease_store.simulation import (
     run_seed,
     run_simulation,
 )
+from lease_store.simulation.configuration import Event, EventKind
+from lease_store.simulation.minimum import FewestMoves
 from lease_store.simulation.strands import GreenletStrand, ThreadStrand
+from lease_store.states import ShardState
 from orchestration.simulated_consumption import consume
 from tests.simulation.mutants import MUTANTS, Mutant
 
@@ -104,6 +110,56 @@ def test_mutants_are_found_within_fifty_seeds_as_a_rule() -> None:
     if len(_KILLED_AT) < len(MUTANTS):
         pytest.skip("asks what the tests of all mutants found in this process")
     assert median(_KILLED_AT.values()) <= 50
+
+
+def test_an_observer_that_takes_its_own_blindness_for_silence_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After an outage of the store, the first node to look would bury all the others."""
+    config_ = SimulationConfig(nodes=5, shards=50, events=(Event(EventKind.OUTAGE, 60, 800),))
+    sound = run_seed(config_, 0, Parts(consume))
+    assert sound.moves == sound.moves_minimum == 50
+    monkeypatch.setattr(Observations, "_uncounted_s", lambda *_: 0.0)
+    blind = run_seed(config_, 0, Parts(consume))
+    assert blind.statements["evict"] > 0
+    assert blind.moves > 50
+
+
+@pytest.mark.parametrize("seed", [910056, 900001])
+def test_seeds_that_once_raised_a_false_alarm(seed: int) -> None:
+    """A stalled process went on just before the group was taken for settled; and more moves were
+    called the fewest possible than were made."""
+    if seed == 910056:
+        config_ = SimulationConfig(
+            nodes=5, shards=8, ordered=True, faults=Faults.SWARM, seed=seed, steps=1_200
+        )
+    else:
+        config_ = SimulationConfig(faults=Faults.SWARM, seed=seed)
+    outcome = run_seed(config_, seed, Parts(consume))
+    assert outcome.violations == ()
+    assert outcome.moves >= outcome.moves_minimum
+
+
+def test_a_group_that_makes_fewer_moves_than_possible_is_found() -> None:
+    """The check of the minimum can fail: it is given a count from which a move was left out."""
+    rows = tuple(ShardLease(ShardId(str(n)), ShardState.NOT_ALLOC) for n in range(4))
+    group = Group(GroupKey.parse("orders", "default"))
+    a, b = NodeName("a"), NodeName("b")
+    members = (Node(a, 1, "first"), Node(b, 1, "first"))
+    fewest = FewestMoves()
+    assert fewest.settled(Snapshot(group, members[:1], held(rows, a, a, a, a)), {a}, 4) == ""
+    settled = Snapshot(group, members, held(rows, a, a, b, b))
+    assert fewest.settled(settled, {a, b}, 5) == (
+        "a change of members or shards took 1 moves, and needs at least 2"
+    )
+    assert fewest.total == 6
+
+
+def held(rows: tuple[ShardLease, ...], *owners: NodeName) -> tuple[ShardLease, ...]:
+    return tuple(
+        replace(row, state=ShardState.ALREADY_ALLOC, lease_owner=owner, consumer_owner=owner)
+        for row, owner in zip(rows, owners, strict=True)
+    )
 
 
 def canary(run: object) -> None:

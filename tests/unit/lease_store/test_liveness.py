@@ -16,6 +16,7 @@ from lease_store.states import ShardState
 A = NodeName("node-a")
 B = NodeName("node-b")
 SHARD = ShardId("0")
+T = 20.0
 
 
 class HandClock:
@@ -39,7 +40,7 @@ def moving(lease_id: int = 1) -> ShardLease:
 def test_first_sight_starts_the_count_whatever_the_node_did_before() -> None:
     clock = HandClock()
     observations = Observations(clock)
-    observations.see([row(lease_id=999)])
+    observations.see([row(lease_id=999)], T)
     assert observations.unchanged_s(A) == 0
     clock.now += 20
     assert observations.lapsed(20) == {}
@@ -51,36 +52,107 @@ def test_first_sight_starts_the_count_whatever_the_node_did_before() -> None:
 def test_any_change_restarts_the_count(changed: Node) -> None:
     clock = HandClock()
     observations = Observations(clock)
-    observations.see([row()])
+    observations.see([row()], T)
     clock.now += 19
-    observations.see([changed])
+    observations.see([changed], T)
     clock.now += 19
     assert observations.lapsed(20) == {}
     assert observations.unchanged_s(A) == 19
 
 
+def watched(
+    looks: list[float | None], clock: HandClock, observations: Observations
+) -> Observations:
+    """Look after each interval; None is a look that fails after 5 s."""
+    for interval_s in looks:
+        clock.now += interval_s or 5.0
+        if interval_s is None:
+            observations.lose_sight()
+        else:
+            observations.see([row()], T)
+            observations.see_transfers([moving()])
+    return observations
+
+
+@pytest.mark.parametrize(
+    ("looks", "silent_s"),
+    [
+        ([5, 5, 5], 15),
+        # Only a look that comes at last tells how long nobody looked.
+        ([5, None, 1, 5], 10),
+        ([5, None, None, None, 5, 5], 5),
+        ([5, *[None] * 60, 5], 0),
+        # Asleep with its whole machine, for instance: no look failed, and none was made.
+        ([5, 3600, 0.5], 17.5),
+    ],
+)
+def test_time_in_which_nobody_could_look_is_no_silence(
+    looks: list[float | None], silent_s: float
+) -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    observations.see_transfers([moving()])
+    watched(looks, clock, observations)
+    assert observations.unchanged_s(A) == silent_s
+    assert observations.transfer_s(SHARD) == silent_s
+    assert observations.lapsed(T) == {}
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.floats(0.1, 100)), min_size=1, max_size=30),
+    st.floats(0, T / 3),
+)
+def test_a_node_that_beat_in_time_outlives_every_blind_interval(
+    looks: list[float | None], before_s: float
+) -> None:
+    """At the first look after a blind time, whoever beat in time before it has not lapsed."""
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    clock.now += before_s
+    observations.see([row()], T)
+    blind = [None, *looks, None]
+    for _ in blind:
+        clock.now += 5.0
+        observations.lose_sight()
+    clock.now += 500.0
+    observations.see([row()], T)
+    assert observations.lapsed(T) == {}
+    assert observations.unchanged_s(A) == 0
+
+
+@given(st.floats(0.1, 60))
+def test_a_silent_node_lapses_however_slowly_its_observer_looks(interval_s: float) -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    watched([interval_s] * (int(T / min(interval_s, 0.6 * T)) + 3), clock, observations)
+    assert observations.lapsed(T) == {A: 1}
+
+
 def test_a_node_that_nobody_answers_to_is_forgotten() -> None:
     clock = HandClock()
     observations = Observations(clock)
-    observations.see([row()])
+    observations.see([row()], T)
     clock.now += 30
-    observations.see([row(incarnation="")])
+    observations.see([row(incarnation="")], T)
     assert observations.lapsed(20) == {}
-    observations.see([row()])
+    observations.see([row()], T)
     assert observations.unchanged_s(A) == 0
 
 
 def test_a_successor_goes_on_and_the_time_between_counts_as_none() -> None:
     clock = HandClock()
     observations = Observations(clock)
-    observations.see([row()])
+    observations.see([row()], T)
     observations.see_transfers([moving()])
-    clock.now += 15.99
+    watched([8, 7.99], clock, observations)
+    clock.now += 3  # nobody looked again
     text = observations.remember()
 
     later = HandClock(now=5.0)
     successor = Observations.recall(text, later)
-    successor.see([row()])
+    successor.see([row()], T)
     successor.see_transfers([moving()])
     assert successor.unchanged_s(A) == pytest.approx(15.9)
     assert successor.transfer_s(SHARD) == pytest.approx(15.9)
@@ -91,10 +163,10 @@ def test_a_successor_goes_on_and_the_time_between_counts_as_none() -> None:
 def test_a_successor_that_finds_another_value_starts_again() -> None:
     clock = HandClock()
     observations = Observations(clock)
-    observations.see([row()])
+    observations.see([row()], T)
     clock.now += 19
     successor = Observations.recall(observations.remember(), clock)
-    successor.see([row(lease_id=2)])
+    successor.see([row(lease_id=2)], T)
     assert successor.unchanged_s(A) == 0
 
 
@@ -105,8 +177,8 @@ def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) 
     always = Observations(clock)
     chained = Observations(clock)
     for pause_s, restarts in steps:
-        always.see([row()])
-        chained.see([row()])
+        always.see([row()], T)
+        chained.see([row()], T)
         clock.now += pause_s
         if restarts:
             chained = Observations.recall(chained.remember(), clock)
@@ -135,7 +207,7 @@ def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) 
 )
 def test_a_corrupt_memory_is_no_memory(text: str) -> None:
     observations = Observations.recall(text, HandClock())
-    observations.see([row()])
+    observations.see([row()], T)
     assert observations.lapsed(0) == {}
     assert observations.transfer_s(SHARD) == 0
 
@@ -149,7 +221,7 @@ def test_what_is_remembered_stays_small() -> None:
     clock = HandClock()
     observations = Observations(clock)
     nodes = [Node(NodeName(f"node-{i:060}"[:64]), i, "i" * 36) for i in range(100)]
-    observations.see(nodes)
+    observations.see(nodes, T)
     leases = [ShardLease(ShardId(f"s{i}"), ShardState.TRANSFER, 1, A, B) for i in range(10_000)]
     observations.see_transfers(leases)
     assert len(observations.remember()) < 30_000

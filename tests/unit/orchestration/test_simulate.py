@@ -58,6 +58,22 @@ def test_a_change_of_members_costs_the_proven_minimum(event: str, seed: int) -> 
     assert found["spread"] <= 1
 
 
+@pytest.mark.parametrize("step", range(20, 140, 15))
+def test_no_group_makes_fewer_moves_than_the_fewest_possible(step: int) -> None:
+    """A node may join while the others still claim their first shards: that is one change."""
+    found = report("--shards", "40", "--nodes", "5", "--event", f"join:1@{step}")
+    assert 40 <= found["moves_minimum"] <= found["moves"] <= 46
+
+
+@pytest.mark.parametrize("seconds", [31, 60, 300])
+def test_an_outage_of_the_store_moves_nothing(seconds: int) -> None:
+    found = report(
+        "--nodes", "5", "--shards", "50", "--event", f"outage:{seconds}@800", "--seeds", "3"
+    )
+    assert found["moves"] == found["moves_minimum"] == 3 * 50
+    assert "evict" not in found["statements"]
+
+
 def test_a_crash_is_taken_over_within_the_timeout_and_a_tick() -> None:
     found = report("--event", "crash@500", "--timeout", "20", "--seeds", "5")
     assert 14 < found["takeover_s"]["p50"] <= found["takeover_s"]["max"] <= 20 + 5 + 5
