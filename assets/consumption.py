@@ -219,11 +219,15 @@ class Consumer:
         # What a parent's records led to continues in its children from their first record on.
         at = Position.BEGIN if child else initial_position(position)
         shard, bounds = open_.tenure.shard, open_.bounds
-        cursor = self._stream.source.cursor_at(shard, at)
-        if child and bounds and bounds.origin not in (None, cursor):
-            why = "retention removed the beginning of a child before its parents were finished"
-            cursor = self._gaps.settle(open_.tenure, str(bounds.origin), why)
-        elif at is not Position.BEGIN:
+        if child and bounds is not None:
+            # Both of one answer: two of a shard that nobody has written to may name other cursors.
+            cursor = bounds.begin
+            if bounds.origin not in (None, cursor):
+                why = "retention removed the beginning of a child before its parents were finished"
+                cursor = self._gaps.settle(open_.tenure, str(bounds.origin), why)
+        else:
+            cursor = self._stream.source.cursor_at(shard, at)
+        if at is not Position.BEGIN:
             # The end moves on: without this, a run that dies before its first commit would let
             # the next one begin somewhere else.
             self._store.save_checkpoint(open_.tenure, cursor)

@@ -103,12 +103,14 @@ class LaunchRounds:
         notes.extend(unanswered)
         starting = pending_bootstraps(report.snapshot)
         ready: list[IdleShard] = []
+        children = {row.shard for row in report.snapshot.shards if row.parents}
+        position = report.snapshot.group.initial_position
         waiting = finished = 0
         for shard, node in idle.items():
             if shard not in bounds:
                 continue
             check_point = report.progress[shard].check_point
-            work = work_left(check_point, bounds[shard], report.snapshot.group.initial_position)
+            work = work_left(check_point, bounds[shard], position, child=shard in children)
             work = Work.READ if shard in starting else work
             if work is Work.FINISH and finished < FINISHED_PER_ROUND_MAX:
                 finished += self._finish(shard, node, bounds[shard].end)

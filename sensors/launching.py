@@ -45,12 +45,18 @@ class Launch:
     shards: tuple[ShardId, ...]
 
 
-def work_left(check_point: str | None, bounds: ShardBounds, initial_position: str) -> Work:
+def work_left(
+    check_point: str | None, bounds: ShardBounds, initial_position: str, *, child: bool = False
+) -> Work:
     """What a shard needs next.
 
     A shard without a checkpoint needs a run even when it has nothing to read, unless its group
-    starts at the beginning: the run fixes where the shard starts, before newer records arrive.
+    starts at the beginning: the run fixes where the shard starts, before newer records arrive. So
+    does the child of a split or merge whose beginning was removed: the run records the gap.
     """
+    lost = child and bounds.origin not in (None, bounds.begin)
+    if check_point is None and lost:
+        return Work.READ
     if check_point is None and initial_position != Position.BEGIN:
         return Work.READ
     start = bounds.begin if check_point is None else check_point

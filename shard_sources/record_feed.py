@@ -37,6 +37,11 @@ class SourceFeed:
         """
         return self._source.cursor_at(shard, _position(position))
 
+    def first_cursor(self, shard: ShardId) -> str:
+        """See `ShardFeed.first_cursor`."""
+        bounds = self._source.bounds([shard])[shard]
+        return bounds.begin if bounds.origin is None else bounds.origin
+
     def clamp(self, shard: ShardId, cursor: str) -> str:
         """See `ShardFeed.clamp`."""
         return clamped(self._source, shard, cursor)

@@ -55,6 +55,14 @@ class ShardFeed(Protocol):
         """The cursor at a position: `begin`, `end`, or an ISO 8601 time."""
         ...
 
+    def first_cursor(self, shard: ShardId) -> str:
+        """The cursor of the first record that the shard ever had.
+
+        Where nobody knows that any more, of the first that it still has. Retention may have
+        removed what is there: `fetch` says so.
+        """
+        ...
+
     def clamp(self, shard: ShardId, cursor: str) -> str:
         """`cursor`, or the nearest one that the shard still has or has already.
 

@@ -221,7 +221,7 @@ class HeldShards:
            batch of the shard could ever follow. The gap `[5, 7)` gives the intent up, and says
            that those records are not in committed output.
         """
-        if held.ledger_from is None:
+        if held.ledger_from is None or (held.persisted is None and cursor == held.ledger_from):
             self._store.save_checkpoint(held.tenure, cursor)
             return
         self._store.record_gap(

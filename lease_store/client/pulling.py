@@ -161,7 +161,7 @@ class PullClient:
             return self._confirmed
 
     def connect(self, shard: ShardId, bootstrap: str | None = None) -> str:
-        """Open a shard, and say where its reading begins.
+        """Open a shard, and say where its reading begins; that place is stored then.
 
         `bootstrap` is the cursor to begin at; None or "-1" continues from the stored checkpoint,
         or from the group's initial position. Where it differs from a stored checkpoint, that is
@@ -172,7 +172,7 @@ class PullClient:
             ShardOccupied: the shard is another node's, or another run of this node has it open.
             UnknownShard: the group has no such shard.
             CursorInvalid: `bootstrap` is no cursor of the shard.
-            StoreError: the store does not answer.
+            StoreError: the store does not answer, so that the start could not be stored.
         """
         self._raise_problem()
         wanted = None if bootstrap == CONTINUE else bootstrap
@@ -380,9 +380,13 @@ class PullClient:
     ) -> PulledBatch | None:
         connection.ends_shard = fetched.last
         if not fetched.records:
-            if fetched.last:
-                with self._dropping_lost(shard):
+            with self._dropping_lost(shard):
+                if fetched.last:
                     self._finish(shard, fetched.end)
+                elif fetched.end != connection.confirmed:
+                    # Some logs renew the cursor of an idle shard, which else ages with its records.
+                    self._member.save_checkpoint(shard, fetched.end, tenure=connection.tenure)
+                    connection.confirmed = fetched.end
             return None
         batch = PulledBatch(next(self._numbers), shard, fetched.start, fetched.end, fetched.records)
         connection.outstanding = batch
@@ -449,6 +453,9 @@ class PullClient:
         return self._opened(shard)
 
     def _opened(self, shard: ShardId) -> Opened:
+        if self._member.holds(shard):
+            # Left open by an attempt whose end got no answer: nobody reads under it.
+            self._member.release(shard)
         outcome = self._member.open(shard)
         if isinstance(outcome, Opened):
             return outcome

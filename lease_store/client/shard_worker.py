@@ -165,6 +165,9 @@ class ShardWorker:
         if fetched.records:
             assert self._processor is not None
             self._settle(fetched, self._processor.process(fetched.records))
+        elif self._position == self._done != fetched.end:
+            # Some logs renew the cursor of an idle shard, which else ages with its records.
+            self._settle(fetched, None)
         else:
             self._position = self._done
         if fetched.last and self._position == self._done == fetched.end:

@@ -21,25 +21,41 @@ def starting_cursor(
 ) -> str:
     """`bootstrap`; else the stored checkpoint; else the group's initial position.
 
-    Children of a split or merge always start at their beginning: what a time or `end` would skip
-    was never read under their parents either. A bootstrap cursor outside what the shard holds is
-    clamped, and the difference recorded as a gap.
+    Children of a split or merge always start at the first record that they ever had: what a time
+    or `end` would skip was never read under their parents either, and what retention has removed
+    of it is a gap, as it is behind any checkpoint. A bootstrap cursor outside what the shard holds
+    is clamped, and the difference recorded as a gap.
+
+    The start is in the store when this returns:
+
+    1. A client begins at the log's end, is given records, and dies before it confirms them.
+    2. The log has grown. Were nothing stored, its successor would begin at the new end.
 
     Raises:
         CursorInvalid: `bootstrap` is no cursor of this shard.
         LeaseLost: the tenure ended meanwhile.
+        StoreError: the start could not be stored: nothing may be read yet.
     """
+    stored = member.persisted(shard)
     if bootstrap is not None:
         readable = feed.clamp(shard, bootstrap)
         if readable != bootstrap:
             reason = f"the log has no record at {bootstrap}: reading begins at {readable}"
             member.record_gap(shard, start=bootstrap, end=readable, reason=reason)
+        elif stored is None:
+            member.save_checkpoint(shard, readable, persist=True, tenure=opened.tenure)
         return readable
-    if opened.check_point is not None:
-        return opened.check_point
+    if stored is not None:
+        return stored
+    if opened.intent is not None:
+        # A run has begun here: what it intended keeps its start in the store.
+        return opened.intent.start
     lease = member.lease(shard)
     child = lease is not None and bool(lease.parents)
-    return feed.cursor_at(shard, BEGIN if child else member.group.initial_position)
+    position = member.group.initial_position
+    cursor = feed.first_cursor(shard) if child else feed.cursor_at(shard, position)
+    member.save_checkpoint(shard, cursor, persist=True, tenure=opened.tenure)
+    return cursor
 
 
 def cursor_after_gap(member: GroupMember, feed: ShardFeed, shard: ShardId, cursor: str) -> str:

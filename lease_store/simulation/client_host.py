@@ -33,6 +33,10 @@ class SimulatedFeed:
         """See `ShardFeed.cursor_at`; a simulated log knows no times."""
         return str(self.log.shards[shard].end) if position == "end" else "0"
 
+    def first_cursor(self, shard: ShardId) -> str:
+        """See `ShardFeed.first_cursor`."""
+        return self.cursor_at(shard, "begin")
+
     def clamp(self, shard: ShardId, cursor: str) -> str:
         """See `ShardFeed.clamp`."""
         return str(min(int(cursor), self.log.shards[shard].end))

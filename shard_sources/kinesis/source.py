@@ -202,4 +202,4 @@ class KinesisStream(KinesisReader):
 
 def _gone() -> ShardBounds:
     """The bounds of a shard that retention has removed as a whole."""
-    return ShardBounds(str(GONE), str(GONE), True, None)
+    return ShardBounds(str(GONE), str(GONE), True, str(start(0)))

@@ -154,6 +154,35 @@ def test_retention_during_the_reading_of_a_batch(tmp_path: Path, wanted: GapPoli
     assert verify(world.store, world.key) == []
 
 
+def test_an_empty_child_has_no_gap_though_its_beginning_is_named_anew_at_each_look(
+    tmp_path: Path,
+) -> None:
+    """Where nothing was written yet, a service's cursor says when it was asked."""
+    world = World(tmp_path)
+    child = world.log.split(ZERO)[0]
+    world.sync()
+    world.consume("run-1")
+    world.sync()
+    world.log.cursor_at = lambda shard, position: "1"  # type: ignore[method-assign]
+    assert world.consume("run-2")[child].stopped is StopReason.CAUGHT_UP
+    assert world.store.gaps(world.key) == []
+
+
+def test_a_child_that_lost_all_its_records_ends_with_a_gap(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    policy(world, GapPolicy.BEGIN)
+    child = world.log.split(ZERO)[0]
+    world.append(child, 4)
+    world.log.split(child)
+    world.log.retain(child, "4")
+    world.sync()
+    world.consume("run-1")
+    world.sync()
+    assert world.consume("run-2")[child].stopped is StopReason.FINISHED
+    assert [(gap.start, gap.end) for gap in world.store.gaps(world.key)] == [("0", "4")]
+    assert verify(world.store, world.key) == []
+
+
 @pytest.mark.parametrize("wanted", [GapPolicy.HOLD, GapPolicy.BEGIN])
 def test_a_child_whose_beginning_was_trimmed(tmp_path: Path, wanted: GapPolicy) -> None:
     """A child begins at its first record: where that is gone, records were lost unread."""

@@ -41,6 +41,16 @@ def test_a_shard_that_starts_at_the_end_needs_a_run_to_fix_where_that_is():
     assert work_left("10", bounds(begin="10", end="10"), "end") is Work.NONE
 
 
+def test_a_child_whose_beginning_was_removed_needs_a_run_to_record_the_gap():
+    """All its records are gone: without a run it would be finished as if it had had none."""
+    gone = ShardBounds("4", "4", finished=True, origin="0")
+    assert work_left(None, gone, "begin", child=True) is Work.READ
+    assert work_left("4", gone, "begin", child=True) is Work.FINISH
+    assert work_left(None, gone, "begin") is Work.FINISH, "a new group begins at what is left"
+    whole = ShardBounds("0", "0", finished=True, origin="0")
+    assert work_left(None, whole, "begin", child=True) is Work.FINISH
+
+
 def test_launches_hold_at_most_shards_per_run_and_one_node_each():
     ready = [idle(n) for n in range(5)] + [idle(7, B)]
     launches = choose_launches(ready, history=LaunchHistory(), runs_active={}, shards_per_run=2)

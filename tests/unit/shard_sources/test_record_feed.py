@@ -97,3 +97,11 @@ def test_a_cursor_is_clamped_to_what_the_shard_has(log: LocalLog):
         feed.clamp(S0, "nonsense")
     with pytest.raises(CursorExpired):
         feed.fetch(S0, "1", records_max=1)
+
+
+def test_the_first_cursor_is_that_of_the_first_record_ever(log: LocalLog):
+    log.retain("0", "4")
+    feed = SourceFeed(log)
+    assert (feed.first_cursor(S0), feed.cursor_at(S0, "begin")) == ("0", "4")
+    with pytest.raises(CursorExpired):
+        feed.fetch(S0, feed.first_cursor(S0), records_max=1)

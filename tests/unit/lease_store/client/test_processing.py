@@ -102,7 +102,7 @@ def test_a_processor_is_called_in_order_and_its_checkpoint_persisted(fleet: Flee
         ("process", "4", "8"),
         ("process", "8", "10"),
     ]
-    assert checkpoint(fleet.store) is None
+    assert checkpoint(fleet.store) == "0"
     worker.shutdown()
     assert recorder.calls[-1] == "shutdown"
     assert checkpoint(fleet.store) == "10"

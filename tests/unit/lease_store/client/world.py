@@ -46,6 +46,9 @@ class ListFeed:
     def cursor_at(self, shard: ShardId, position: str) -> str:
         return str(len(self.shards[shard]) if position == "end" else self.begins.get(shard, 0))
 
+    def first_cursor(self, shard: ShardId) -> str:
+        return "0"
+
     def clamp(self, shard: ShardId, cursor: str) -> str:
         if not cursor.isdecimal():
             raise CursorInvalid(f"{cursor} is no cursor")
