@@ -23,7 +23,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 
 from assets.connect_watch import LOG_FILE, PROPERTIES_FILE
 from lease_store.errors import SparkUnavailable
+from lease_store.process_identity import Existence, ProcessIdentity
 
 STATE_FILE = "server.json"
 TOKEN_FILE = "token"
@@ -41,8 +42,6 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.05
 PORT_ATTEMPTS = 3
-CREATE_TIME_TOLERANCE_S = 2.0
-"""The time of boot, from which it is counted, is in whole seconds and follows the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +49,13 @@ class ConnectServer:
     """A server as its state file describes it.
 
     Attributes:
-        pid: the process that watches over it, leader of its process group.
-        created: when that process began, so that a reused number is not taken for it.
+        process: the one that watches over it, leader of its process group.
         port: where it listens, on the loopback.
         session_id: the one session that all runs share: every new one would cost 200 MB.
         version: what it was started with; another version needs another server.
     """
 
-    pid: int
-    created: float
+    process: ProcessIdentity
     port: int
     session_id: str
     version: str
@@ -67,11 +64,29 @@ class ConnectServer:
     def read(cls, folder: Path) -> Self | None:
         """The state file's content; None when there is none or it is not readable."""
         try:
-            found = cls(**json.loads((folder / STATE_FILE).read_text()))
-        except (OSError, ValueError, TypeError, RecursionError):
+            state = json.loads((folder / STATE_FILE).read_text())
+            process = ProcessIdentity.parse(state["process"])
+            port = state["port"]
+            if process is None or type(port) is not int:
+                return None
+            return cls(process, port, str(state["session_id"]), str(state["version"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        whole = type(found.pid) is int and type(found.port) is int
-        return found if whole and isinstance(found.created, float) else None
+
+    def write(self, folder: Path) -> None:
+        """Note it in the state file, in one step."""
+        state = {
+            "process": str(self.process),
+            "port": self.port,
+            "session_id": self.session_id,
+            "version": self.version,
+        }
+        _write_private(folder / STATE_FILE, json.dumps(state))
+
+    @property
+    def pid(self) -> int:
+        """The number of its watcher, and of its process group."""
+        return self.process.pid
 
     @property
     def address(self) -> str:
@@ -85,13 +100,8 @@ class ConnectServer:
         return (folder / TOKEN_FILE).read_text().strip()
 
     def alive(self) -> bool:
-        """Whether its process still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < CREATE_TIME_TOLERANCE_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
+        """Whether its process still runs, as far as it can be seen from here."""
+        return self.process.existence() is Existence.ALIVE
 
     def answers(self) -> bool:
         """Whether its process runs and its port takes connections."""
@@ -158,9 +168,9 @@ def _start(
         process = _launch(folder, port, conf, environment)
         while time.monotonic() < deadline and process.poll() is None:
             if _port_open(port):
-                created = psutil.Process(process.pid).create_time()
-                server = ConnectServer(process.pid, created, port, str(uuid.uuid4()), _version())
-                _write_private(folder / STATE_FILE, json.dumps(asdict(server)))
+                watcher = ProcessIdentity.of(process.pid)
+                server = ConnectServer(watcher, port, str(uuid.uuid4()), _version())
+                server.write(folder)
                 return server
             time.sleep(POLL_S)
         _kill_group(process.pid, STOP_TIMEOUT_S)
@@ -202,7 +212,7 @@ def _launch(
 
 def _end(folder: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
     server = ConnectServer.read(folder)
-    ended = server is not None and (server.alive() or _orphans(server.pid) != [])
+    ended = server is not None and (server.alive() or _orphans(server, folder) != [])
     if server is not None and ended:
         _kill_group(server.pid, timeout_s)
     for name in (STATE_FILE, TOKEN_FILE):
@@ -210,18 +220,22 @@ def _end(folder: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
     return ended
 
 
-def _orphans(group: int) -> list[psutil.Process]:
-    """The Spark servers of a process group whose leader is gone."""
-    found: list[psutil.Process] = []
+def _orphans(server: ConnectServer, folder: Path) -> list[psutil.Process]:
+    """The Spark servers of a process group whose leader is gone.
+
+    In another container the number of the group may be that of another folder's server.
+    """
+    if not server.process.same_place:
+        return []
+    properties = str(folder.absolute() / PROPERTIES_FILE)
+    orphans: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
-            if os.getpgid(process.pid) == group and any(
-                "SparkConnectServer" in part for part in process.cmdline()
-            ):
-                found.append(process)
+            if os.getpgid(process.pid) == server.pid and properties in process.cmdline():
+                orphans.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return orphans
 
 
 def _kill_group(group: int, timeout_s: float) -> None:
@@ -267,7 +281,7 @@ def _port_open(port: int) -> bool:
 
 
 def _write_private(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -9,7 +9,7 @@ that this process has.
 
 from __future__ import annotations
 
-import os
+import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,7 +38,6 @@ def _link(link: Path, source: Path) -> None:
     if link.is_symlink() and link.readlink() == source:
         return
     # Another process may be starting a program through this link: it is never missing.
-    draft = link.with_name(f"{link.name}.{os.getpid()}.draft")
-    draft.unlink(missing_ok=True)
+    draft = link.with_name(f"{link.name}.{uuid.uuid4().hex}.draft")
     draft.symlink_to(source)
     draft.replace(link)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 from lease_store.errors import InvalidIdentifier
-from lease_store.identifiers import NodeName, ShardId
+from lease_store.identifiers import IDENTIFIER_LENGTH_MAX, NodeName, ShardId
 from lease_store.records import Group, Node, ShardLease
 from lease_store.states import ShardState
 
@@ -216,6 +216,24 @@ def parse_memory(text: str) -> dict[str, Any]:
         return {}
     memory = cast("dict[str, Any]", memory)
     return memory if memory.get("format") == _FORMAT else {}
+
+
+def recall_incarnations(text: str, place: str) -> dict[str, str]:
+    """Return the incarnations that a predecessor in the same place remembered, by node.
+
+    In another place (after a reboot, in a new container) nobody can see what became of the runs
+    that were launched under them, so that the nodes begin anew there: their former incarnations
+    fall silent, and what dead runs had open is freed.
+    """
+    memory = parse_memory(text)
+    section = memory.get("incarnations")
+    if memory.get("place", "") != place or not isinstance(section, dict):
+        return {}
+    return {
+        name: incarnation
+        for name, incarnation in cast("dict[str, Any]", section).items()
+        if isinstance(incarnation, str) and 0 < len(incarnation) <= IDENTIFIER_LENGTH_MAX
+    }
 
 
 def _entries(text: str, part: str) -> list[tuple[str, int, float, str]]:

@@ -25,12 +25,12 @@ from lease_store.assignment_plan import (
 )
 from lease_store.errors import AssignmentConflict, NodeNameTaken, OutcomeUnknown, StoreError, shown
 from lease_store.failpoints import Failpoint
-from lease_store.identifiers import IDENTIFIER_LENGTH_MAX, GroupKey, NodeName, ShardId
+from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import (
     Clock,
     Observations,
     handoff_deadline_s,
-    parse_memory,
+    recall_incarnations,
     steady_clock,
 )
 from lease_store.planning import orphans, plan
@@ -61,6 +61,7 @@ class Rebalancer:
         incarnation_of: makes a new incarnation for a node that has none to go on with.
         beats: whether this process keeps the served nodes alive; False where agents do.
         settings: assignment settings, address and readiness to register the nodes with.
+        place: of this process (`process_identity`); only there a successor keeps its incarnations.
         serving: where agents beat: picks the served nodes from the group's at every tick, so that
             a node that joins or leaves is served or not from then on.
     """
@@ -77,6 +78,7 @@ class Rebalancer:
         clock: Clock = steady_clock,
         beats: bool = True,
         settings: Mapping[NodeName, Node] | None = None,
+        place: str = "",
         serving: Callable[[Iterable[Node]], tuple[NodeName, ...]] | None = None,
     ) -> None:
         self._store = store
@@ -87,6 +89,7 @@ class Rebalancer:
         self._observer = observer
         self._incarnation_of = incarnation_of
         self._beats = beats
+        self._place = place
         self._serving = serving
         self._settings = dict(settings or {})
         self._observations: Observations | None = None
@@ -183,17 +186,14 @@ class Rebalancer:
         """This object's own memory, or what its predecessor left, the first time."""
         if self._observations is None:
             self._observations = Observations.recall(remembered, self._clock)
-            former = parse_memory(remembered).get("incarnations")
+            former = recall_incarnations(remembered, self._place)
             for name in self._serves if self._beats else ():
-                known = former.get(name) if isinstance(former, dict) else None
-                if not isinstance(known, str) or not 0 < len(known) <= IDENTIFIER_LENGTH_MAX:
-                    known = self._incarnation_of(name)
-                self._incarnations[name] = known
+                self._incarnations[name] = former.get(name) or self._incarnation_of(name)
         return self._observations
 
     def _remember(self) -> str:
         assert self._observations is not None
-        return self._observations.remember(incarnations=dict(self._incarnations))
+        return self._observations.remember(incarnations=dict(self._incarnations), place=self._place)
 
     def _count(self, verb: str) -> None:
         self._statements[verb] += 1

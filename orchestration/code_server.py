@@ -6,12 +6,12 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from lease_store.liveness import Clock
+from lease_store.process_identity import ProcessIdentity, start_of
 from orchestration.child_processes import ChildProcess
 from orchestration.node_directory import Endpoint, server_id
 from orchestration.presentation import say
@@ -24,32 +24,23 @@ START_MAX_S = 120.0
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-CREATE_TIME_TOLERANCE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessMark:
-    """A process, told apart from later ones of its number by when it began."""
-
-    pid: int
-    created: float
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessMark:
-        """The process of this number now."""
-        return cls(pid, psutil.Process(pid).create_time())
-
-
-def end_session(leader: ProcessMark) -> int:
+def end_session(leader: ProcessIdentity) -> int:
     """Kill all that is left of a session whose leader this was; how many processes that were.
 
     A code server's runs are of its session, and outlive it when it is killed.
     """
+    if not leader.same_place:
+        return 0
+    now = start_of(leader.pid)
+    if now is not None and not leader.began_at(now):
+        # The system gives a number away only when nothing is left of its session.
+        return 0
     ended: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
-            ours = os.getsid(process.pid) == leader.pid
-            if ours and process.create_time() > leader.created - CREATE_TIME_TOLERANCE_S:
+            if os.getsid(process.pid) == leader.pid:
                 process.kill()
                 ended.append(process)
         except (psutil.Error, OSError):
@@ -90,7 +81,7 @@ class CodeServer:
         self._answered_at: float | None = None
         self._begin_at = clock()
         self._pause_s = PAUSE_FIRST_S
-        self.sessions: list[ProcessMark] = []
+        self.sessions: list[ProcessIdentity] = []
 
     @property
     def silent_s(self) -> float:
@@ -154,7 +145,7 @@ class CodeServer:
         )
         self._process.__enter__()
         self._started_at = self._clock()
-        self.sessions.append(ProcessMark.of(self._process.pid))
+        self.sessions.append(ProcessIdentity.of(self._process.pid))
 
     def _again(self, now: float) -> None:
         self._process = None

@@ -9,12 +9,11 @@ their batches, frees the shards, and only then stops what it started.
 from __future__ import annotations
 
 import json
-import platform
 import threading
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,10 @@ from lease_store.errors import LeaseholdError, NodeNameTaken, StoreError, UserMi
 from lease_store.identifiers import GroupKey, NodeName
 from lease_store.liveness import Clock, steady_clock
 from lease_store.node_membership import NodeMembership
+from lease_store.process_identity import ProcessIdentity, current_place
 from lease_store.records import Node
 from lease_store.store import LeaseStore
-from orchestration.code_server import CodeServer, ProcessMark, end_session
+from orchestration.code_server import CodeServer, end_session
 from orchestration.node_directory import Endpoint, publish, withdraw
 from orchestration.presentation import say
 from orchestration.spark_keeper import SparkKeeper
@@ -50,36 +50,39 @@ RUNS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """What an agent notes for its successor on the same host.
+    """What an agent notes for its successor in the same place.
 
     A successor goes on under the incarnation, so that a restart moves no shard: the file lock says
     that the predecessor is dead, and what it left running is ended first.
 
     Attributes:
-        host: only there may it be used.
+        place: the boot and pid namespace in which it may be used: elsewhere the runs of the
+            predecessor could not be ended, and would go on beating for the incarnation.
         incarnation: under which the node answers to its name.
-        sessions: its code servers: process id, and when it began.
+        sessions: its code servers.
     """
 
-    host: str
+    place: str
     incarnation: str
-    sessions: tuple[tuple[int, float], ...] = ()
+    sessions: tuple[ProcessIdentity, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> AgentState | None:
-        """What the last agent of the folder noted, if it was on this host and did not leave."""
+        """What the last agent of the folder noted, if it was in this place and did not leave."""
         try:
             noted: Any = json.loads((folder / STATE_FILE).read_text())
-            sessions = tuple((int(pid), float(created)) for pid, created in noted["sessions"])
-            state = cls(str(noted["host"]), str(noted["incarnation"]), sessions)
-        except (OSError, ValueError, TypeError, KeyError):
+            sessions = tuple(filter(None, map(ProcessIdentity.parse, noted["sessions"])))
+            state = cls(str(noted["place"]), str(noted["incarnation"]), sessions)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        return state if state.host == platform.node() else None
+        return state if state.place and state.place == current_place() else None
 
     def write(self, folder: Path) -> None:
         """Note it, in one step."""
         draft = folder / f"{STATE_FILE}.draft"
-        draft.write_text(json.dumps(asdict(self)))
+        sessions = [str(session) for session in self.sessions]
+        noted = {"place": self.place, "incarnation": self.incarnation, "sessions": sessions}
+        draft.write_text(json.dumps(noted))
         draft.replace(folder / STATE_FILE)
 
 
@@ -151,7 +154,7 @@ class NodeAgent:
         self._beats = threading.Thread(target=self._keep_all, name="beats", daemon=True)
         self._left = threading.Event()
         self._problem: LeaseholdError | None = None
-        self._known_sessions: list[ProcessMark] = []
+        self._known_sessions: list[ProcessIdentity] = []
         self._published = False
         self._runs_seen_at = float("-inf")
 
@@ -185,8 +188,8 @@ class NodeAgent:
         former = AgentState.read(self._folder)
         if former is None:
             return uuid.uuid4().hex
-        for pid, created in former.sessions:
-            if ended := end_session(ProcessMark(pid, created)):
+        for session in former.sessions:
+            if ended := end_session(session):
                 say(f"Ended {ended} processes that an agent before this one left running.")
         return former.incarnation
 
@@ -196,8 +199,8 @@ class NodeAgent:
             self._spark.look()
         if self._server.sessions != self._known_sessions:
             self._known_sessions = list(self._server.sessions)
-            noted = tuple((mark.pid, mark.created) for mark in self._known_sessions)
-            AgentState(platform.node(), self._incarnation, noted).write(self._folder)
+            noted = tuple(self._known_sessions)
+            AgentState(current_place(), self._incarnation, noted).write(self._folder)
         if healthy:
             self._begin()
         self._accepts_runs = healthy or self._server.silent_s < SILENT_MAX_S

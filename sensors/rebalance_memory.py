@@ -12,6 +12,7 @@ from assets.shard_stream import ShardStream
 from lease_store.errors import UnknownGroup
 from lease_store.identifiers import NodeName
 from lease_store.liveness import Clock
+from lease_store.process_identity import current_place
 from lease_store.rebalancing import Rebalancer
 from lease_store.records import Node
 from lease_store.tick_report import TickReport
@@ -48,6 +49,7 @@ class RebalanceMemory:
             incarnation_of=lambda _: uuid.uuid4().hex,
             clock=clock,
             beats=not deployment.agents,
+            place=current_place(),
             serving=self._serving if deployment.agents else None,
             settings={name: stream.node(name, address=address) for name in deployment.nodes},
         )

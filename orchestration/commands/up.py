@@ -102,14 +102,14 @@ def end_leftovers(folder: Path) -> None:
     """End what an agent left running that was killed; nothing, where another one is at work."""
     from lease_store.errors import NodeNameTaken
     from lease_store.identifiers import NodeName
-    from orchestration.code_server import ProcessMark, end_session
+    from orchestration.code_server import end_session
     from orchestration.node_agent import AgentState, answering_alone
 
     try:
         with answering_alone(folder, NodeName(folder.name)):
             state = AgentState.read(folder)
-            for pid, created in state.sessions if state else ():
-                end_session(ProcessMark(pid, created))
+            for session in state.sessions if state else ():
+                end_session(session)
     except NodeNameTaken:
         return
 

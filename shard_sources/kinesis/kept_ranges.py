@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lease_store.process_identity import current_boot
 from shard_sources.source import record_schema
 
 if TYPE_CHECKING:
@@ -118,7 +119,5 @@ class RangeWriter:
 
 def _name(start: str, end: str) -> str:
     # After a reboot a file may hold less than was written: its name no longer fits then.
-    import psutil
-
-    text = f"{int(psutil.boot_time())} {start} {end}"
+    text = f"{current_boot()} {start} {end}"
     return hashlib.sha256(text.encode()).hexdigest()[:32] + _SUFFIX

@@ -90,7 +90,7 @@ def test_a_position_and_a_span_typed_by_a_user() -> None:
 
 
 def test_the_state_file_of_the_spark_server(tmp_path: Path) -> None:
-    valid = '{"pid": 1, "created": 1.5, "port": 9, "session_id": "s", "version": "4"}'
+    valid = '{"process": "here|1|15", "port": 9, "session_id": "s", "version": "4"}'
     for text in inputs(5, valid)[:1_000]:
         (tmp_path / STATE_FILE).write_text(text, "utf-8")
         server = ConnectServer.read(tmp_path)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from assets.connect_server import ConnectServer, running, stop
 from assets.connect_watch import LOG_FILE, PROPERTIES_FILE
 from assets.spark_session import server_conf, spark_environment
 from lease_store.errors import SparkUnavailable
+from lease_store.process_identity import ProcessIdentity, current_place
 
 pytestmark = pytest.mark.spark
 
@@ -169,13 +171,37 @@ def test_a_damaged_state_file_counts_for_nothing(folder: Path, content: str) -> 
 def test_a_reused_process_number_is_not_taken_for_the_server(folder: Path) -> None:
     """Goal: after a reboot the number in the state file may be anybody's."""
     folder.mkdir()
-    state = {
-        "pid": os.getpid(),
-        "created": psutil.Process().create_time() - 3600,
-        "port": 1,
-        "session_id": "x",
-        "version": "x",
-    }
-    (folder / connect_server.STATE_FILE).write_text(json.dumps(state))
-    assert running(folder) is None
-    assert not stop(folder), "and this very process survives it"
+    own = ProcessIdentity.of(os.getpid())
+    elsewhere = replace(own, place=f"{own.place}1")
+    for process in (replace(own, started=own.started - 1), elsewhere):
+        ConnectServer(process, 1, "x", "x").write(folder)
+        assert running(folder) is None
+        assert not stop(folder), "and this very process survives it"
+
+
+def test_a_server_of_another_folder_in_a_group_of_the_same_number_survives(folder: Path) -> None:
+    """A container that came after another one finds its note, and may have the same numbers."""
+    folder.mkdir()
+    command = [sys.executable, "-c", "input()", "SparkConnectServer"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as other:
+        noted = replace(ProcessIdentity.of(other.pid), place="another")
+        ConnectServer(noted, 1, "x", "x").write(folder)
+        assert not stop(folder)
+        assert other.poll() is None
+        ConnectServer(replace(noted, place=current_place(), started=1), 1, "x", "x").write(folder)
+        assert not stop(folder)
+        assert other.poll() is None
+        other.communicate(b"\n")
+
+
+def test_a_step_of_the_wall_clock_costs_no_warm_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = ProcessIdentity.of(os.getpid())
+        server = ConnectServer(process, listener.getsockname()[1], "x", "x")
+        server.write(folder)
+        before = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + 3600)
+        assert running(folder) == server

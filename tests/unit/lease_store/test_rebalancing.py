@@ -120,6 +120,23 @@ def test_a_successor_continues_the_incarnation_and_the_observations() -> None:
     assert "evicted a" in report.explanation
 
 
+def test_after_a_reboot_what_a_dead_run_had_open_is_freed_after_the_timeout() -> None:
+    """The sensor beats on; had it kept the incarnation, nobody would ever miss the run."""
+    scene = Scene()
+    before = scene.rebalancer("a", place="boot-1")
+    (report,) = scene.tick(before)
+    dead = scene.open("0").tenure
+    after = scene.rebalancer("a", place="boot-2")
+    scene.now += 5.0
+    after.tick(report.remembered)
+    assert after.incarnations != before.incarnations
+    scene.tick(after, times=3)
+    assert scene.store.review([dead])[dead.shard].current, "it might live somewhere"
+    scene.tick(after, times=2)
+    assert not scene.store.review([dead])[dead.shard].current
+    assert scene.counts() == [8]
+
+
 def test_two_live_processes_cannot_share_a_name() -> None:
     scene = Scene()
     first, second = scene.rebalancer("a"), scene.rebalancer("a")

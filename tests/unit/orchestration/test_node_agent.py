@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +17,10 @@ from lease_store.errors import NodeNameTaken
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store import MemoryStore
 from lease_store.planning import plan
+from lease_store.process_identity import ProcessIdentity, current_place
 from lease_store.records import Group, Node, ShardListing
 from lease_store.store import Opened
-from orchestration.code_server import CodeServer, ProcessMark
+from orchestration.code_server import CodeServer
 from orchestration.node_agent import AgentState, NodeAgent, answering_alone
 from orchestration.node_directory import Endpoint, find, withdrawn
 
@@ -38,7 +38,7 @@ class Server(CodeServer):
         self.answers = True
         self.silence_s = 0.0
         self.stopped = False
-        self.sessions: list[ProcessMark] = []
+        self.sessions: list[ProcessIdentity] = []
 
     @property
     def silent_s(self) -> float:
@@ -161,7 +161,7 @@ def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene
 
 
 def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scene) -> None:
-    AgentState(platform.node(), "of-the-first").write(scene.folder)
+    AgentState(current_place(), "of-the-first").write(scene.folder)
     with scene.at_work():
         until(lambda: scene.row is not None and scene.row.member)
         assert scene.row is not None
@@ -182,8 +182,10 @@ def test_a_node_whose_old_incarnation_still_beats_is_not_found_and_gets_no_runs_
         assert find(scene.instance, A) == AT
 
 
-def test_what_another_host_noted_is_not_used(tmp_path: Path) -> None:
-    AgentState("another-host", "first").write(tmp_path)
+def test_what_was_noted_in_another_place_is_not_used(tmp_path: Path) -> None:
+    """Two containers of one host name, say: the runs of the first go on beating, unseen."""
+    boot = current_place().rpartition(".")[0]
+    AgentState(f"{boot}.1", "first").write(tmp_path)
     assert AgentState.read(tmp_path) is None
 
 

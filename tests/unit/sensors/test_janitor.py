@@ -122,8 +122,8 @@ def test_what_a_killed_run_left_open_is_freed(scene: Scene) -> None:
 
 
 def test_a_started_run_whose_process_is_gone_is_failed_and_its_shards_freed(scene: Scene) -> None:
-    host = process_note().partition("|")[0]
-    run = scene.add_run(DagsterRunStatus.STARTED, f"{host}|4194303|1.0")
+    place = process_note().partition("|")[0]
+    run = scene.add_run(DagsterRunStatus.STARTED, f"{place}|4194303|1")
     scene.open(run)
     assert f"run {run} failed: its process is gone" in scene.clean()
     assert scene.status(run) is DagsterRunStatus.FAILURE

@@ -1,0 +1,156 @@
+"""Goal: a process is known by boot, namespace, number and start. Method: real and made-up tables.
+
+A made-up table is a folder that looks like `/proc` to whoever reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lease_store.process_identity import (
+    Existence,
+    ProcessIdentity,
+    current_boot,
+    current_place,
+    start_of,
+)
+
+OWN = os.getpid()
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def table(folder: Path, *, boot: str = "boot-1", self_pid: int = OWN) -> Path:
+    """Make a process table of one process: this one, which began at tick 700."""
+    (folder / "sys/kernel/random").mkdir(parents=True)
+    (folder / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
+    (folder / str(self_pid) / "ns").mkdir(parents=True)
+    (folder / str(self_pid) / "ns/pid").touch()
+    (folder / "self").symlink_to(str(self_pid))
+    note_stat(folder, self_pid, started=700)
+    return folder
+
+
+def note_stat(folder: Path, pid: int, *, started: int, state: str = "S") -> None:
+    (folder / str(pid)).mkdir(exist_ok=True)
+    fields = [str(pid), "(a ) (b)", state, *["0"] * 18, str(started), "0"]
+    (folder / str(pid) / "stat").write_text(" ".join(fields))
+
+
+def test_this_process_is_alive_and_its_note_says_so_again() -> None:
+    own = ProcessIdentity.of(OWN)
+    assert own.existence() is Existence.ALIVE
+    assert ProcessIdentity.parse(str(own)) == own
+    assert own.same_place
+
+
+def test_one_that_ended_is_gone_even_while_nobody_asked_for_its_exit_code(
+    child: subprocess.Popen[bytes],
+) -> None:
+    known = ProcessIdentity.of(child.pid)
+    assert known.existence() is Existence.ALIVE
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert known.existence() is Existence.GONE, "a zombie"
+    child.wait()
+    assert known.existence() is Existence.GONE
+    with pytest.raises(ProcessLookupError):
+        ProcessIdentity.of(child.pid)
+
+
+def test_a_number_that_was_used_again_is_another_process(tmp_path: Path) -> None:
+    proc = table(tmp_path)
+    known = ProcessIdentity.of(OWN, proc)
+    assert known.started == 700
+    note_stat(proc, OWN, started=701)
+    assert known.existence(proc) is Existence.GONE
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_a_zombie_of_the_table_is_gone(tmp_path: Path, state: str) -> None:
+    proc = table(tmp_path)
+    known = ProcessIdentity.of(OWN, proc)
+    note_stat(proc, OWN, started=700, state=state)
+    assert known.existence(proc) is Existence.GONE
+
+
+def test_of_another_boot_or_another_namespace_nothing_is_known(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in "abc")
+    known = ProcessIdentity.of(OWN, table(first))
+    assert known.existence(table(second, boot="boot-2")) is Existence.UNKNOWN
+    # Another namespace of the same boot has another inode.
+    assert known.existence(table(third)) is Existence.UNKNOWN
+    assert known.existence(first) is Existence.ALIVE
+
+
+def test_the_table_of_another_namespace_is_not_read(tmp_path: Path) -> None:
+    """A container whose `/proc` is its host's: the numbers there are not the ones that it sees."""
+    proc = table(tmp_path, self_pid=OWN + 1)
+    assert current_place(proc) == ""
+    note_stat(proc, OWN, started=700)
+    known = ProcessIdentity.of(OWN, proc)
+    assert known.existence(proc) is Existence.UNKNOWN
+    assert not known.same_place
+
+
+def test_a_process_that_the_system_hides_from_us_is_not_called_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = table(tmp_path)
+    known = replace(ProcessIdentity.of(OWN, proc), pid=4_000_000)
+
+    def hidden(pid: int, number: int) -> None:
+        del pid, number
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", hidden)
+    assert known.existence(proc) is Existence.UNKNOWN
+
+
+def test_without_a_table_the_host_name_and_psutil_have_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    nowhere = tmp_path / "none"
+    assert current_place(nowhere) == f"host-{platform.node()}"
+    assert current_boot(nowhere).isdecimal()
+    known = ProcessIdentity.of(child.pid, nowhere)
+    before = psutil.Process.create_time
+    for step_s, existence in ((1.5, Existence.ALIVE), (60.0, Existence.GONE)):
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "create_time", lambda self, s=step_s: before(self) + s)
+            assert known.existence(nowhere) is existence
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert known.existence(nowhere) is Existence.GONE
+    child.wait()
+    assert known.existence(nowhere) is Existence.GONE
+    assert start_of(child.pid, nowhere) is None
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["", "x", "a|b|c", "|", "a|1", "a|1|1.5", "a|-1|1", "a|²|1", f"a|1|{'9' * 30}", "a|1|1|1"],
+)
+def test_what_is_no_note_is_none(note: str) -> None:
+    assert ProcessIdentity.parse(note) is None
+
+
+def test_a_step_of_the_wall_clock_makes_no_other_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = current_boot()
+    monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
+    assert current_boot() == boot
