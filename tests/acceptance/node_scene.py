@@ -136,7 +136,7 @@ class Watched:
         """The process numbers of a node's code servers, as its agent noted them."""
         with suppress(OSError, ValueError):
             state = json.loads((self.settings.node_folder(node) / "agent.json").read_text())
-            return [int(pid) for pid, _ in state["sessions"]]
+            return [int(note.split("|")[1]) for note in state["sessions"]]
         return []
 
     def run_parents(self) -> Iterator[tuple[str, int]]:

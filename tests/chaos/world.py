@@ -125,7 +125,7 @@ class World:
         if node != WITH_AGENT:
             return [self.services[f"{CODE}-{node}"].pid]
         state = AgentState.read(self.settings.node_folder(node))
-        pids = [pid for pid, _ in state.sessions[-1:]] if state is not None else []
+        pids = [session.pid for session in state.sessions[-1:]] if state is not None else []
         return [pid for pid in pids if psutil.pid_exists(pid)]
 
     def processes(self) -> list[psutil.Process]:
