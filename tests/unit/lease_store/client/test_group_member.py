@@ -319,9 +319,10 @@ def test_a_second_process_of_one_name_is_refused_until_the_first_is_silent(clock
     second = member(store, clock, "a", incarnation="second")
     with pytest.raises(NodeNameTaken):
         second.register()
-    clock.pass_s(TIMEOUT_S)
-    with pytest.raises(NodeNameTaken):
-        second.register()
+    for _ in range(2):
+        clock.pass_s(TIMEOUT_S / 2)
+        with pytest.raises(NodeNameTaken):
+            second.register()
     clock.pass_s(0.1)
     second.register()
     assert second.heartbeat(()) == (S0,)
@@ -333,9 +334,10 @@ def test_a_displaced_member_learns_it_and_loses_its_shards(clock: VirtualClock):
     first.heartbeat(())
     opened(first)
     second = member(store, clock, "a", incarnation="second")
-    with pytest.raises(NodeNameTaken):
-        second.register()
-    clock.pass_s(TIMEOUT_S + 1)
+    for _ in range(2):
+        with pytest.raises(NodeNameTaken):
+            second.register()
+        clock.pass_s(TIMEOUT_S / 2 + 1)
     second.register()
     with pytest.raises(NodeNameTaken):
         first.heartbeat((S0,))
