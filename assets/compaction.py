@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from assets.rewriting import Ended, Unit, rewriting, swap, unit_files, units
 from assets.shard_files import COMPRESSION, ROW_GROUP_BYTES, sync_folder
 from assets.sweep import ATTEMPTS_FOLDER
+from assets.transform_mark import mark_of, marked
 from lease_store.errors import LeaseholdError, LogCorrupt, RewriteRefused
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import BatchRewrite, DataFile, RewriteKind
@@ -269,7 +270,9 @@ def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = _schema(parts[0][0])
+    schemas = [_schema(path) for path, _ in parts]
+    marks = (mark_of(schema.metadata) for schema in reversed(schemas))
+    schema = marked(schemas[0], next((mark for mark in marks if mark), ""))
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = records = 0
     with target.open("xb") as file, pq.ParquetWriter(file, schema, compression=COMPRESSION) as out:

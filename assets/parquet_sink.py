@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "leasehold_files"
-SHARDS, FOLDER = "shards", "folder"
+SHARDS, FOLDER, TRANSFORM = "shards", "folder", "transform"
 
 
-def write_options(shards: Sequence[ShardId], folder: Path) -> dict[str, str]:
-    """The options of a sweep's output: its shards, and the attempt's own folder."""
-    return {SHARDS: json.dumps(list(shards)), FOLDER: str(folder)}
+def write_options(shards: Sequence[ShardId], folder: Path, transform: str) -> dict[str, str]:
+    """The options of a sweep's output: shards, the attempt's own folder, the transform's name."""
+    return {SHARDS: json.dumps(list(shards)), FOLDER: str(folder), TRANSFORM: transform}
 
 
 @dataclass
@@ -64,13 +64,18 @@ class ShardFilesWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str]) -> None:
         self._folder = Path(options[FOLDER])
         self._shards = [ShardId(shard) for shard in json.loads(options[SHARDS])]
+        self._transform = options[TRANSFORM]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenByTask:
         """Write all rows of a task; a failed task leaves no file behind."""
         context = TaskContext.get()
         assert context is not None
         files = ShardFiles(
-            self._folder, context.partitionId(), context.taskAttemptId(), self._shards
+            self._folder,
+            context.partitionId(),
+            context.taskAttemptId(),
+            self._shards,
+            self._transform,
         )
         try:
             for batch in iterator:

@@ -25,6 +25,7 @@ from assets.replay_span import ReplaySpan
 from assets.rewriting import Ended, Unit, rewriting, swap, units
 from assets.shard_stream import ShardStream
 from assets.sweep import SweepOutcome, SweepResult
+from assets.transform_mark import refuse_raw_over_parsed
 from lease_store.errors import CursorExpired, LeaseholdError, RewriteRefused
 from lease_store.identifiers import ShardId
 from lease_store.records import Batch, BatchRewrite, RewriteKind
@@ -85,6 +86,8 @@ class Replayer:
         sweeper: reads, transforms and writes.
         run: an id that was never used.
         ended: whether another run, which holds the claim on a shard, is known to have ended.
+        of_settings: the stream is known from the settings, which name no transform: a shard whose
+            output was made by one is refused.
         progress: told the number of batches that were made anew so far.
     """
 
@@ -97,6 +100,7 @@ class Replayer:
         sweeper: Sweeper,
         run: str,
         ended: Ended = lambda _: False,
+        of_settings: bool = False,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._stream = stream
@@ -105,6 +109,7 @@ class Replayer:
         self._sweeper = sweeper
         self._run = run
         self._ended = ended
+        self._of_settings = of_settings
         self._progress = progress
         self._made = 0
         self._open: dict[ShardId, _Replay] = {}
@@ -149,6 +154,8 @@ class Replayer:
         kept = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
         replay.chosen = chosen[kept:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
+        if self._of_settings:
+            refuse_raw_over_parsed(key.stream, replay.waiting, self._output_root)
         gone = [batch for unit in chosen[:kept] for batch in unit]
         replay.report = replace(
             replay.report, kept=len(gone), kept_until=gone[-1].end if gone else None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from assets.attempt_reports import WrittenFile, earliest, latest
+from assets.transform_mark import marked
 from lease_store.errors import TransformError, shown
 from lease_store.identifiers import ShardId
 
@@ -70,10 +71,19 @@ class ShardFiles:
         task: the number of the task within its job.
         attempt: what tells this try of the task from others.
         shards: the shards that the sweep reads; rows of any other are refused.
+        transform: the name of the transform that made the rows, which each file bears.
     """
 
-    def __init__(self, folder: Path, task: int, attempt: int, shards: Collection[ShardId]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        task: int,
+        attempt: int,
+        shards: Collection[ShardId],
+        transform: str = "",
+    ) -> None:
         self._folder = folder
+        self._transform = transform
         self._prefix = f"{task:05d}-{attempt}"
         self._shards = frozenset(shards)
         self._open: dict[tuple[str, bool], _OpenFile] = {}
@@ -170,7 +180,8 @@ class ShardFiles:
         name = f"{ShardId(shard)}.{self._prefix}-{len(self._open)}{kind}.parquet"
         path = self._folder / name
         file = path.open("xb")
-        writer = pq.ParquetWriter(file, rows.schema, compression=COMPRESSION)
+        schema = marked(rows.schema, self._transform)
+        writer = pq.ParquetWriter(file, schema, compression=COMPRESSION)
         open_file = _OpenFile(ShardId(shard), path, quarantine, file, writer)
         self._open[shard, quarantine] = open_file
         return open_file

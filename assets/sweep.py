@@ -22,6 +22,7 @@ from assets import attempt_reports
 from assets.shard_files import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
 from assets.shard_stream import Transform
 from assets.spark_failures import session_is_gone, users_error
+from assets.transform_mark import name_of
 from lease_store import failpoints
 from lease_store.errors import (
     LeaseholdError,
@@ -177,7 +178,8 @@ def _attempt(
     try:
         with _interruptible(spark, job), _failpoint_during_write(folder):
             writer = output.write.format(FORMAT).mode("append")
-            writer.options(**write_options(shards, folder)).save()
+            options = write_options(shards, folder, name_of(job.transform))
+            writer.options(**options).save()
     except Exception as error:
         if job.doomed():
             raise SweepInterrupted(

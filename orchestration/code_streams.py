@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,17 +14,20 @@ from lease_store.errors import InvalidSetting, UnknownStream, one_line, shown
 if TYPE_CHECKING:
     from assets.shard_stream import ShardStream
 
+HOME_VARIABLE = "LEASEHOLD_HOME"
 
-def stream_of_module(module: str, name: str | None) -> ShardStream:
+
+def stream_of_module(module: str, name: str | None, home: Path) -> ShardStream:
     """The stream that a module holds under any name, alone or in a list, tuple or dictionary.
 
-    The operator names the module on the command line; it is imported as Dagster would import it.
+    The operator names the module on the command line; it is imported as Dagster would import it,
+    and finds the same `home` as the command when it loads the settings.
 
     Raises:
         InvalidSetting: the module cannot be imported.
         UnknownStream: it holds no stream of this name, or None was given and it holds several.
     """
-    found = {stream.name: stream for stream in _streams_in(module)}
+    found = {stream.name: stream for stream in _streams_in(module, home)}
     known = ", ".join(sorted(found)) or "none"
     if name is None and len(found) == 1:
         return next(iter(found.values()))
@@ -36,22 +40,27 @@ def stream_of_module(module: str, name: str | None) -> ShardStream:
     return found[name]
 
 
-def _streams_in(module: str) -> Iterator[ShardStream]:
+def _streams_in(module: str, home: Path) -> Iterator[ShardStream]:
     from assets.shard_stream import ShardStream
 
-    for value in vars(_imported(module)).values():
+    for value in vars(_imported(module, home)).values():
         held: Iterable[object] = (value,)
-        if isinstance(value, list | tuple):
-            held = value
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             held = value.values()
+        elif isinstance(value, list):
+            held = value
+        elif isinstance(value, tuple):
+            # Dagster's own values are tuples that refuse to be iterated, its definitions too.
+            held = tuple.__iter__(value)
         yield from (each for each in held if isinstance(each, ShardStream))
 
 
-def _imported(module: str) -> object:
+def _imported(module: str, home: Path) -> object:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    before = os.environ.get(HOME_VARIABLE)
+    os.environ[HOME_VARIABLE] = str(home.absolute())
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -59,3 +68,8 @@ def _imported(module: str) -> object:
             f"Module {shown(module)} cannot be imported ({type(error).__name__}: "
             f"{one_line(str(error))}): name it as Python imports it, from the folder that holds it."
         ) from error
+    finally:
+        if before is None:
+            del os.environ[HOME_VARIABLE]
+        else:
+            os.environ[HOME_VARIABLE] = before

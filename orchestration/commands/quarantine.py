@@ -139,7 +139,9 @@ def retry(
             "parsed: name the module that declares it with --module."
         )
     shards = chosen_shards(target, key, shard)
-    run, done = replay_shards(target, declared, key, shards, span, replaces=replaces)
+    run, done = replay_shards(
+        target, declared, key, shards, span, replaces=replaces, of_settings=module is None
+    )
     if as_json:
         show_json({"group": str(key), "run": run, "shards": done})
     else:

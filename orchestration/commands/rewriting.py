@@ -63,7 +63,9 @@ def replay(
     target = Target.at(home)
     declared, key = target.chosen(stream, group, module)
     shards = chosen_shards(target, key, shard)
-    run, done = replay_shards(target, declared, key, shards, span, replaces=replaces)
+    run, done = replay_shards(
+        target, declared, key, shards, span, replaces=replaces, of_settings=module is None
+    )
     if as_json:
         show_json({"group": str(key), "run": run, "shards": done})
     else:
@@ -79,8 +81,12 @@ def replay_shards(
     span: ReplaySpan,
     *,
     replaces: str | None,
+    of_settings: bool,
 ) -> tuple[str, list[ReplayReport]]:
-    """Replay what a span names of some shards; the run's id, and a report for each shard."""
+    """Replay what a span names of some shards; the run's id, and a report for each shard.
+
+    `of_settings` tells that the stream's declaration is the one of the settings.
+    """
     from assets.replay import Replayer
     from assets.spark_sweeper import SparkSweeper
     from orchestration.resources import spark_of
@@ -101,6 +107,7 @@ def replay_shards(
             ),
             run=run,
             ended=named(replaces),
+            of_settings=of_settings,
             progress=told,
         )
         reports = interruptible(lambda: replayer.replay(shards, span))

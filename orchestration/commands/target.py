@@ -152,7 +152,7 @@ class Target:
         if module is None:
             key = self.group(name, group).key
             return replace(self.stream(key.stream), group=key.group), key
-        coded = stream_of_module(module, name)
+        coded = stream_of_module(module, name, self.settings.home)
         coded = coded if group is None else replace(coded, group=group)
         if coded.key not in {stored.key for stored in self.store.groups(coded.key.stream)}:
             raise UnknownGroup(f"There is no consumer group {coded.key} in the lease store.")

@@ -40,6 +40,8 @@ class ArrowSweeper:
         self.results: dict[ShardId, SweepResult] = {}
         self.before: Callable[[], None] = lambda: None
         self.refuses: Callable[[bytes], bool] = lambda _: False
+        self.transform = ""
+        self.keeps: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows
         self._numbers = itertools.count()
         self._label = uuid.uuid4().hex  # an address comes again once its owner is gone
 
@@ -52,18 +54,19 @@ class ArrowSweeper:
 
     def _write(self, range_: ReadRange) -> SweepOutcome:
         attempt = f"attempts/{next(self._numbers)}-{self._label}"
-        files = ShardFiles(self.output_root / attempt, 0, 0, [range_.shard])
+        shards = [range_.shard]
+        files = ShardFiles(self.output_root / attempt, 0, 0, shards, self.transform)
         seen = RangeStatistics()
         for batch in self.log.read(range_):
             for part in exact(batch):
                 seen = add(seen, part)
-                files.add(self._parsed(part))
+                files.add(self.keeps(self._parsed(part)))
         written = [file.data_file(attempt) for file in files.close()]
         quarantined = sum(file.records for file in written if file.quarantine)
         statistics = BatchStatistics(
             seen.records,
             seen.bytes,
-            seen.records - quarantined,
+            sum(file.records for file in written) - quarantined,
             quarantined,
             seen.first_event_time,
             seen.last_event_time,

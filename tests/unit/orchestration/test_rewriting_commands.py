@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -12,14 +13,24 @@ from typing import Any
 import pytest
 
 import assets.spark_sweeper
-from lease_store.identifiers import ShardId
+from assets.shard_stream import ShardStream
+from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import RewriteKind
 from orchestration.command_line import main
 from orchestration.commands.vacuum import duration
+from tests.dagster_deployment import ROOT
 from tests.environment import forget_settings
+from tests.unit.assets.consumption_world import ArrowSweeper
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 ZERO = ShardId("0")
+DECLARATION = """
+from pathlib import Path
+from assets.shard_stream import ShardStream
+from shard_sources.local_log import LocalLog
+
+stream = ShardStream("demo", LocalLog(Path("home/logs/demo")), transform=lambda records: records)
+"""
 
 
 @pytest.fixture
@@ -71,6 +82,87 @@ def test_replay_says_what_it_did(home: ConsumedHome, capsys: pytest.CaptureFixtu
     assert generations(home) == [1, 2, 1]
     assert cat(capsys) == before
     assert "no violations" in said(capsys, "verify")
+
+
+@pytest.mark.parametrize(
+    ("sign", "evidence"),
+    [
+        ({"transform": "visits.parse"}, "visits.parse"),
+        ({"keeps": lambda rows: rows.drop_columns(["attributes"])}, "other columns"),
+        ({"keeps": lambda rows: rows.slice(1)}, "made 3 records out of 4"),
+        ({"refuses": lambda value: value == b"0:9"}, "records in quarantine"),
+    ],
+)
+@pytest.mark.parametrize("compacted", [False, True])
+def test_raw_records_never_replace_what_a_transform_made(
+    home: ConsumedHome,
+    capsys: pytest.CaptureFixture[str],
+    sign: dict[str, Any],
+    evidence: str,
+    compacted: bool,
+) -> None:
+    """The settings name no transform, so that what one made can only be made again by a module."""
+    for name, value in sign.items():
+        setattr(home.sweeper, name, value)
+    Path("declared_streams.py").write_text(DECLARATION)
+    said(capsys, "replay", "demo", "--from", "4", "--module", "declared_streams")
+    if compacted:
+        said(capsys, "compact", "demo")
+    before, generation = cat(capsys), generations(home)
+    home.sweeper.sweeps.clear()
+    error = said(capsys, "replay", "demo", "--shard", "0", code=2)
+    assert error.count("\n") == 1
+    assert "--module" in error
+    assert evidence in error
+    assert (cat(capsys), generations(home)) == (before, generation)
+    assert home.sweeper.sweeps == []
+    said(capsys, "replay", "demo", "--module", "declared_streams")
+    assert generations(home) == [number + 1 for number in generation]
+
+
+def test_a_lost_file_is_made_again_from_the_settings(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = cat(capsys)
+    for file in home.store.batches(KEY, ZERO)[0].files:
+        (home.output / file.path).unlink()
+    said(capsys, "replay", "demo")
+    assert cat(capsys) == before
+
+
+@pytest.mark.parametrize("command", [("replay",), ("quarantine", "retry")])
+def test_the_shipped_example_is_found_by_its_module(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    """A module of definitions holds Dagster's values too, and finds the home of the command."""
+    forget_settings(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples/access_log"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "access_log"]:
+        monkeypatch.delitem(sys.modules, name)
+    key = GroupKey.parse("default", "access")
+    home = ConsumedHome(tmp_path / "elsewhere", key=key)
+    home.append(3)
+    home.sweeper.refuses = lambda value: value == b"0:2"
+    home.consume("run-1")
+    streams: list[ShardStream] = []
+
+    def sweeper(stream: ShardStream, **_: object) -> ArrowSweeper:
+        streams.append(stream)
+        return home.sweeper
+
+    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", sweeper)
+    module = ("--module", "access_log.definitions", "--home", str(home.settings.home))
+    said(capsys, *command, "access", *module)
+    assert home.store.batches(key, ZERO)[0].generation == 1
+    (stream,) = streams
+    assert stream.transform is not None
+    assert stream.source.bounds([ZERO])[ZERO].end == "3"
+    assert "LEASEHOLD_HOME" not in os.environ
+    home.store.close()
 
 
 def test_what_retention_removed_is_reported(
