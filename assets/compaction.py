@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assets.rewriting import Ended, Unit, rewriting, swap, unit_files, units
-from assets.shard_files import COMPRESSION, ROW_GROUP_BYTES, sync_folder
+from assets.shard_files import COMPRESSION, ROW_GROUP_BYTES
 from assets.sweep import ATTEMPTS_FOLDER
 from assets.transform_mark import mark_of, marked
 from lease_store.errors import LeaseholdError, LogCorrupt, RewriteRefused
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import BatchRewrite, DataFile, RewriteKind
 from lease_store.store import LeaseStore
+from shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -229,7 +230,7 @@ class Compactor:
         self, shard: ShardId, merge: Sequence[Unit], attempt: str, together: int
     ) -> tuple[DataFile, ...]:
         folder = self._output_root / attempt
-        folder.mkdir(parents=True)
+        make_folder(folder)
         made: list[DataFile] = []
         for quarantine in (False, True):
             parts = [file for unit in merge for file in unit_files(unit, quarantine=quarantine)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assets.shard_files import COMPRESSION
+from shard_sources.durable_folder import sync_folder
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -45,6 +46,7 @@ def write_parquet(
             sink.flush()
             os.fsync(sink.fileno())
         unfinished.replace(file)
+        sync_folder(file.parent)
     finally:
         unfinished.unlink(missing_ok=True)
     return rows

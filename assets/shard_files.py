@@ -18,6 +18,7 @@ from assets.attempt_reports import WrittenFile, earliest, latest
 from assets.transform_mark import marked
 from lease_store.errors import TransformError, shown
 from lease_store.identifiers import ShardId
+from shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,7 +174,7 @@ class ShardFiles:
     def _begin(self, shard: str, rows: pa.RecordBatch, quarantine: bool) -> _OpenFile:
         import pyarrow.parquet as pq
 
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder, exist_ok=True)
         # The number keeps apart shards whose names differ in case only, on file systems that
         # do not see the difference.
         kind = ".quarantine" if quarantine else ""
@@ -230,12 +231,3 @@ def event_times(rows: pa.RecordBatch) -> tuple[datetime | None, datetime | None]
         return None, None
     bounds = pc.min_max(rows.column(at).cast(pa.timestamp("us", tz="UTC"), safe=False)).as_py()
     return bounds["min"], bounds["max"]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -33,6 +33,7 @@ from lease_store.errors import (
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import ShardId, StreamName
 from lease_store.records import BatchStatistics, DataFile
+from shard_sources.durable_folder import make_folder
 from shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _attempt(
 
     attempt = f"{ATTEMPTS_FOLDER}/{job.new_attempt()}"
     folder = job.output_root / attempt
-    folder.mkdir(parents=True)
+    make_folder(folder)
     shards = [range_.shard for range_ in ranges]
     try:
         output = _transformed(_read(spark, job, ranges, folder), job)

@@ -16,7 +16,6 @@ from assets.committed_output import parquet_frame
 from assets.deployment import Deployment
 from assets.event_frontier import ShardTime, frontier
 from assets.rewriting import touch_replaced
-from assets.shard_files import sync_folder
 from assets.shard_stream import ShardStream, Transform
 from assets.spark_failures import session_is_gone, users_error
 from assets.spark_sweeper import attempt_label
@@ -27,6 +26,7 @@ from lease_store.identifiers import ShardId
 from lease_store.records import Batch, DataFile
 from lease_store.states import ShardState
 from lease_store.store import Changed, LeaseStore
+from shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +114,7 @@ def make_window(
         attempt = f"{ATTEMPTS_FOLDER}/{attempt_label(run)}-{uuid.uuid4().hex}"
         files: tuple[DataFile, ...] = ()
         if parts:
+            make_folder(root / ATTEMPTS_FOLDER, exist_ok=True)
             # An hour without records has no columns either that a transform could work on.
             _write(session(), stream, parts, span=span, transform=transform, folder=root / attempt)
             files = _files(root, attempt)
@@ -202,6 +203,8 @@ def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     sync_folder(root / attempt)
+    # Spark made the folder of the attempt itself.
+    sync_folder(root / ATTEMPTS_FOLDER)
     return tuple(
         DataFile(f"{attempt}/{path.name}", pq.read_metadata(path).num_rows, path.stat().st_size)
         for path in paths

@@ -25,6 +25,7 @@ from lease_store.errors import (
     shown,
 )
 from lease_store.identifiers import ShardId
+from shard_sources.durable_folder import sync_folder
 
 CATALOG_FILE = "catalog.json"
 _FORMAT = "leasehold-local-log"
@@ -173,12 +174,3 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
         os.fsync(file.fileno())
     draft.replace(path)
     sync_folder(root)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardListing
+from shard_sources.durable_folder import make_folder, sync_folder
 from shard_sources.local_log.catalog import (
     CATALOG_FILE,
     Catalog,
@@ -17,7 +18,6 @@ from shard_sources.local_log.catalog import (
     catalog_lock,
     load_catalog,
     save_catalog,
-    sync_folder,
 )
 from shard_sources.local_log.format import Record
 from shard_sources.local_log.hash_ranges import even_ranges
@@ -123,7 +123,7 @@ class LocalLog(LocalLogReader):
             for number, (begin, end) in enumerate(even_ranges(shards))
         ]
         try:
-            log.root.mkdir(parents=True, exist_ok=True)
+            make_folder(log.root, exist_ok=True)
             with catalog_lock(log.root):
                 if log.exists:
                     raise LogExists(f"There is a log in {log.root} already: use another folder.")

@@ -16,13 +16,13 @@ from filelock import Timeout
 
 from lease_store.errors import ReshardingRefused, ShardBusy
 from lease_store.identifiers import ShardId
+from shard_sources.durable_folder import sync_folder
 from shard_sources.local_log.catalog import (
     Catalog,
     CatalogShard,
     catalog_lock,
     load_catalog,
     save_catalog,
-    sync_folder,
 )
 from shard_sources.local_log.hash_ranges import split_point
 from shard_sources.local_log.writing import ShardWriter, shard_folder

@@ -28,7 +28,8 @@ from lease_store.errors import (
     SourceUnavailable,
 )
 from lease_store.identifiers import ShardId
-from shard_sources.local_log.catalog import load_catalog, sync_folder
+from shard_sources.durable_folder import sync_folder
+from shard_sources.local_log.catalog import load_catalog
 from shard_sources.local_log.format import (
     ENTRY_BYTES,
     MESSAGE_BYTES_MAX,

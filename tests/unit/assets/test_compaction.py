@@ -25,6 +25,7 @@ from lease_store.records import (
     RewriteKind,
 )
 from lease_store.verification import verify
+from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -340,3 +341,13 @@ def test_any_order_of_consuming_replaying_and_compacting_reads_the_same(
         for shard in (ZERO, ONE):
             assert scene.committed(shard) == scene.expected(shard, total[shard]), (step, action)
         assert verify(scene.store, scene.key) == []
+
+
+def test_merged_files_are_on_the_disk_under_their_names_before_the_ledger_has_them(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = scene.output / "attempts"
+    with synced(monkeypatch) as paths:
+        scene.compact(ZERO)
+    (file,) = [Path(path) for path in committed_paths(scene.store, scene.key, scene.output, ZERO)]
+    assert paths == [attempts, file, file.parent]

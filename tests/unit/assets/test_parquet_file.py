@@ -9,6 +9,7 @@ import pytest
 
 from assets.committed_dataset import committed_dataset
 from assets.parquet_file import write_parquet
+from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 
 
@@ -36,3 +37,15 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_parquet(dataset, folder / "all.parquet", interrupted)
     assert list(folder.iterdir()) == []
+
+
+def test_a_file_is_on_the_disk_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, records=10)
+    world.consume()
+    dataset = committed_dataset(world.store, world.key, world.output)
+    with synced(monkeypatch) as paths:
+        write_parquet(dataset, tmp_path / "all.parquet")
+    assert paths[-1] == tmp_path
+    assert paths[0].name.startswith(".all.parquet.")

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from pyspark.errors import AnalysisException  # noqa: TID253
 
-from assets.sweep import REGISTER_ATTEMPTS, _register_one
+from assets.sweep import REGISTER_ATTEMPTS, SweepJob, _register_one, run_sweep
+from lease_store.errors import SparkUnavailable
+from lease_store.identifiers import ShardId, StreamName
+from shard_sources.source import ReadRange
+from tests.synced import synced
 
 
 class _Registry:
@@ -50,3 +55,14 @@ def test_a_refusal_that_stays_is_raised(refusals: int, condition: str, calls: in
     with pytest.raises(AnalysisException, match=condition):
         _register(registry)
     assert registry.calls == calls
+
+
+def test_the_folder_of_an_attempt_is_named_on_the_disk_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session is none, so that the sweep goes no further than the folder."""
+    root = tmp_path / "output"
+    job = SweepJob(StreamName("s"), {}, None, root, lambda: "run-1", "tag", 1)
+    with synced(monkeypatch) as paths, pytest.raises(SparkUnavailable):
+        run_sweep(cast(Any, None), job, [ReadRange(ShardId("0"), "0", "1")])
+    assert paths == [tmp_path, root, root / "attempts"]
