@@ -22,7 +22,7 @@ demo: $(VENV)/.stamp-run ## Consume a log of 8 shards from start to proof: make 
 ui: $(VENV)/.stamp-run ## Open the demo's deployment in the Dagster UI, on this machine only
 	@$(BIN)/leasehold ui --home "$(HOME_DIR)"
 
-test: $(VENV)/.stamp-dev ## Run all tests (installs MariaDB's server and Chromium where they are missing)
+test: $(VENV)/.stamp-dev ## Run all tests (installs MariaDB's server and Chromium, fetches MySQL's)
 	@sh scripts/test_tools.sh
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 

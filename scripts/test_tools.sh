@@ -1,6 +1,6 @@
 #!/bin/sh
-# Sees to it that MariaDB's server, Chromium and a Kinesis server are here, which the tests start
-# themselves.
+# Sees to it that the servers of MariaDB and MySQL, Chromium and a Kinesis server are here, which
+# the tests start themselves.
 set -eu
 . "$(dirname "$0")/system_packages.sh"
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin
@@ -36,6 +36,8 @@ mariadb() {
 }
 mariadb "MariaDB's server" 'mariadbd mysqld'
 mariadb "MariaDB's client" 'my_print_defaults'
+# Without MySQL's own server the tests that need it are skipped and say so.
+"$(dirname "$0")/fetch_mysql.sh" || true
 need "Chromium" 'chromium chromium-browser google-chrome' chromium chromium-browser
 # kinesalite comes by npm, into a cache folder; without it the tests that need it are skipped and
 # say so. Node is the machine's own, or the one that the type checker's package brings.

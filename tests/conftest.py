@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import mariadb as mariadb_server
+from tests import mysql as mysql_server
 from tests.mariadb import MariaDB
+from tests.mysql import MySQL
 
 _numbers = count(1)
 SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
@@ -52,6 +54,23 @@ def mariadb_url(mariadb: MariaDB) -> Generator[str]:
     name = f"test_{next(_numbers)}"
     yield mariadb.create_database(name)
     mariadb.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Generator[MySQL]:
+    """One private MySQL server for the whole session."""
+    if reason := mysql_server.reason_missing():
+        pytest.skip(reason)
+    with mysql_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def mysql_url(mysql: MySQL) -> Generator[str]:
+    """The URL of a fresh, empty database."""
+    name = f"test_{next(_numbers)}"
+    yield mysql.create_database(name)
+    mysql.drop_database(name)
 
 
 @pytest.fixture(scope="session")

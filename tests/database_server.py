@@ -1,0 +1,173 @@
+"""A private database server for tests: own folder, a socket and a free port of the loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+USER = "leasehold"
+PASSWORD = "leasehold-test"
+
+
+def program(name: str) -> str | None:
+    """The path of a server's program on this machine."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def account() -> list[str]:
+    """The option without which a server refuses to run as root."""
+    return ["--user=root"] if os.geteuid() == 0 else []
+
+
+@dataclass(slots=True)
+class DatabaseServer(ABC):
+    """A running server.
+
+    Attributes:
+        folder: everything it owns.
+        port: on 127.0.0.1.
+        user, password: an account that may do everything except what needs SUPER.
+    """
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    user: str = USER
+    password: str = PASSWORD
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "s"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def url(self, database: str, *, port: int | None = None, user: str | None = None) -> str:
+        """SQLAlchemy's URL of a database, through TCP."""
+        account = f"{user or self.user}:{self.password}"
+        return f"mysql+pymysql://{account}@127.0.0.1:{port or self.port}/{database}"
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """The program with the options that only this kind of server has."""
+
+    def start(self, *options: str) -> None:
+        """Start, or start again with the same data, and wait until it answers."""
+        log = (self.folder / "server.log").open("ab")
+        self.process = subprocess.Popen(
+            [
+                *self.command(),
+                *account(),
+                f"--datadir={self.folder / 'data'}",
+                f"--socket={self.socket}",
+                f"--pid-file={self.folder / 'pid'}",
+                f"--port={self.port}",
+                "--bind-address=127.0.0.1",
+                "--character-set-server=utf8mb4",
+                "--collation-server=utf8mb4_bin",
+                "--innodb-buffer-pool-size=64M",
+                # Tests kill servers, never the machine that would have to write a log out.
+                "--innodb-flush-log-at-trx-commit=2",
+                "--max-connections=200",
+                "--performance-schema=OFF",
+                "--skip-name-resolve",
+                *options,
+            ],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        log.close()
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self.execute("SELECT 1")
+            except Exception:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError(self.log()) from None
+                time.sleep(0.05)
+            else:
+                return
+
+    def log(self) -> str:
+        """The end of the server's log."""
+        return (self.folder / "server.log").read_text(errors="replace")[-4000:]
+
+    def ended(self) -> bool:
+        """Whether it has ended without having been told to by `stop`."""
+        return self.process is not None and self.process.poll() is not None
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Stop it, gently or as a crash."""
+        if self.process is None:
+            return
+        if kill:
+            self.process.kill()
+        else:
+            self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(STOP_TIMEOUT_S)
+        self.process = None
+
+    def connect(self, database: str | None = None) -> Any:
+        """A driver connection as root through the socket, in autocommit."""
+        import pymysql
+
+        return pymysql.connect(
+            unix_socket=str(self.socket),
+            user="root",
+            database=database,
+            autocommit=True,
+            connect_timeout=5,
+            read_timeout=20,
+        )
+
+    def execute(self, *statements: str, database: str | None = None) -> list[Any]:
+        """Run statements as root; the rows of the last one."""
+        connection = self.connect(database)
+        try:
+            with connection.cursor() as cursor:
+                rows: list[Any] = []
+                for statement in statements:
+                    cursor.execute(statement)
+                    rows = list(cursor.fetchall())
+                return rows
+        finally:
+            connection.close()
+
+    def grant(self, database: str, *privileges: str, user: str | None = None) -> None:
+        """Give an account, made where it is missing, these privileges on a database."""
+        name = f"'{user or self.user}'@'127.0.0.1'"
+        self.execute(
+            f"CREATE USER IF NOT EXISTS {name} IDENTIFIED BY '{self.password}'",
+            f"GRANT {', '.join(privileges)} ON `{database}`.* TO {name}",
+        )
+
+    def create_database(self, name: str) -> str:
+        """A fresh, empty database; its URL."""
+        self.execute(
+            f"DROP DATABASE IF EXISTS `{name}`",
+            f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+        )
+        self.grant(name, "ALL")
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        self.execute(f"DROP DATABASE IF EXISTS `{name}`")
