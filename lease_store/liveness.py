@@ -199,6 +199,58 @@ class Observations:
         return observations
 
 
+class PlannerWatch:
+    """Silence of the planner that launches a node's runs, by own memory and own monotonic clock.
+
+    A deployment may be unable to launch anything while its nodes beat: its daemon is down. Each
+    tick of its planner leaves a new mark, and what counts is how long the mark has not changed.
+    Time in which nobody could look does not count, except that marks which stay out of reach
+    count like a silence of their own: whoever cannot read them cannot be sent a run either.
+
+    Args:
+        clock: monotonic seconds.
+        look_max_s: the most that the time between two looks counts, in seconds; whoever was
+            frozen with the whole machine has not seen the planner be silent.
+    """
+
+    def __init__(self, clock: Clock, look_max_s: float) -> None:
+        self._clock = clock
+        self._look_max_s = look_max_s
+        self._looked_at = clock()
+        self._mark: str | None = None
+        self._unchanged_s = 0.0
+        self._unanswered_s = 0.0
+        self._blind = False
+
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds at least the planner has been silent."""
+        return max(self._unchanged_s, self._unanswered_s)
+
+    def lose_sight(self) -> None:
+        """Take note that the lease store does not answer: no planner can tick without it."""
+        self._blind = True
+
+    def see(self, mark: str | None) -> None:
+        """Take note of the mark of the planner's last tick.
+
+        Empty where it never left one, so that there is nothing to judge by; None where the mark
+        could not be read.
+        """
+        now = self._clock()
+        passed_s = min(now - self._looked_at, self._look_max_s)
+        passed_s = 0.0 if self._blind else passed_s
+        self._looked_at, self._blind = now, False
+        if mark is None:
+            self._unanswered_s += passed_s
+            return
+        if mark == "" or mark != self._mark:
+            self._unchanged_s = 0.0
+        elif self._unanswered_s == 0.0:
+            self._unchanged_s += passed_s
+        self._mark, self._unanswered_s = mark, 0.0
+
+
 def _floor(seconds: float) -> float:
     """Rounded down to a tenth: an observer may only ever claim to have waited less."""
     return max(int(seconds * 10) / 10, 0.0)

@@ -11,12 +11,20 @@ from dataclasses import replace
 from lease_store.assignment_modes import check_member
 from lease_store.errors import NodeNameTaken, StoreError, UnknownGroup, shown
 from lease_store.identifiers import GroupKey, ShardId
-from lease_store.liveness import Clock, Observations
-from lease_store.records import BEAT_FRACTION_MAX, Node, Pulse
+from lease_store.liveness import Clock, Observations, PlannerWatch
+from lease_store.records import BEAT_FRACTION_MAX, TIMEOUT_DEFAULT_S, Node, Pulse
 from lease_store.store import Beaten, Changed, LeaseStore, Registered
 
 BEAT_EARLY = 0.7
 """A beat is sent after this part of its interval, because the caller's rounds take time, too."""
+PLANNER_SILENT_TIMEOUTS = 2.0
+"""After so many timeouts without a tick of its planner a node takes no more shards."""
+PLANNER_LOOK_S = 2.0
+"""How often the caller looks for the planner's mark; twice that counts at most between two looks.
+
+Less than half of the time between two ticks, so that all nodes of a deployment whose planner ticks
+again take runs before its next tick: a plan made in between would move shards to the first of them.
+"""
 
 
 class NodeMembership:
@@ -35,6 +43,8 @@ class NodeMembership:
         self._node = node
         self._clock = clock
         self._observations = Observations(clock)
+        self._planner = PlannerWatch(clock, 2 * PLANNER_LOOK_S)
+        self._timeout_s = TIMEOUT_DEFAULT_S
         self._first_seen: tuple[str, int] | None = None
         self._registered: Node | None = None
         self._beaten_at = 0.0
@@ -54,19 +64,35 @@ class NodeMembership:
         """Whether the node answers to its name, as far as is known here."""
         return self._registered is not None
 
+    @property
+    def key(self) -> GroupKey:
+        """The group."""
+        return self._key
+
+    @property
+    def planner_silent_s(self) -> float:
+        """For how long the planner has been silent, if that is too long; 0 otherwise."""
+        silent_s = self._planner.silent_s
+        return silent_s if silent_s > PLANNER_SILENT_TIMEOUTS * self._timeout_s else 0.0
+
+    def see_planner(self, mark: str | None) -> None:
+        """Take note of what the last tick of the node's planner left, as `PlannerWatch.see`."""
+        self._planner.see(mark)
+
     def keep(self, *, accepts_runs: bool, joins: bool = True) -> str:
         """Join, beat, or tell the group whether the node takes runs; what changed, or nothing.
 
         Where another incarnation has the name, the call does nothing but watch it, until it has
         beaten or has stood still for the group's timeout. It does nothing else either unless the
-        node `joins`.
+        node `joins`. A node whose planner is silent takes no runs: nobody would launch them.
 
         Raises:
             NodeNameTaken: another live process answers to the name.
             AssignmentConflict: the node's settings contradict another member's.
             StoreError: the store does not answer.
         """
-        wanted = replace(self._node, accepts_runs=accepts_runs)
+        takes = accepts_runs and not self.planner_silent_s
+        wanted = replace(self._node, accepts_runs=takes)
         sent_at = self._clock()
         known = self._registered == wanted
         if known and sent_at - self._beaten_at < self._beat_s * BEAT_EARLY:
@@ -79,7 +105,9 @@ class NodeMembership:
             return ""
         except StoreError:
             self._observations.lose_sight()
+            self._planner.lose_sight()
             raise
+        self._timeout_s = pulse.group.timeout_s
         self._beat_s = pulse.group.timeout_s * BEAT_FRACTION_MAX
         if known and wanted in (replace(row, lease_id=wanted.lease_id) for row in pulse.nodes):
             outcome = self._store.beat(self._key, wanted.name, wanted.incarnation)

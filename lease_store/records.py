@@ -110,7 +110,8 @@ class Node:
         source_count: modulo assignment: the number of members, or None.
         node_id: modulo assignment: this member's remainder, or None.
         pinned: pinned assignment: shard to bootstrap cursor, or None to continue from the store.
-        accepts_runs: False while the node's code server takes no runs: it gives its shards away.
+        accepts_runs: False while the node's code server takes no runs, or its deployment launches
+            none: it gives its shards away.
     """
 
     name: NodeName

@@ -25,7 +25,7 @@ from assets.run_process import process_gone
 from lease_store.errors import LeaseholdError, NodeNameTaken, StoreError, UserMistake, shown
 from lease_store.identifiers import GroupKey, NodeName
 from lease_store.liveness import Clock, steady_clock
-from lease_store.node_membership import NodeMembership
+from lease_store.node_membership import PLANNER_LOOK_S, NodeMembership
 from lease_store.process_identity import ProcessIdentity, current_place
 from lease_store.records import Node
 from lease_store.store import LeaseStore
@@ -34,6 +34,7 @@ from orchestration.node_directory import Endpoint, publish, withdraw
 from orchestration.presentation import say
 from orchestration.spark_keeper import SparkKeeper
 from sensors.janitor import PROCESS_ENDED
+from sensors.tick_mark import tick_marks
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
@@ -157,6 +158,8 @@ class NodeAgent:
         self._known_sessions: list[ProcessIdentity] = []
         self._published = False
         self._runs_seen_at = float("-inf")
+        self._marks_seen_at = float("-inf")
+        self._silent: set[GroupKey] = set()
 
     def run(self, told: threading.Event) -> None:
         """Work until `told` is set, then leave.
@@ -204,6 +207,9 @@ class NodeAgent:
         if healthy:
             self._begin()
         self._accepts_runs = healthy or self._server.silent_s < SILENT_MAX_S
+        if self._clock() - self._marks_seen_at >= PLANNER_LOOK_S:
+            self._marks_seen_at = self._clock()
+            self._look_for_ticks()
         if self._clock() - self._runs_seen_at >= RUNS_LOOK_S:
             self._runs_seen_at = self._clock()
             self._tolerantly(self._fail_dead_runs)
@@ -233,6 +239,25 @@ class NodeAgent:
             publish(self._instance, self._node, self._advertised)
             say(f"The code server of node {self._node} answers at {self._advertised}.")
             self._published = True
+
+    def _look_for_ticks(self) -> None:
+        """Read the marks of the rebalance sensors' ticks; say which sensor fell silent."""
+        marks: dict[GroupKey, str] | None = None
+        try:
+            marks = tick_marks(self._instance, self._rows)
+        except Exception as error:
+            say(f"Dagster's storage did not answer: {type(error).__name__}: {error}")
+        for membership in self._memberships:
+            membership.see_planner(None if marks is None else marks[membership.key])
+            silent_s = membership.planner_silent_s
+            if silent_s and membership.key not in self._silent:
+                say(
+                    f"The rebalance sensor of {membership.key} has not ticked for {silent_s:.0f} s:"
+                    f" node {self._node} gives its shards away until it does. See that Dagster's "
+                    "daemon runs, and that the sensor is switched on."
+                )
+            change = self._silent.add if silent_s else self._silent.discard
+            change(membership.key)
 
     # -- beats ----------------------------------------------------------------------------------
 

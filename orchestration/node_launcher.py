@@ -95,9 +95,19 @@ class NodeRunLauncher(DefaultRunLauncher):
             snapshot = store.snapshot(group.key)
             holders = {row.consumer_owner for row in snapshot.shards if row.shard == shard}
             for node in snapshot.nodes:
-                if node.name in holders and node.address == address and node.accepts_runs:
+                if node.name not in holders or node.address != address:
+                    continue
+                if node.accepts_runs or self._answers(node.name):
                     return node.name
         return None
+
+    def _answers(self, node: str) -> bool:
+        """Whether a node can take a run though its group says that it takes none.
+
+        It does where the rebalance sensor is switched off, and people launch runs by hand.
+        """
+        endpoint = find(self._instance, node)
+        return endpoint is not None and server_id(endpoint) is not None
 
     def _opened(self) -> LeaseStore:
         if self._store is None:

@@ -13,6 +13,7 @@ from lease_store.liveness import Clock, steady_clock
 from sensors import EVERY_LOOP_S
 from sensors.rebalance_memory import RebalanceMemory
 from sensors.run_requests import run_request
+from sensors.tick_mark import leave_tick_mark
 
 
 def build_rebalance_sensor(
@@ -52,15 +53,18 @@ def build_rebalance_sensor(
         if not busy.acquire(blocking=False):
             said = "The tick before is still at work: see what its store or source waits for."
             return dg.SensorResult(skip_reason=said, cursor=remembered)
+        ticked = False
         try:
             known = memory(context.instance)
             report = known.tick(remembered)
-            remembered = report.remembered
+            remembered, ticked = report.remembered, True
             found = known.rounds.run(context.instance, report)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
         finally:
+            if ticked and deployment.agents:
+                leave_tick_mark(context, stream.key)
             busy.release()
         said = "; ".join((report.explanation, *found.notes))
         context.log.info(said)

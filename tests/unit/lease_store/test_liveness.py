@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lease_store.identifiers import NodeName, ShardId
-from lease_store.liveness import Observations, parse_memory, steady_clock
+from lease_store.liveness import Observations, PlannerWatch, parse_memory, steady_clock
 from lease_store.records import Node, ShardLease
 from lease_store.states import ShardState
 
@@ -236,3 +236,72 @@ def test_callers_may_remember_more_beside_it() -> None:
 def test_the_steady_clock_does_not_step_back() -> None:
     readings = [steady_clock() for _ in range(1000)]
     assert readings == sorted(readings)
+
+
+def test_a_planner_that_leaves_new_marks_is_never_silent() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    for tick in range(100):
+        watch.see(f"mark-{tick // 3}")
+        assert watch.silent_s <= 4.0
+        clock.now += 2.0
+
+
+def test_a_planner_is_silent_for_as_long_as_its_mark_was_seen_to_stand_still() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch.see("one")
+    for _ in range(20):
+        clock.now += 2.0
+        watch.see("one")
+    assert watch.silent_s == 40.0
+    watch.see("two")
+    assert watch.silent_s == 0.0
+
+
+def test_a_planner_that_never_left_a_mark_is_not_judged() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    for _ in range(100):
+        clock.now += 2.0
+        watch.see("")
+    assert watch.silent_s == 0.0
+
+
+def test_whoever_slept_did_not_see_the_planner_be_silent() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch.see("one")
+    clock.now += 3_600.0
+    watch.see("one")
+    assert watch.silent_s == 4.0
+
+
+def test_time_without_the_lease_store_is_not_the_planners_silence() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    for _ in range(100):
+        clock.now += 2.0
+        watch.lose_sight()
+        watch.see("one")
+    assert watch.silent_s == 0.0
+    clock.now += 2.0
+    watch.see("one")
+    assert watch.silent_s == 2.0
+
+
+def test_marks_out_of_reach_are_a_silence_that_ends_with_the_next_answer() -> None:
+    """The planner then has the whole time again to show that it ticks."""
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch.see("one")
+    for _ in range(30):
+        clock.now += 2.0
+        watch.see(None)
+    assert watch.silent_s == 60.0
+    clock.now += 2.0
+    watch.see("one")
+    assert watch.silent_s == 0.0
+    clock.now += 2.0
+    watch.see("one")
+    assert watch.silent_s == 2.0

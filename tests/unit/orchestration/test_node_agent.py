@@ -20,9 +20,11 @@ from lease_store.planning import plan
 from lease_store.process_identity import ProcessIdentity, current_place
 from lease_store.records import Group, Node, ShardListing
 from lease_store.store import Opened
+from orchestration import node_agent
 from orchestration.code_server import CodeServer
 from orchestration.node_agent import AgentState, NodeAgent, answering_alone
 from orchestration.node_directory import Endpoint, find, withdrawn
+from sensors.tick_mark import leave_tick_mark
 
 KEY = GroupKey.parse("default", "orders")
 A, B = NodeName("a"), NodeName("b")
@@ -138,6 +140,26 @@ def test_a_node_whose_code_server_is_silent_lives_on_and_gives_its_shards_away(
         assert {type(action) for action in actions} == {BeginTransfer}
         assert {action.shard for action in actions} == set(SHARDS)
         scene.server.answers, scene.server.silence_s = True, 0.0
+        until(lambda: scene.row is not None and scene.row.accepts_runs)
+
+
+def test_a_node_whose_rebalance_sensor_falls_silent_takes_no_runs_until_it_ticks_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
+
+    def tick() -> None:
+        with dg.build_sensor_context(instance=scene.instance) as context:
+            leave_tick_mark(context, KEY)
+
+    tick()
+    with scene.at_work():
+        until(lambda: scene.row is not None and scene.row.member and scene.row.accepts_runs)
+        until(lambda: scene.row is not None and not scene.row.accepts_runs)
+        said = "The rebalance sensor of orders/default has not ticked for 2 s: node a gives its"
+        assert capsys.readouterr().out.count(said) == 1
+        tick()
         until(lambda: scene.row is not None and scene.row.accepts_runs)
 
 

@@ -108,6 +108,19 @@ def test_a_materialization_goes_to_the_node_that_holds_its_shard(scene: Scene) -
     assert scene.launch(materialization()) == [str(AT)]
 
 
+@pytest.mark.parametrize(("answers", "target"), [(True, str(AT)), (False, "workspace")])
+def test_a_materialization_by_hand_goes_to_a_holder_without_sensors_while_its_server_answers(
+    scene: Scene, *, answers: bool, target: str
+) -> None:
+    publish(scene.instance, "b", AT)
+    address = ensure_instance_address(scene.instance)
+    scene.hold(address)
+    silent = Node(B, 0, "first", address, accepts_runs=False)
+    scene.store.register(KEY, silent, observer="test")
+    scene.answers = answers
+    assert scene.launch(materialization()) == [target]
+
+
 @pytest.mark.parametrize(
     "run",
     [

@@ -23,6 +23,7 @@ from lease_store.store import Opened, Stale
 from lease_store.upkeep import UpkeepReport
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import sync_listing
+from sensors.tick_mark import tick_marks
 from tests.unit.sensors.streams import ScriptedSource, memory_deployment, scripted_stream
 
 A, B = NodeName("a"), NodeName("b")
@@ -396,3 +397,40 @@ def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
     result = scene.tick()
     assert not result.run_requests
     assert "nothing to read in 2 shards" in said(result)
+
+
+def test_each_whole_tick_leaves_a_new_mark_for_agents_and_none_where_the_sensor_beats(
+    instance: dg.DagsterInstance,
+) -> None:
+    scene = Scene(instance)
+    key = scene.stream.key
+
+    def mark() -> str:
+        return tick_marks(instance, [key])[key]
+
+    scene.tick()
+    assert mark() == ""
+    scene.deployment = replace(scene.deployment, agents=True)
+    scene.restart()
+    scene.tick()
+    first = mark()
+    assert first != ""
+    # A source that is away stops nobody: it is away for every deployment.
+    scene.source.down = "The log is away."
+    scene.tick()
+    second = mark()
+    assert second not in ("", first)
+
+    def refuse(_: object) -> None:
+        raise StoreUnavailable("The lease store does not answer.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scene.store, "pulse", refuse)
+        scene.tick()
+        assert mark() == second
+    with pytest.MonkeyPatch.context() as patch:
+        # Dagster's storage is away for a moment: the tick stands, and says so in its log.
+        patch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse)
+        scene.source.down = ""
+        scene.tick()
+    assert mark() == second

@@ -1,0 +1,41 @@
+"""The mark that each tick of a rebalance sensor leaves for the agents of its deployment.
+
+Agents beat though the daemon is down, which would keep shards that nobody launches runs for. So
+each tick leaves a new mark in Dagster's storage, which daemon and agents share, and a node whose
+group gets no new mark stands as one that takes no runs.
+
+The mark is left at the end of a tick. Left at its beginning, the first agent to see it might take
+runs again while that tick still plans, and would be given the shards of all the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Collection
+
+import dagster as dg
+
+from lease_store.identifiers import GroupKey
+
+
+def leave_tick_mark(context: dg.SensorEvaluationContext, key: GroupKey) -> None:
+    """Leave a new mark for a group; a storage that does not take it is logged."""
+    mark = {_place_of(key): uuid.uuid4().hex}
+    try:
+        context.instance.daemon_cursor_storage.set_cursor_values(mark)
+    except Exception as error:
+        # Of whatever driver Dagster's storage has; the tick's work is done, and it stands.
+        context.log.warning(f"Dagster's storage took no mark of this tick: {type(error).__name__}.")
+
+
+def tick_marks(instance: dg.DagsterInstance, keys: Collection[GroupKey]) -> dict[GroupKey, str]:
+    """Return the mark of the last tick for each group; empty where no tick ever left one."""
+    places = {key: _place_of(key) for key in keys}
+    marks = instance.daemon_cursor_storage.get_cursor_values(set(places.values()))
+    return {key: marks.get(place, "") for key, place in places.items()}
+
+
+def _place_of(key: GroupKey) -> str:
+    # MySQL tells only the first 64 characters of such a name apart.
+    return f"leasehold/tick/{hashlib.sha256(str(key).encode()).hexdigest()[:32]}"
