@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import Batch, DataFile
+from lease_store.records import DataFile
 
 if TYPE_CHECKING:
     from lease_store.store import Changed, Stale
@@ -70,8 +70,4 @@ class WindowStore(Protocol):
 
         `Stale` where the stored version is another. Repeating a write that happened is `Changed`.
         """
-        ...
-
-    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> list[Batch]:
-        """Committed batches of these shards from the given numbers on, by shard and number."""
         ...

@@ -13,15 +13,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, BatchState, ShardLease
-from lease_store.refusals import (
-    batch_border_inside_file,
-    batch_border_unknown,
-    batch_divided,
-    children_consumed,
-)
+from lease_store.records import ShardLease
+from lease_store.refusals import children_consumed
 from lease_store.states import ShardState
 from lease_store.transitions import Note, Step, forced, released, sent_back
+from lease_store.withdrawal import Ledger, first_since, first_withdrawn, last_before
 
 
 class Reopening(StrEnum):
@@ -43,12 +39,12 @@ class Forcing:
     Attributes:
         steps: the rows to write, that of the shard itself first.
         marks: journal entries that come before those of the steps.
-        withdrawn: for each shard the number of the first batch that is withdrawn, if any is.
+        withdrawn: for each shard the numbers of the committed batches that are withdrawn, if any.
     """
 
     steps: tuple[Step, ...]
     marks: tuple[Note, ...]
-    withdrawn: Mapping[ShardId, int]
+    withdrawn: Mapping[ShardId, range]
 
     def bootstrapped(self, cursor: str) -> Forcing:
         """The same, and the shard's row remembers that it was started at this cursor."""
@@ -86,7 +82,7 @@ def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[Shar
 
 def force(
     rows: Sequence[ShardLease],
-    batches: Mapping[ShardId, Sequence[Batch]],
+    ledgers: Mapping[ShardId, Ledger],
     cursor: str,
     *,
     key: GroupKey,
@@ -99,7 +95,7 @@ def force(
 
     Args:
         rows: of the shards that are `concerned`, in that order.
-        batches: their committed batches, by number.
+        ledgers: their committed batches.
         cursor: the new checkpoint.
         key: the group.
         ordered: whether it reads parents before children.
@@ -112,20 +108,20 @@ def force(
             after this one were read already and the caller chose to refuse.
     """
     row, descendants = rows[0], rows[1:]
-    places = {row.shard: first_withdrawn(row, batches.get(row.shard, ()), cursor, key=key)}
-    read = [each for each in descendants if _consumed(each, batches.get(each.shard, ()))]
+    borders = {row.shard: first_withdrawn(row, ledgers[row.shard], cursor, key=key)}
+    read = [each for each in descendants if _consumed(each, ledgers[each.shard])]
     if read and reopen is Reopening.REFUSE:
         raise children_consumed(key, row.shard, [each.shard for each in read])
     resets = read if reopen is Reopening.CASCADE else []
-    places |= dict.fromkeys((each.shard for each in resets), 0)
-    withdrawn: dict[ShardId, int] = {}
+    borders |= {each.shard: first_since(ledgers[each.shard], 0) for each in resets}
+    withdrawn: dict[ShardId, range] = {}
     whys: dict[ShardId, str] = {}
-    for shard, place in places.items():
+    for shard, border in borders.items():
         why = reason if shard == row.shard else f"{row.shard} was reopened: {reason}"
-        taken = batches.get(shard, ())[place:]
-        if taken:
-            withdrawn[shard] = taken[0].sequence
-            why += f"; batches {taken[0].sequence} to {taken[-1].sequence} are withdrawn"
+        last = last_before(ledgers[shard])
+        if border is not None and last is not None:
+            withdrawn[shard] = range(border.sequence, last.sequence + 1)
+            why += f"; batches {border.sequence} to {last.sequence} are withdrawn"
         whys[shard] = why
     steps = [forced(row, cursor, members, whys[row.shard])]
     if reopen is Reopening.ACCEPT:
@@ -139,9 +135,10 @@ def force(
     return Forcing(tuple(steps), (), withdrawn)
 
 
-def _consumed(row: ShardLease, batches: Sequence[Batch]) -> bool:
+def _consumed(row: ShardLease, ledger: Ledger) -> bool:
     over = row.state is ShardState.OVER
-    return over or row.check_point is not None or bool(row.consumer_run) or bool(batches)
+    begun = over or row.check_point is not None or bool(row.consumer_run)
+    return begun or last_before(ledger) is not None
 
 
 def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:
@@ -188,53 +185,3 @@ def _reset(
     for step in steps[1:]:
         whole = whole.then(step)
     return whole
-
-
-def withdrawal(batch: Batch) -> Batch:
-    """A committed batch as it is once its range is to be read again.
-
-    The generation rises, so that whoever was about to replace its output comes too late.
-    """
-    return replace(batch, state=BatchState.WITHDRAWN, generation=batch.generation + 1)
-
-
-def first_withdrawn(
-    row: ShardLease, batches: Sequence[Batch], cursor: str, *, key: GroupKey
-) -> int:
-    """From which place on committed batches lie behind a new checkpoint; their number for none.
-
-    Raises:
-        CheckpointRefused: the cursor is inside a batch, inside of what several batches share a
-            file for, or cannot be compared with the ledger.
-    """
-    if not batches or cursor == row.check_point:
-        return len(batches)
-    place = _border(batches, cursor)
-    if place is None:
-        raise batch_border_unknown(key, row.shard, cursor, batches[0].start, batches[-1].end)
-    if place < len(batches) and _before(batches[place].start, cursor):
-        raise batch_divided(key, batches[place], cursor)
-    for first, batch in enumerate(batches[:place]):
-        last = first + max((file.batches for file in batch.files), default=1) - 1
-        if last >= place:
-            last = min(last, len(batches) - 1)
-            raise batch_border_inside_file(key, batch, batches[last], cursor)
-    return place
-
-
-def _border(batches: Sequence[Batch], cursor: str) -> int | None:
-    """The place of the first batch that ends behind a cursor; None where that cannot be told."""
-    for place, batch in enumerate(batches):
-        if batch.start == cursor:
-            return place
-    for place in reversed(range(len(batches))):
-        if batches[place].end == cursor:
-            return place + 1
-    if not cursor.isdecimal() or not all(batch.end.isdecimal() for batch in batches):
-        return None
-    return sum(int(batch.end) <= int(cursor) for batch in batches)
-
-
-def _before(start: str, cursor: str) -> bool:
-    """Whether a batch begins before a cursor that is not its start; both are numbers then."""
-    return start != cursor and int(start) < int(cursor)

@@ -17,17 +17,16 @@ from typing import Protocol
 
 from lease_store.draining import Draining
 from lease_store.event_windows import WindowStore
+from lease_store.history import History
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from lease_store.outbox import Outbox
 from lease_store.records import (
     Batch,
     BatchCommit,
     BatchRewrite,
-    BatchState,
     Gap,
     Group,
     Intent,
-    JournalEntry,
     Node,
     Progress,
     Pulse,
@@ -36,11 +35,8 @@ from lease_store.records import (
     ShardListing,
     Snapshot,
     Tenure,
-    Throughput,
 )
 from lease_store.reopening import Reopening
-
-THROUGHPUT_BATCHES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ class TenureView:
     paused: bool = False
 
 
-class LeaseStore(Outbox, WindowStore, Protocol):
+class LeaseStore(History, Outbox, WindowStore, Protocol):
     """The lease store of a deployment.
 
     Attributes:
@@ -392,22 +388,6 @@ class LeaseStore(Outbox, WindowStore, Protocol):
         """Edge 8 for a read-only shard that has nothing left to read at `cursor`."""
         ...
 
-    def batches(
-        self,
-        key: GroupKey,
-        shard: ShardId | None = None,
-        state: BatchState | None = BatchState.COMMITTED,
-    ) -> list[Batch]:
-        """Ledger rows by shard and sequence."""
-        ...
-
-    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """What was committed lately, for every shard with a ledger, by shard; one statement.
-
-        Counted are the committed batches among the newest `window` of a shard.
-        """
-        ...
-
     # -- rewriting ------------------------------------------------------------------------------
 
     def claim_rewrite(
@@ -451,18 +431,7 @@ class LeaseStore(Outbox, WindowStore, Protocol):
         """
         ...
 
-    # -- journal, gaps --------------------------------------------------------------------------
-
-    def journal(
-        self,
-        key: GroupKey,
-        *,
-        shard: ShardId | None = None,
-        after: int = 0,
-        limit: int | None = None,
-    ) -> list[JournalEntry]:
-        """Journal entries in order of their sequence."""
-        ...
+    # -- gaps -----------------------------------------------------------------------------------
 
     def record_gap(
         self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
@@ -484,8 +453,4 @@ class LeaseStore(Outbox, WindowStore, Protocol):
         Raises:
             UnknownShard: the group has no such shard.
         """
-        ...
-
-    def gaps(self, key: GroupKey) -> list[Gap]:
-        """All gaps, by shard and start."""
         ...

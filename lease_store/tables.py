@@ -50,6 +50,10 @@ def _name(name: str, *, nullable: bool = False) -> Column[str]:
     return Column(name, ExactText(NAME_LENGTH_MAX), nullable=nullable)
 
 
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default="0")
+
+
 def _times() -> tuple[Column[Any], Column[Any]]:
     return (
         Column("create_time", ServerTime, nullable=False, default=server_time()),
@@ -136,6 +140,13 @@ shard_lease = Table(
     Column("subscribable", Boolean, nullable=False),
     Column("watermark", EventTime),
     _cursor("bootstrap", nullable=True),
+    # Rises whenever committed rows of its ledger are changed or removed.
+    _count("ledger_version"),
+    # What was ever committed to it: these only rise, and no reader has to add the ledger up.
+    _count("committed_batches"),
+    _count("committed_records"),
+    _count("committed_bytes"),
+    _count("quarantined_records"),
     *_times(),
     Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     *grammar_checks("shard_lease", "shard_id"),
@@ -194,8 +205,13 @@ batch = Table(
     Column("last_event_time", EventTime),
     Column("finished", Boolean, nullable=False),
     Column("committed_at", EventTime),
+    # See `lease_store.event_spans`; empty where it has no output.
+    Column("event_span", BigInteger),
+    Index("batch_by_event_span", "consume_group", "logstream_sig", "event_span"),
     **TABLE_OPTIONS,
 )
+
+_PENDING = ("consume_group", "logstream_sig", "delivered", "kind")
 
 outbox = Table(
     "outbox",
@@ -211,7 +227,8 @@ outbox = Table(
     Column("delivered", Boolean, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("error", ExactText(LINE_BYTES_MAX), nullable=False, server_default=""),
-    Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
+    Index("outbox_by_kind", *_PENDING, "sequence"),
+    Index("outbox_by_shard", *_PENDING, "shard_id", "sequence"),
     sqlite_autoincrement=True,
     **TABLE_OPTIONS,
 )
@@ -228,6 +245,7 @@ gap = Table(
     Column("recorded_at", EventTime, nullable=False),
     Column("acknowledged", Boolean, nullable=False),
     Column("skipped", Boolean, nullable=False, server_default="1"),
+    Index("gap_by_acknowledgement", "consume_group", "logstream_sig", "acknowledged", "shard_id"),
     **TABLE_OPTIONS,
 )
 
@@ -273,6 +291,7 @@ event_window = Table(
     Column("late", BigInteger, nullable=False),
     Column("rerun", Boolean, nullable=False),
     Column("made_at", EventTime),
+    Index("event_window_by_end", "consume_group", "logstream_sig", "asset", "window_end"),
     **TABLE_OPTIONS,
 )
 

@@ -79,7 +79,7 @@ class LateRecords:
             if lease.check_point is not None
             and self._seen.get(lease.shard, "") != lease.check_point
         }
-        batches = self.store.batches_since(self.hourly.stream.key, moved) if moved else []
+        batches = list(self.store.batches_since(self.hourly.stream.key, moved)) if moved else []
         reached = {batch: reached_hours(batch, since, asked_until) for batch in batches}
         if any(reached.values()):
             windows = self._windows(since, asked_until) if windows is None else windows

@@ -7,6 +7,7 @@ unit tests run on. Every verb runs under one lock, so it is atomic and safe to c
 from lease_store.memory_store.batches import MemoryBatches
 from lease_store.memory_store.gaps import MemoryGaps
 from lease_store.memory_store.groups import MemoryGroups
+from lease_store.memory_store.history import MemoryHistory
 from lease_store.memory_store.nodes import MemoryNodes
 from lease_store.memory_store.outbox import MemoryOutbox
 from lease_store.memory_store.rewrites import MemoryRewrites
@@ -23,6 +24,7 @@ class MemoryStore(
     MemoryShards,
     MemoryTenures,
     MemoryBatches,
+    MemoryHistory,
     MemoryGaps,
     MemoryRewrites,
     MemoryOutbox,

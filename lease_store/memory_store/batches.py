@@ -1,4 +1,4 @@
-"""The ledger and the journal in memory."""
+"""Writing the ledger in memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from lease_store.batch_rules import (
     may_advance,
     raised,
 )
-from lease_store.identifiers import GroupKey, ShardId
+from lease_store.history import ShardTotals
+from lease_store.identifiers import ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
 from lease_store.outbox import events_of
 from lease_store.records import (
     Batch,
     BatchCommit,
-    BatchState,
     Intent,
-    JournalEntry,
     Tenure,
-    Throughput,
 )
-from lease_store.store import THROUGHPUT_BATCHES, Changed, Stale
+from lease_store.store import Changed, Stale
 from lease_store.transitions import (
     FINISHED,
     PARENTS_OVER,
@@ -37,7 +35,7 @@ from lease_store.transitions import (
 
 
 class MemoryBatches(MemoryRows):
-    """The verbs on batches and the journal."""
+    """The verbs that write batches."""
 
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
         """See `LeaseStore.record_intents`."""
@@ -93,6 +91,7 @@ class MemoryBatches(MemoryRows):
         for event in events_of(batch, commit):
             sequence = self._next_sequence()
             rows.outbox[sequence] = replace(event, sequence=sequence)
+        rows.totals[shard] = rows.totals.get(shard, ShardTotals(shard)).after(commit.statistics)
         watermark = raised(row.watermark, commit.watermark)
         rows.shards[shard] = replace(row, check_point=commit.end, watermark=watermark)
         return self._finish(rows, commit.tenure, commit.end) if commit.finished else Changed()
@@ -116,55 +115,3 @@ class MemoryBatches(MemoryRows):
             reason=f"{PARENTS_OVER}, {tenure.shard} last",
         )
         return Changed(self._write(rows, freed, observer))
-
-    def batches(
-        self,
-        key: GroupKey,
-        shard: ShardId | None = None,
-        state: BatchState | None = BatchState.COMMITTED,
-    ) -> list[Batch]:
-        """See `LeaseStore.batches`."""
-        with self._rows("batches", key) as rows:
-            return [
-                batch
-                for (owner, _), batch in sorted(rows.batches.items(), key=lambda item: item[0])
-                if (shard is None or owner == shard) and (state is None or batch.state is state)
-            ]
-
-    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """See `LeaseStore.throughput`."""
-        with self._rows("throughput", key) as rows:
-            newest = dict(sorted(rows.batches))
-            found: dict[ShardId, Throughput] = {}
-            for (shard, number), batch in sorted(rows.batches.items(), key=lambda item: item[0]):
-                late = number > newest[shard] - window
-                if not late or batch.state is not BatchState.COMMITTED or not batch.committed_at:
-                    continue
-                at, statistics = batch.committed_at, batch.statistics
-                read = statistics.written if statistics.records is None else statistics.records
-                known = found.get(shard, Throughput(shard, 0, 0, at, at))
-                found[shard] = Throughput(
-                    shard,
-                    known.batches + 1,
-                    known.records + read,
-                    min(known.first_at, at),
-                    max(known.last_at, at),
-                )
-            return list(found.values())
-
-    def journal(
-        self,
-        key: GroupKey,
-        *,
-        shard: ShardId | None = None,
-        after: int = 0,
-        limit: int | None = None,
-    ) -> list[JournalEntry]:
-        """See `LeaseStore.journal`."""
-        with self._rows("journal", key) as rows:
-            entries = [
-                entry
-                for entry in rows.journal
-                if entry.sequence > after and (shard is None or entry.shard == shard)
-            ]
-            return entries if limit is None else entries[:limit]

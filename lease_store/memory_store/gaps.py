@@ -48,8 +48,3 @@ class MemoryGaps(MemoryRows):
                     self._note(rows, acknowledgement(gap), observer)
                     return Changed((gap.shard,))
             return Stale()
-
-    def gaps(self, key: GroupKey) -> list[Gap]:
-        """See `LeaseStore.gaps`."""
-        with self._rows("gaps", key) as rows:
-            return sorted(rows.gaps, key=lambda gap: (gap.shard, gap.start, gap.end))

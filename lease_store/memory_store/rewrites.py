@@ -68,5 +68,6 @@ class MemoryRewrites(MemoryRows):
                     return Stale()
                 swapped[shard, rewrite.sequence] = batch
             rows.batches.update(swapped)
+            rows.versions[shard] += bool(swapped)
             self._note(rows, rewrite_note(shard, run, reason), run)
             return Changed((shard,))

@@ -11,6 +11,7 @@ from threading import RLock
 
 from lease_store.clock import utc_now
 from lease_store.event_windows import EventWindow
+from lease_store.history import ShardTotals
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import (
     GROUPS_PER_STREAM_MAX,
@@ -44,6 +45,8 @@ class GroupRows:
     outbox: dict[int, OutboxEvent] = field(default_factory=dict[int, OutboxEvent])
     gaps: list[Gap] = field(default_factory=list[Gap])
     rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
+    versions: Counter[ShardId] = field(default_factory=Counter[ShardId])
+    totals: dict[ShardId, ShardTotals] = field(default_factory=dict[ShardId, ShardTotals])
     turn_of: tuple[NodeName, str] | None = None
     turn_epoch: int = 0
     windows: dict[tuple[str, datetime], EventWindow] = field(
@@ -61,6 +64,8 @@ class GroupRows:
             dict(self.outbox),
             list(self.gaps),
             dict(self.rewrites),
+            Counter(self.versions),
+            dict(self.totals),
             self.turn_of,
             self.turn_epoch,
             dict(self.windows),

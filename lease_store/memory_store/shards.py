@@ -14,7 +14,6 @@ from lease_store.reopening import (
     concerned,
     force,
     may_bootstrap,
-    withdrawal,
 )
 from lease_store.store import Changed, ShardsSynced, Stale
 from lease_store.transitions import (
@@ -29,6 +28,7 @@ from lease_store.transitions import (
     transfer_cancelled,
     transfer_completed,
 )
+from lease_store.withdrawal import ledger_of, withdrawal
 
 
 class MemoryShards(MemoryRows):
@@ -149,10 +149,11 @@ class MemoryShards(MemoryRows):
     def _force(self, rows: GroupRows, forcing: Forcing, observer: str) -> Changed:
         for step in forcing.steps:
             rows.abandon_intents(step.after.shard)
-        for name, sequence in forcing.withdrawn.items():
+        for name, numbers in forcing.withdrawn.items():
             for batch in _committed(rows, name):
-                if batch.sequence >= sequence:
+                if batch.sequence in numbers:
                     rows.batches[name, batch.sequence] = withdrawal(batch)
+            rows.versions[name] += 1
         for mark in forcing.marks:
             self._note(rows, mark, observer)
         rows.bump()
@@ -180,7 +181,7 @@ def _forcing(
     names = concerned(rows.shards, shard)
     return force(
         [rows.shards[name] for name in names],
-        {name: _committed(rows, name) for name in names},
+        {name: ledger_of(_committed(rows, name)) for name in names},
         cursor,
         key=rows.group.key,
         ordered=rows.group.ordered,

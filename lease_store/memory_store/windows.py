@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 
 from lease_store.event_windows import EventWindow
-from lease_store.identifiers import GroupKey, ShardId
+from lease_store.identifiers import GroupKey
 from lease_store.memory_store.rows import MemoryRows
-from lease_store.records import Batch, BatchState
 from lease_store.store import Changed, Stale
 
 
@@ -43,12 +41,3 @@ class MemoryWindows(MemoryRows):
                 return Stale()
             rows.windows[window.asset, window.start] = window
             return Changed()
-
-    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> list[Batch]:
-        """See `WindowStore.batches_since`."""
-        with self._rows("batches_since", key) as rows:
-            return [
-                batch
-                for (shard, number), batch in sorted(rows.batches.items(), key=lambda item: item[0])
-                if batch.state is BatchState.COMMITTED and number >= numbers.get(shard, number + 1)
-            ]

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 READS = frozenset(
     {"groups", "pulse", "snapshot", "progress", "review", "batches", "pending_events", "journal",
-     "gaps", "waiting_events"}
+     "gaps", "waiting_events", "heads", "totals", "each_batch", "batches_within", "batches_since",
+     "each_entry", "gap_counts", "throughput"}
 )  # fmt: skip
 CALL_S = 0.002
 READ_TIMEOUT_S = 5.0

@@ -8,6 +8,7 @@ id, so that all transactions agree on one order; beats lock nothing but their ow
 from lease_store.sql_store.batches import SqlBatches
 from lease_store.sql_store.gaps import SqlGaps
 from lease_store.sql_store.groups import SqlGroups
+from lease_store.sql_store.history import SqlHistory
 from lease_store.sql_store.nodes import SqlNodes
 from lease_store.sql_store.outbox import SqlOutbox
 from lease_store.sql_store.rewrites import SqlRewrites
@@ -18,6 +19,14 @@ __all__ = ["SqlStore"]
 
 
 class SqlStore(
-    SqlGroups, SqlNodes, SqlShards, SqlBatches, SqlGaps, SqlRewrites, SqlOutbox, SqlWindows
+    SqlGroups,
+    SqlNodes,
+    SqlShards,
+    SqlBatches,
+    SqlHistory,
+    SqlGaps,
+    SqlRewrites,
+    SqlOutbox,
+    SqlWindows,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""

@@ -1,4 +1,4 @@
-"""The ledger and the journal in SQL."""
+"""Writing the ledger in SQL."""
 
 from __future__ import annotations
 
@@ -22,25 +22,21 @@ from lease_store.outbox import events_of
 from lease_store.records import (
     Batch,
     BatchCommit,
-    BatchState,
     Intent,
-    JournalEntry,
     ShardLease,
     Tenure,
-    Throughput,
 )
+from lease_store.sql_store import history_statements as history
 from lease_store.sql_store import statements
 from lease_store.sql_store.outbox_statements import insert_events
 from lease_store.sql_store.rows import (
     batch_from,
     batch_values,
-    entry_from,
     event_values,
     key_values,
-    throughput_from,
 )
 from lease_store.sql_store.tenures import SqlTenures
-from lease_store.store import THROUGHPUT_BATCHES, Changed, Stale
+from lease_store.store import Changed, Stale
 from lease_store.transactions import Raced, Transaction
 from lease_store.transitions import (
     FINISHED,
@@ -52,7 +48,7 @@ from lease_store.transitions import (
 
 
 class SqlBatches(SqlTenures):
-    """The verbs on batches and the journal."""
+    """The verbs that write batches."""
 
     # -- intents --------------------------------------------------------------------------------
 
@@ -165,6 +161,7 @@ class SqlBatches(SqlTenures):
             shard = commit.tenure.shard
             watermark = raised(rows[shard].watermark, commit.watermark)
             values = {"check_point": commit.end, "watermark": watermark}
+            values |= statements.raised_totals(commit.statistics)
             self._write_current(tx, commit.tenure, values)
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
             outcomes[shard] = Changed()
@@ -184,7 +181,7 @@ class SqlBatches(SqlTenures):
         self, tx: Transaction, key: GroupKey, commits: Sequence[BatchCommit]
     ) -> dict[ShardId, Batch]:
         numbers = [(commit.tenure.shard, commit.sequence) for commit in commits]
-        rows = tx.connection.execute(statements.select_numbered(key, numbers)).mappings()
+        rows = tx.connection.execute(history.select_numbered(key, numbers)).mappings()
         return {batch.shard: batch for batch in map(batch_from, rows)}
 
     def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
@@ -195,7 +192,7 @@ class SqlBatches(SqlTenures):
             row = self._lock_shards(tx, key, [tenure.shard]).get(tenure.shard)
             if row is None or not holds(row, tenure) or not may_advance(row.check_point, cursor):
                 return tx.abandon(Stale())
-            tx.connection.execute(statements.abandon_intents(key, tenure.shard))
+            self._abandon_intent(tx, key, tenure.shard)
             return self._finish(tx, row, tenure, cursor)
 
         return self._change("finish_empty", key, work)
@@ -210,48 +207,3 @@ class SqlBatches(SqlTenures):
             reason=f"{PARENTS_OVER}, {tenure.shard} last",
         )
         return self._carry_out(tx, tenure.key, freed, observer)
-
-    # -- reading, journal -----------------------------------------------------------------------
-
-    def batches(
-        self,
-        key: GroupKey,
-        shard: ShardId | None = None,
-        state: BatchState | None = BatchState.COMMITTED,
-    ) -> list[Batch]:
-        """See `LeaseStore.batches`."""
-
-        def work(tx: Transaction) -> list[Batch]:
-            self._group(tx, key)
-            rows = tx.connection.execute(statements.select_batches(key, shard, state)).mappings()
-            return [batch_from(row) for row in rows]
-
-        return self._read("batches", work)
-
-    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """See `LeaseStore.throughput`."""
-
-        def work(tx: Transaction) -> list[Throughput]:
-            rows = tx.connection.execute(statements.throughput(key, window)).mappings().all()
-            if not rows:
-                self._group(tx, key)
-            return [throughput_from(row) for row in rows]
-
-        return self._read("throughput", work)
-
-    def journal(
-        self,
-        key: GroupKey,
-        *,
-        shard: ShardId | None = None,
-        after: int = 0,
-        limit: int | None = None,
-    ) -> list[JournalEntry]:
-        """See `LeaseStore.journal`."""
-
-        def work(tx: Transaction) -> list[JournalEntry]:
-            self._group(tx, key)
-            statement = statements.select_journal(key, shard=shard, after=after, limit=limit)
-            return [entry_from(row) for row in tx.connection.execute(statement).mappings()]
-
-        return self._read("journal", work)

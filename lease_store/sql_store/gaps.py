@@ -43,7 +43,7 @@ class SqlGaps(SqlTenures):
                 )
             self._journal(tx, key, [gap_note(write.gap, tenure)], str(tenure.holder))
             if write.moves:
-                tx.connection.execute(statements.abandon_intents(key, tenure.shard))
+                self._abandon_intent(tx, key, tenure.shard)
                 self._write_current(tx, tenure, {"check_point": end})
             return None
 
@@ -68,13 +68,3 @@ class SqlGaps(SqlTenures):
 
         mark = self._journalled_of_shard(key, gap.shard)
         return self._write("acknowledge_gap", work, mark=mark)
-
-    def gaps(self, key: GroupKey) -> list[Gap]:
-        """See `LeaseStore.gaps`."""
-
-        def work(tx: Transaction) -> list[Gap]:
-            self._group(tx, key)
-            rows = tx.connection.execute(statements.select_gaps(key)).mappings()
-            return [gap_from(row) for row in rows]
-
-        return self._read("gaps", work)

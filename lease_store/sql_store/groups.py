@@ -14,7 +14,6 @@ from lease_store.records import BatchState, Group, Progress, Pulse, Snapshot
 from lease_store.refusals import group_exists, group_in_use, group_limit, unknown_group
 from lease_store.sql_store import statements
 from lease_store.sql_store.rows import (
-    batch_from,
     group_from,
     group_values,
     joined_group,
@@ -142,8 +141,8 @@ class SqlGroups(SqlVerbs):
         def work(tx: Transaction) -> Draining:
             rows = tx.connection.execute(statements.select_shards(key, lock=True)).mappings()
             shards = [shard_from(row) for row in rows]
-            chosen = statements.select_batches(key, None, BatchState.INTENT)
-            intents = [batch_from(row) for row in tx.connection.execute(chosen).mappings()]
+            newest = self._newest(tx, key, [row.shard for row in shards]).values()
+            intents = [batch for batch in newest if batch.state is BatchState.INTENT]
             return draining_of(self._group(tx, key), shards, intents)
 
         return self._read("draining", work)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from lease_store.event_spans import span_of
+from lease_store.history import LedgerHead, ShardTotals
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import (
     AssignmentMode,
@@ -232,6 +235,7 @@ def output_values(files: tuple[DataFile, ...], statistics: BatchStatistics) -> d
         "quarantined": statistics.quarantined,
         "first_event_time": statistics.first_event_time,
         "last_event_time": statistics.last_event_time,
+        "event_span": span_of(files),
     }
 
 
@@ -254,6 +258,12 @@ def file_from(values: dict[str, Any]) -> DataFile:
     return DataFile(**read)
 
 
+def files_from(values: str | list[dict[str, Any]]) -> tuple[DataFile, ...]:
+    """Files from the ledger's JSON, or from its text where that is not decoded yet."""
+    decoded = json.loads(values) if isinstance(values, str) else values
+    return tuple(file_from(file) for file in decoded)
+
+
 def batch_from(row: Row) -> Batch:
     """A batch from its ledger row."""
     return Batch(
@@ -267,7 +277,7 @@ def batch_from(row: Row) -> Batch:
         holder=NodeName(row["holder"]),
         attempt=row["attempt"],
         generation=row["generation"],
-        files=tuple(file_from(file) for file in row["files"]),
+        files=files_from(row["files"]),
         statistics=BatchStatistics(
             records=row["records"],
             bytes=row["bytes"],
@@ -278,6 +288,29 @@ def batch_from(row: Row) -> Batch:
         ),
         finished=bool(row["finished"]),
         committed_at=row["committed_at"],
+    )
+
+
+def head_from(row: Row) -> LedgerHead:
+    """A shard's head from its row and its newest ledger row."""
+    number, intended = row["sequence"], row["state"] == BatchState.INTENT
+    return LedgerHead(
+        shard=ShardId(row["shard_id"]),
+        check_point=row["check_point"],
+        next_number=0 if number is None else number + (not intended),
+        intent=row["run"] if intended else None,
+        version=row["ledger_version"],
+    )
+
+
+def totals_from(row: Row) -> ShardTotals:
+    """A shard's totals from its row."""
+    return ShardTotals(
+        shard=ShardId(row["shard_id"]),
+        batches=row["committed_batches"],
+        records=row["committed_records"],
+        bytes=row["committed_bytes"],
+        quarantined=row["quarantined_records"],
     )
 
 

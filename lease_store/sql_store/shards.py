@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from lease_store.history import page_sizes
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import Batch, BatchState, ShardLease, ShardListing
 from lease_store.refusals import unknown_shard
@@ -14,11 +16,12 @@ from lease_store.reopening import (
     force,
     may_bootstrap,
 )
+from lease_store.sql_store import history_statements as history
 from lease_store.sql_store import statements
 from lease_store.sql_store.rows import batch_from, shard_from
 from lease_store.sql_store.verbs import SqlVerbs, chunks
 from lease_store.store import Changed, ShardsSynced, Stale
-from lease_store.transactions import Raced, Transaction
+from lease_store.transactions import Transaction
 from lease_store.transitions import (
     PARENTS_OVER,
     Step,
@@ -31,8 +34,9 @@ from lease_store.transitions import (
     transfer_cancelled,
     transfer_completed,
 )
+from lease_store.withdrawal import Ledger
 
-_Batches = dict[ShardId, list[Batch]]
+WITHDRAWN_PER_STATEMENT = 10_000
 
 
 class SqlShards(SqlVerbs):
@@ -235,23 +239,22 @@ class SqlShards(SqlVerbs):
 
     def _locked_lineage(
         self, tx: Transaction, key: GroupKey, shard: ShardId
-    ) -> tuple[list[ShardLease], _Batches]:
-        """The rows that forcing a shard concerns, its own first, and their committed batches."""
+    ) -> tuple[list[ShardLease], dict[ShardId, Ledger]]:
+        """The rows that forcing a shard concerns, its own first, and their ledgers."""
         known = {row.shard: row for row in self._all_shards(tx, key)}
         if shard not in known:
             raise unknown_shard(key, shard)
         names = concerned(known, shard)
         # A holder may commit until its row is locked, so the ledger is read after that.
         rows = self._lock_shards(tx, key, names)
-        return [rows[name] for name in names], {
-            name: self._committed(tx, key, name) for name in names
-        }
+        ledgers = {name: self._ledger(tx, key, name) for name in names}
+        return [rows[name] for name in names], ledgers
 
     def _force(
         self,
         tx: Transaction,
         key: GroupKey,
-        lineage: tuple[list[ShardLease], _Batches],
+        lineage: tuple[list[ShardLease], dict[ShardId, Ledger]],
         cursor: str,
         *,
         observer: str,
@@ -259,10 +262,10 @@ class SqlShards(SqlVerbs):
         reopen: Reopening = Reopening.REFUSE,
         bootstrap: bool = False,
     ) -> Changed:
-        rows, batches = lineage
+        rows, ledgers = lineage
         forcing = force(
             rows,
-            batches,
+            ledgers,
             cursor,
             key=key,
             ordered=self._group(tx, key).ordered,
@@ -273,14 +276,30 @@ class SqlShards(SqlVerbs):
         if bootstrap:
             forcing = forcing.bootstrapped(cursor)
         for step in forcing.steps:
-            tx.connection.execute(statements.abandon_intents(key, step.after.shard))
-        for name, sequence in forcing.withdrawn.items():
-            result = tx.connection.execute(statements.withdraw_batches(key, name, sequence))
-            if result.rowcount != sum(each.sequence >= sequence for each in batches[name]):
-                raise Raced
+            self._abandon_intent(tx, key, step.after.shard)
+        for name, numbers in forcing.withdrawn.items():
+            # All in this transaction, but each statement within the time that one may take.
+            for first in numbers[::WITHDRAWN_PER_STATEMENT]:
+                part = numbers[numbers.index(first) :][:WITHDRAWN_PER_STATEMENT]
+                tx.connection.execute(statements.withdraw_batches(key, name, part))
+            tx.connection.execute(statements.raise_version(key, name))
         self._journal(tx, key, forcing.marks, observer)
         return self._carry_out(tx, key, forcing.steps, observer)
 
-    def _committed(self, tx: Transaction, key: GroupKey, shard: ShardId) -> list[Batch]:
-        statement = statements.select_batches(key, shard, BatchState.COMMITTED)
-        return [batch_from(row) for row in tx.connection.execute(statement).mappings()]
+    def _ledger(self, tx: Transaction, key: GroupKey, shard: ShardId) -> Ledger:
+        """The shard's committed batches, read in this transaction: its row is locked."""
+
+        def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
+            listing = history.batches_of(
+                key, shard, BatchState.COMMITTED, numbers, newest_first=newest_first
+            )
+            last: list[Any] | None = None
+            for size in page_sizes(1):
+                (run,) = listing.after(last)
+                rows = tx.connection.execute(run.limit(size)).mappings().all()
+                yield from map(batch_from, rows)
+                if len(rows) < size:
+                    return
+                last = [rows[-1]["sequence"]]
+
+        return look

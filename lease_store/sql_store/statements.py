@@ -23,12 +23,11 @@ from sqlalchemy import (
     insert,
     literal,
     select,
-    tuple_,
     update,
 )
 
 from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
-from lease_store.records import BatchState, Tenure
+from lease_store.records import BatchState, BatchStatistics, Tenure
 from lease_store.states import ShardState
 from lease_store.tables import (
     batch,
@@ -270,18 +269,6 @@ def insert_journal() -> Insert:
     return insert(lease_journal)
 
 
-def select_journal(
-    key: GroupKey, *, shard: ShardId | None, after: int, limit: int | None
-) -> Select[Any]:
-    """Journal entries in order."""
-    chosen = select(lease_journal).where(
-        of_group(lease_journal, key), lease_journal.c.sequence > after
-    )
-    if shard is not None:
-        chosen = chosen.where(lease_journal.c.shard_id == shard)
-    return chosen.order_by(lease_journal.c.sequence).limit(limit)
-
-
 def journalled(transaction_id: str) -> Select[Any]:
     """Whether a transaction's entries are there."""
     return select(literal(1)).where(lease_journal.c.transaction_id == transaction_id).limit(1)
@@ -293,60 +280,6 @@ def journalled(transaction_id: str) -> Select[Any]:
 def insert_batches() -> Insert:
     """New ledger rows."""
     return insert(batch)
-
-
-def select_batches(key: GroupKey, shard: ShardId | None, state: BatchState | None) -> Select[Any]:
-    """Ledger rows by shard and sequence."""
-    chosen = select(batch).where(of_group(batch, key))
-    if shard is not None:
-        chosen = chosen.where(batch.c.shard_id == shard)
-    if state is not None:
-        chosen = chosen.where(batch.c.state == state.value)
-    return chosen.order_by(batch.c.shard_id, batch.c.sequence)
-
-
-def select_numbered(key: GroupKey, numbers: Collection[tuple[ShardId, int]]) -> Select[Any]:
-    """The ledger rows with these shards and sequences."""
-    pairs = tuple_(batch.c.shard_id, batch.c.sequence).in_(sorted(numbers))
-    return select(batch).where(of_group(batch, key), pairs)
-
-
-def select_newest(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
-    """The newest ledger row of each shard."""
-    newest = (
-        select(batch.c.shard_id, func.max(batch.c.sequence).label("sequence"))
-        .where(of_group(batch, key), batch.c.shard_id.in_(sorted(shards)))
-        .group_by(batch.c.shard_id)
-        .subquery()
-    )
-    same = and_(batch.c.shard_id == newest.c.shard_id, batch.c.sequence == newest.c.sequence)
-    return select(batch).join(newest, same).where(of_group(batch, key))
-
-
-def throughput(key: GroupKey, window: int) -> Select[*tuple[Any, ...]]:
-    """The committed batches among the newest of each shard, added up."""
-    newest = (
-        select(batch.c.shard_id, func.max(batch.c.sequence).label("sequence"))
-        .where(of_group(batch, key))
-        .group_by(batch.c.shard_id)
-        .subquery()
-    )
-    lately = and_(
-        batch.c.shard_id == newest.c.shard_id, batch.c.sequence > newest.c.sequence - window
-    )
-    return (
-        select(
-            batch.c.shard_id,
-            func.count().label("batches"),
-            func.sum(func.coalesce(batch.c.records, batch.c.written)).label("records"),
-            func.min(batch.c.committed_at).label("first_at"),
-            func.max(batch.c.committed_at).label("last_at"),
-        )
-        .join(newest, lately)
-        .where(of_group(batch, key), batch.c.state == BatchState.COMMITTED.value)
-        .group_by(batch.c.shard_id)
-        .order_by(batch.c.shard_id)
-    )
 
 
 def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
@@ -363,27 +296,49 @@ def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
     )
 
 
-def abandon_intents(key: GroupKey, shard: ShardId) -> Update:
-    """Give up what was intended for a shard."""
+def abandon_intent(key: GroupKey, shard: ShardId, number: int) -> Update:
+    """Give up what was intended for a shard; only its newest row can be an intent."""
     return (
         update(batch)
         .where(
             of_group(batch, key),
             batch.c.shard_id == shard,
+            batch.c.sequence == number,
             batch.c.state == BatchState.INTENT.value,
         )
         .values(state=BatchState.ABANDONED.value)
     )
 
 
-def withdraw_batches(key: GroupKey, shard: ShardId, sequence: int) -> Update:
-    """Take back what was committed for a shard from a number on; its row is locked."""
+def raised_totals(statistics: BatchStatistics) -> dict[str, ColumnElement[int]]:
+    """The totals of a shard's row with one more batch."""
+    more = {
+        "committed_batches": 1,
+        "committed_records": statistics.written,
+        "committed_bytes": statistics.bytes or 0,
+        "quarantined_records": statistics.quarantined,
+    }
+    return {name: shard_lease.c[name] + number for name, number in more.items()}
+
+
+def raise_version(key: GroupKey, shard: ShardId) -> Update:
+    """Note that committed rows of a shard's ledger are changed or removed; its row is locked."""
+    return (
+        update(shard_lease)
+        .where(of_group(shard_lease, key), shard_lease.c.shard_id == shard)
+        .values(ledger_version=shard_lease.c.ledger_version + 1)
+    )
+
+
+def withdraw_batches(key: GroupKey, shard: ShardId, numbers: range) -> Update:
+    """Take back what was committed for a shard under some numbers; its row is locked."""
     return (
         update(batch)
         .where(
             of_group(batch, key),
             batch.c.shard_id == shard,
-            batch.c.sequence >= sequence,
+            batch.c.sequence >= numbers.start,
+            batch.c.sequence < numbers.stop,
             batch.c.state == BatchState.COMMITTED.value,
         )
         .values(state=BatchState.WITHDRAWN.value, generation=batch.c.generation + 1)
@@ -398,15 +353,10 @@ def insert_gap(values: dict[str, Any]) -> Insert:
     return insert(gap).values(values)
 
 
-def select_gaps(key: GroupKey) -> Select[Any]:
-    """Gaps by shard, start and end."""
-    order = (gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor)
-    return select(gap).where(of_group(gap, key)).order_by(*order)
-
-
 def select_gaps_at(key: GroupKey, shard: ShardId, start: str) -> Select[Any]:
     """The gaps of a shard that begin at one cursor, by their end."""
-    return select_gaps(key).where(gap.c.shard_id == shard, gap.c.start_cursor == start)
+    at = and_(of_group(gap, key), gap.c.shard_id == shard, gap.c.start_cursor == start)
+    return select(gap).where(at).order_by(gap.c.end_cursor)
 
 
 def update_gap(

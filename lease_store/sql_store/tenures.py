@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeVar
 
 from lease_store.batch_rules import next_in_line
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, ShardLease, Tenure
+from lease_store.records import ShardLease, Tenure
 from lease_store.refusals import lease_lost, unknown_group, unknown_shard
 from lease_store.sql_store import statements
-from lease_store.sql_store.rows import batch_from, shard_from
+from lease_store.sql_store.rows import shard_from
 from lease_store.sql_store.verbs import SqlVerbs
 from lease_store.states import ShardState
 from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
@@ -186,9 +186,3 @@ class SqlTenures(SqlVerbs):
     def _lost(self, tx: Transaction, tenure: Tenure) -> Exception:
         self._group(tx, tenure.key)
         return lease_lost(tenure)
-
-    def _newest(
-        self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
-    ) -> dict[ShardId, Batch]:
-        rows = tx.connection.execute(statements.select_newest(key, shards)).mappings()
-        return {batch.shard: batch for batch in map(batch_from, rows)}

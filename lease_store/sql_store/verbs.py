@@ -14,10 +14,12 @@ from lease_store import schema
 from lease_store.engine import sqlite_path
 from lease_store.errors import StoreReadOnly
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Group, ShardLease
+from lease_store.records import Batch, BatchState, Group, ShardLease
 from lease_store.refusals import unknown_group
+from lease_store.sql_store import history_statements as history
 from lease_store.sql_store import statements
 from lease_store.sql_store.rows import (
+    batch_from,
     group_from,
     key_values,
     note_values,
@@ -204,6 +206,20 @@ class SqlVerbs:
         ]
         if rows:
             tx.connection.execute(statements.insert_journal(), rows)
+
+    def _newest(
+        self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
+    ) -> dict[ShardId, Batch]:
+        found: dict[ShardId, Batch] = {}
+        for chunk in chunks(shards):
+            rows = tx.connection.execute(history.select_newest(key, chunk)).mappings()
+            found |= {batch.shard: batch for batch in map(batch_from, rows)}
+        return found
+
+    def _abandon_intent(self, tx: Transaction, key: GroupKey, shard: ShardId) -> None:
+        newest = self._newest(tx, key, [shard]).get(shard)
+        if newest is not None and newest.state is BatchState.INTENT:
+            tx.connection.execute(statements.abandon_intent(key, shard, newest.sequence))
 
     def _insert_shards(self, tx: Transaction, key: GroupKey, shards: list[ShardLease]) -> None:
         rows = [key_values(key) | {"shard_id": row.shard} | shard_values(row) for row in shards]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, and_, insert, or_, select, update
+from sqlalchemy import Insert, Select, Update, insert, select, update
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import BatchState
+from lease_store.identifiers import GroupKey
 from lease_store.sql_store.statements import of_group
-from lease_store.tables import batch, event_window
+from lease_store.tables import event_window
 
 
 def select_windows(
@@ -59,17 +57,4 @@ def update_window(
             event_window.c.version == seen_version,
         )
         .values(values)
-    )
-
-
-def select_batches_since(key: GroupKey, numbers: Mapping[ShardId, int]) -> Select[Any]:
-    """Committed ledger rows of shards from given numbers on, by shard and number."""
-    newer = [
-        and_(batch.c.shard_id == shard, batch.c.sequence >= number)
-        for shard, number in sorted(numbers.items())
-    ]
-    return (
-        select(batch)
-        .where(of_group(batch, key), batch.c.state == BatchState.COMMITTED.value, or_(*newer))
-        .order_by(batch.c.shard_id, batch.c.sequence)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,14 +9,11 @@ from sqlalchemy.exc import IntegrityError
 
 from lease_store.event_windows import EventWindow
 from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import Batch
 from lease_store.sql_store import window_statements as statements
-from lease_store.sql_store.rows import Row, batch_from, file_from, file_values, key_values
+from lease_store.sql_store.rows import Row, file_from, file_values, key_values
 from lease_store.sql_store.tenures import SqlTenures
 from lease_store.store import Changed, Stale
 from lease_store.transactions import Raced, Transaction
-
-SHARDS_PER_STATEMENT = 200
 
 
 class SqlWindows(SqlTenures):
@@ -76,21 +72,6 @@ class SqlWindows(SqlTenures):
             return stored(tx) == window
 
         return self._write("put_window", work, mark=mark)
-
-    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> list[Batch]:
-        """See `WindowStore.batches_since`."""
-        shards = sorted(numbers)
-
-        def work(tx: Transaction) -> list[Batch]:
-            self._group(tx, key)
-            found: list[Batch] = []
-            for first in range(0, len(shards), SHARDS_PER_STATEMENT):
-                part = {shard: numbers[shard] for shard in shards[first:][:SHARDS_PER_STATEMENT]}
-                rows = tx.connection.execute(statements.select_batches_since(key, part)).mappings()
-                found += [batch_from(row) for row in rows]
-            return found
-
-        return self._read("batches_since", work)
 
 
 def window_values(window: EventWindow) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lease_store.assignment_plan import rank_key
 from lease_store.errors import CheckpointRefused, LeaseholdError, SourceError, UserMistake, shown
-from lease_store.reopening import Reopening, concerned, first_withdrawn
+from lease_store.reopening import Reopening, concerned
+from lease_store.withdrawal import NUMBERS_END, first_withdrawn
 from orchestration.commands.groups import OBSERVER
 from orchestration.commands.options import GroupName, Home, Json, Stream
 from orchestration.commands.target import Target, listed
@@ -125,12 +128,14 @@ def _touch_withdrawn(
 
     rows = {row.shard: row for row in target.store.snapshot(key).shards}
     head, *descendants = concerned(rows, shard)
-    batches = target.store.batches(key, head)
-    withdrawn = batches[first_withdrawn(rows[head], batches, cursor, key=key) :]
+    ledger = partial(target.store.each_batch, key, head)
+    border = first_withdrawn(rows[head], ledger, cursor, key=key)
+    numbers = range(border.sequence, NUMBERS_END) if border is not None else range(0)
+    withdrawn = target.store.each_batch(key, head, numbers=numbers)
     for each in descendants if reopen is Reopening.CASCADE else ():
-        withdrawn += target.store.batches(key, each)
+        withdrawn = chain(withdrawn, target.store.each_batch(key, each))
     output = target.settings.output_folder(key.stream, key.group)
-    touch_replaced(output, [file for batch in withdrawn for file in batch.files])
+    touch_replaced(output, (file for batch in withdrawn for file in batch.files))
 
 
 def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:

@@ -86,7 +86,7 @@ def test_batches_since_a_number(world: World) -> None:
     world.intend(x, "3", "4", 3)
     found = world.store.batches_since(world.key, {X: 1, Y: 3})
     assert [(batch.shard, batch.sequence) for batch in found] == [(X, 1), (X, 2)]
-    assert world.store.batches_since(world.key, {}) == []
+    assert list(world.store.batches_since(world.key, {})) == []
 
 
 def test_a_group_takes_its_windows_with_it(world: World) -> None:

@@ -1,0 +1,185 @@
+"""Reading what was: the ledger, the journal and the gaps, in pages by key.
+
+A page is one short transaction, and its rows are decoded after that has ended: a deployment of
+any age can be read beside live consumption, and a reader costs what it takes, not what was ever
+written. Nothing but an audit takes everything.
+
+What several pages show was not there at one moment. New batches join at a shard's end alone, so
+that a reader who asks for `heads` first and stops at their numbers sees no batch half. What is
+changed further back (a swap by replay or compaction, a batch that is withdrawn or removed) raises
+the shard's `version`: who needs one moment reads the heads again afterwards, and the shards whose
+version has moved once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Batch, BatchState, BatchStatistics, Gap, JournalEntry, Throughput
+
+THROUGHPUT_BATCHES = 32
+PAGE_FIRST_ROWS = 64
+PAGE_ROWS_MAX = 2_048
+_PAGE_GROWTH = 4
+
+
+def page_sizes(first: int = PAGE_FIRST_ROWS) -> Iterator[int]:
+    """The rows to ask for with each page: few at first, for a reader who takes only those."""
+    size = first
+    while True:
+        yield size
+        size = min(size * _PAGE_GROWTH, PAGE_ROWS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHead:
+    """Where the ledger of a shard ends now.
+
+    Attributes:
+        check_point: of the shard's row, read together with the rest.
+        next_number: the number of the shard's next batch, that of an open intent included.
+        intent: the open intent's run, if there is one.
+        version: rises whenever committed rows of the shard are changed or removed.
+    """
+
+    shard: ShardId
+    check_point: str | None
+    next_number: int
+    intent: str | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTotals:
+    """What was ever committed to a shard; it never falls, not by a forced checkpoint either."""
+
+    shard: ShardId
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    quarantined: int = 0
+
+    def after(self, statistics: BatchStatistics) -> ShardTotals:
+        """The totals with one more batch."""
+        return ShardTotals(
+            self.shard,
+            self.batches + 1,
+            self.records + statistics.written,
+            self.bytes + (statistics.bytes or 0),
+            self.quarantined + statistics.quarantined,
+        )
+
+
+class History(Protocol):
+    """The verbs of a lease store that read ledger, journal and gaps; they change nothing.
+
+    An iterator has read its first page when it is returned, and reads the next when it is asked
+    for more; each page may raise `StoreUnavailable`.
+    """
+
+    def heads(self, key: GroupKey) -> dict[ShardId, LedgerHead]:
+        """Where the ledger of each shard ends, by shard; one statement, one row per shard."""
+        ...
+
+    def each_batch(
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        state: BatchState | None = BatchState.COMMITTED,
+        *,
+        numbers: range | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[Batch]:
+        """Ledger rows by shard and number.
+
+        Args:
+            key: the group.
+            shard: only this shard.
+            state: only rows of this state; None is all. Intents are found by `heads`.
+            numbers: only these numbers; its step is 1.
+            newest_first: from the last number down; needs a shard.
+        """
+        ...
+
+    def batches(
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        state: BatchState | None = BatchState.COMMITTED,
+    ) -> list[Batch]:
+        """All that `each_batch` gives, at once: for a ledger that is known to be small."""
+        ...
+
+    def batches_within(
+        self,
+        key: GroupKey,
+        since: datetime | None,
+        until: datetime | None,
+        *,
+        shards: Collection[ShardId] | None = None,
+    ) -> Iterator[Batch]:
+        """Committed batches that list a file which may hold event times of `[since, until)`.
+
+        In no order. A file whose bounds the ledger does not know may hold any time.
+        """
+        ...
+
+    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
+        """Committed batches of these shards from the given numbers on, by shard and number."""
+        ...
+
+    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
+        """What was committed lately, for every shard with a ledger, by shard.
+
+        Counted are the committed batches among the newest `window` of a shard.
+        """
+        ...
+
+    def totals(self, key: GroupKey) -> list[ShardTotals]:
+        """What was ever committed, for every shard, by shard; one statement."""
+        ...
+
+    def each_entry(
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        until: int | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[JournalEntry]:
+        """Journal entries in order of their sequence, those in `(after, until]`.
+
+        Transactions that overlap may take effect in another order than that of their numbers:
+        whoever follows the journal's end does so through `lease_store.journal_tail`.
+        """
+        ...
+
+    def journal(
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[JournalEntry]:
+        """Journal entries in order of their sequence: the first `limit`, or the newest.
+
+        Without a limit it is all that `each_entry` gives: for a journal that is known to be small.
+        """
+        ...
+
+    def gaps(
+        self, key: GroupKey, shard: ShardId | None = None, *, acknowledged: bool | None = None
+    ) -> list[Gap]:
+        """Gaps by shard, start and end: of one shard or all, acknowledged or not or both."""
+        ...
+
+    def gap_counts(self, key: GroupKey) -> dict[bool, int]:
+        """The number of gaps that somebody has acknowledged, and of those that nobody has."""
+        ...

@@ -1,0 +1,181 @@
+"""Reading ledger, journal and gaps in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+
+from lease_store.event_spans import may_hold
+from lease_store.history import THROUGHPUT_BATCHES, LedgerHead, ShardTotals
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.memory_store.rows import MemoryRows
+from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease, Throughput
+
+
+class MemoryHistory(MemoryRows):
+    """The verbs of `lease_store.history.History`; each reads all rows at one moment."""
+
+    def heads(self, key: GroupKey) -> dict[ShardId, LedgerHead]:
+        """See `History.heads`."""
+        with self._rows("heads", key) as rows:
+            newest: dict[ShardId, Batch] = {}
+            for batch in rows.batches.values():
+                known = newest.get(batch.shard)
+                if known is None or known.sequence < batch.sequence:
+                    newest[batch.shard] = batch
+            return {
+                shard: _head(rows.shards[shard], newest.get(shard), rows.versions[shard])
+                for shard in sorted(rows.shards)
+            }
+
+    def totals(self, key: GroupKey) -> list[ShardTotals]:
+        """See `History.totals`."""
+        with self._rows("totals", key) as rows:
+            return [rows.totals.get(shard, ShardTotals(shard)) for shard in sorted(rows.shards)]
+
+    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
+        """See `History.throughput`."""
+        with self._rows("throughput", key) as rows:
+            newest = dict(sorted(rows.batches))
+            found: dict[ShardId, Throughput] = {}
+            for (shard, number), batch in sorted(rows.batches.items(), key=lambda item: item[0]):
+                late = number > newest[shard] - window
+                if not late or batch.state is not BatchState.COMMITTED or not batch.committed_at:
+                    continue
+                at, statistics = batch.committed_at, batch.statistics
+                read = statistics.written if statistics.records is None else statistics.records
+                known = found.get(shard, Throughput(shard, 0, 0, at, at))
+                found[shard] = Throughput(
+                    shard,
+                    known.batches + 1,
+                    known.records + read,
+                    min(known.first_at, at),
+                    max(known.last_at, at),
+                )
+            return list(found.values())
+
+    # -- ledger ---------------------------------------------------------------------------------
+
+    def each_batch(
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        state: BatchState | None = BatchState.COMMITTED,
+        *,
+        numbers: range | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[Batch]:
+        """See `History.each_batch`."""
+        with self._rows("batches", key) as rows:
+            found = [
+                batch
+                for (owner, number), batch in rows.batches.items()
+                if (shard is None or owner == shard)
+                and (state is None or batch.state is state)
+                and (shard is None or numbers is None or number in numbers)
+            ]
+        found.sort(key=lambda batch: (batch.shard, batch.sequence))
+        return reversed(found) if newest_first else iter(found)
+
+    def batches(
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        state: BatchState | None = BatchState.COMMITTED,
+    ) -> list[Batch]:
+        """See `History.batches`."""
+        return list(self.each_batch(key, shard, state))
+
+    def batches_within(
+        self,
+        key: GroupKey,
+        since: datetime | None,
+        until: datetime | None,
+        *,
+        shards: Collection[ShardId] | None = None,
+    ) -> Iterator[Batch]:
+        """See `History.batches_within`."""
+        return (
+            batch
+            for batch in self.each_batch(key)
+            if (shards is None or batch.shard in shards)
+            and any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
+        )
+
+    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
+        """See `History.batches_since`."""
+        return (
+            batch
+            for batch in self.each_batch(key)
+            if batch.sequence >= numbers.get(batch.shard, batch.sequence + 1)
+        )
+
+    # -- journal --------------------------------------------------------------------------------
+
+    def each_entry(
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        until: int | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[JournalEntry]:
+        """See `History.each_entry`."""
+        with self._rows("journal", key) as rows:
+            found = [
+                entry
+                for entry in rows.journal
+                if entry.sequence > after
+                and (until is None or entry.sequence <= until)
+                and (shard is None or entry.shard == shard)
+            ]
+        return reversed(found) if newest_first else iter(found)
+
+    def journal(
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[JournalEntry]:
+        """See `History.journal`."""
+        entries = list(self.each_entry(key, shard=shard, after=after))
+        if limit is None:
+            return entries
+        return entries[max(len(entries) - limit, 0) :] if newest else entries[:limit]
+
+    # -- gaps -----------------------------------------------------------------------------------
+
+    def gaps(
+        self, key: GroupKey, shard: ShardId | None = None, *, acknowledged: bool | None = None
+    ) -> list[Gap]:
+        """See `History.gaps`."""
+        with self._rows("gaps", key) as rows:
+            found = [
+                gap
+                for gap in rows.gaps
+                if (shard is None or gap.shard == shard)
+                and (acknowledged is None or gap.acknowledged == acknowledged)
+            ]
+            return sorted(found, key=lambda gap: (gap.shard, gap.start, gap.end))
+
+    def gap_counts(self, key: GroupKey) -> dict[bool, int]:
+        """See `History.gap_counts`."""
+        acknowledged = [gap.acknowledged for gap in self.gaps(key)]
+        return {value: acknowledged.count(value) for value in (True, False)}
+
+
+def _head(lease: ShardLease, newest: Batch | None, version: int) -> LedgerHead:
+    if newest is None:
+        return LedgerHead(lease.shard, lease.check_point, 0, None, version)
+    intended = newest.state is BatchState.INTENT
+    return LedgerHead(
+        shard=lease.shard,
+        check_point=lease.check_point,
+        next_number=newest.sequence + (not intended),
+        intent=newest.run if intended else None,
+        version=version,
+    )

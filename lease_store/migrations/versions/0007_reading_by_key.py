@@ -1,0 +1,155 @@
+"""Reading by key: event times of output, totals and versions of ledgers, and their indexes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from alembic import op
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    MetaData,
+    RowMapping,
+    String,
+    Table,
+    Text,
+    bindparam,
+    inspect,
+    select,
+    update,
+)
+
+from lease_store.columns import ExactText
+from lease_store.event_spans import span_of
+from lease_store.records import DataFile
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+_PAGE_ROWS = 1_000
+_SHARDS = "loghub_client_shard_lease"
+_KEY = ("consume_group", "logstream_sig", "shard_id")
+_TOTALS = ("committed_batches", "committed_records", "committed_bytes", "quarantined_records")
+_INDEXES = {
+    "batch_by_event_span": ("batch", ("consume_group", "logstream_sig", "event_span")),
+    "gap_by_acknowledgement": (
+        "gap",
+        ("consume_group", "logstream_sig", "acknowledged", "shard_id"),
+    ),
+    "outbox_by_kind": (
+        "outbox",
+        ("consume_group", "logstream_sig", "delivered", "kind", "sequence"),
+    ),
+    "outbox_by_shard": (
+        "outbox",
+        ("consume_group", "logstream_sig", "delivered", "kind", "shard_id", "sequence"),
+    ),
+    "event_window_by_end": (
+        "event_window",
+        ("consume_group", "logstream_sig", "asset", "window_end"),
+    ),
+}
+
+_metadata = MetaData()
+_batch = Table(
+    "batch",
+    _metadata,
+    *(Column(name, ExactText(64), primary_key=True) for name in _KEY),
+    Column("sequence", BigInteger, primary_key=True),
+    Column("state", String(16)),
+    Column("files", Text),
+    Column("written", BigInteger),
+    Column("bytes", BigInteger),
+    Column("quarantined", BigInteger),
+    Column("event_span", BigInteger),
+)
+_shards = Table(
+    _SHARDS,
+    _metadata,
+    *(Column(name, ExactText(64), primary_key=True) for name in _KEY),
+    *(Column(name, BigInteger) for name in _TOTALS),
+)
+
+
+def upgrade() -> None:
+    """What the ledger holds already is looked through once, in pages."""
+    _add("batch", Column("event_span", BigInteger))
+    for name in ("ledger_version", *_TOTALS):
+        _add(_SHARDS, Column(name, BigInteger, nullable=False, server_default="0"))
+    connection = op.get_bind()
+    shards = connection.execute(select(*(_shards.c[name] for name in _KEY))).mappings().all()
+    for shard in shards:
+        same = [_batch.c[name] == shard[name] for name in _KEY]
+        totals = dict.fromkeys(_TOTALS, 0)
+        for rows in _pages(connection, same):
+            _write_spans(connection, same, rows)
+            for row in rows:
+                if row["state"] == "committed":
+                    counted = (1, row["written"], row["bytes"] or 0, row["quarantined"])
+                    for name, more in zip(_TOTALS, counted, strict=True):
+                        totals[name] += more
+        own = [_shards.c[name] == shard[name] for name in _KEY]
+        connection.execute(update(_shards).where(*own).values(totals))
+    for name, (table, columns) in _INDEXES.items():
+        _index(name, table, columns)
+    # Its columns are the first ones of the two that take its place.
+    if "outbox_pending" in _indexes("outbox"):
+        op.drop_index("outbox_pending", "outbox")
+
+
+def _pages(
+    connection: Connection, same: Sequence[ColumnElement[bool]]
+) -> Iterator[Sequence[RowMapping]]:
+    """A shard's ledger by number; each page begins where the one before it ended."""
+    chosen = select(_batch).where(*same).order_by(_batch.c.sequence).limit(_PAGE_ROWS)
+    rows = connection.execute(chosen).mappings().all()
+    while rows:
+        yield rows
+        after = _batch.c.sequence > rows[-1]["sequence"]
+        rows = connection.execute(chosen.where(after)).mappings().all()
+
+
+def _write_spans(
+    connection: Connection, same: Sequence[ColumnElement[bool]], rows: Sequence[RowMapping]
+) -> None:
+    spans = [
+        {"seen_sequence": row["sequence"], "event_span": span}
+        for row in rows
+        if (span := span_of([_file(values) for values in json.loads(row["files"])])) is not None
+    ]
+    if spans:
+        written = update(_batch).where(*same, _batch.c.sequence == bindparam("seen_sequence"))
+        connection.execute(written.values(event_span=bindparam("event_span")), spans)
+
+
+def _file(values: dict[str, Any]) -> DataFile:
+    first, last = (
+        datetime.fromisoformat(values[name]) if name in values else None
+        for name in ("first_event_time", "last_event_time")
+    )
+    quarantine = bool(values.get("quarantine"))
+    return DataFile("", 0, 0, quarantine, first_event_time=first, last_event_time=last)
+
+
+# MySQL commits every change of a table by itself: an upgrade that was cut off goes on here.
+
+
+def _add(table: str, column: Column[int]) -> None:
+    if column.name not in {known["name"] for known in inspect(op.get_bind()).get_columns(table)}:
+        op.add_column(table, column)
+
+
+def _index(name: str, table: str, columns: Sequence[str]) -> None:
+    if name not in _indexes(table):
+        op.create_index(name, table, list(columns))
+
+
+def _indexes(table: str) -> set[str | None]:
+    return {known["name"] for known in inspect(op.get_bind()).get_indexes(table)}

@@ -1,0 +1,214 @@
+"""Reading ledger, journal and gaps in SQL: page by page, each decoded after its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
+from typing import Any, TypeVar
+
+from sqlalchemy import RowMapping, Select
+
+from lease_store.event_spans import may_hold, spans_within
+from lease_store.history import THROUGHPUT_BATCHES, LedgerHead, ShardTotals, page_sizes
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Batch, BatchState, Gap, JournalEntry, Throughput
+from lease_store.sql_store import history_statements as statements
+from lease_store.sql_store.history_statements import Listing
+from lease_store.sql_store.rows import (
+    batch_from,
+    entry_from,
+    gap_from,
+    head_from,
+    throughput_from,
+    totals_from,
+)
+from lease_store.sql_store.verbs import SqlVerbs
+from lease_store.transactions import Transaction
+from lease_store.withdrawal import ALL_NUMBERS, NUMBERS_END
+
+SHARDS_PER_STATEMENT = 200
+
+Value = TypeVar("Value")
+
+
+class SqlHistory(SqlVerbs):
+    """The verbs of `lease_store.history.History`."""
+
+    # -- per shard ------------------------------------------------------------------------------
+
+    def heads(self, key: GroupKey) -> dict[ShardId, LedgerHead]:
+        """See `History.heads`."""
+        heads = map(head_from, self._all(key, "heads", statements.select_heads(key)))
+        return {head.shard: head for head in heads}
+
+    def totals(self, key: GroupKey) -> list[ShardTotals]:
+        """See `History.totals`."""
+        return [totals_from(row) for row in self._all(key, "totals", statements.select_totals(key))]
+
+    def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
+        """See `History.throughput`."""
+        newest = {
+            head.shard: head.next_number - (head.intent is None)
+            for head in self.heads(key).values()
+            if head.next_number or head.intent is not None
+        }
+        shards = sorted(newest)
+        found: list[Throughput] = []
+        for first in range(0, len(shards), SHARDS_PER_STATEMENT):
+            part = {shard: newest[shard] for shard in shards[first:][:SHARDS_PER_STATEMENT]}
+            statement = statements.throughput(key, window, part)
+            found += [throughput_from(row) for row in self._all(key, "throughput", statement)]
+        return found
+
+    # -- ledger ---------------------------------------------------------------------------------
+
+    def each_batch(
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        state: BatchState | None = BatchState.COMMITTED,
+        *,
+        numbers: range | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[Batch]:
+        """See `History.each_batch`."""
+        if shard is None:
+            listing = statements.all_batches(key, state)
+        else:
+            listing = statements.batches_of(
+                key, shard, state, numbers or ALL_NUMBERS, newest_first=newest_first
+            )
+        return self._each(key, listing, batch_from)
+
+    def batches(
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        state: BatchState | None = BatchState.COMMITTED,
+    ) -> list[Batch]:
+        """See `History.batches`."""
+        return list(self.each_batch(key, shard, state))
+
+    def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
+        """See `History.batches_since`."""
+        self._read("batches", lambda tx: self._group(tx, key))
+        return chain.from_iterable(
+            self.each_batch(key, shard, numbers=range(number, NUMBERS_END))
+            for shard, number in sorted(numbers.items())
+        )
+
+    def batches_within(
+        self,
+        key: GroupKey,
+        since: datetime | None,
+        until: datetime | None,
+        *,
+        shards: Collection[ShardId] | None = None,
+    ) -> Iterator[Batch]:
+        """See `History.batches_within`."""
+        found = chain.from_iterable(
+            self._each(key, statements.batches_of_span(key, first, last), batch_from)
+            for first, last in spans_within(since, until)
+        )
+        return (
+            batch
+            for batch in found
+            if (shards is None or batch.shard in shards)
+            and any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
+        )
+
+    # -- journal --------------------------------------------------------------------------------
+
+    def each_entry(
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        until: int | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[JournalEntry]:
+        """See `History.each_entry`."""
+        listing = statements.entries(
+            key, shard=shard, after=after, until=until, newest_first=newest_first
+        )
+        return self._each(key, listing, entry_from)
+
+    def journal(
+        self,
+        key: GroupKey,
+        *,
+        shard: ShardId | None = None,
+        after: int = 0,
+        limit: int | None = None,
+        newest: bool = False,
+    ) -> list[JournalEntry]:
+        """See `History.journal`."""
+        listing = statements.entries(key, shard=shard, after=after, until=None, newest_first=newest)
+        found = list(self._each(key, listing, entry_from, limit=limit))
+        return found[::-1] if newest else found
+
+    # -- gaps -----------------------------------------------------------------------------------
+
+    def gaps(
+        self, key: GroupKey, shard: ShardId | None = None, *, acknowledged: bool | None = None
+    ) -> list[Gap]:
+        """See `History.gaps`."""
+        return list(self._each(key, statements.all_gaps(key, shard, acknowledged), gap_from))
+
+    def gap_counts(self, key: GroupKey) -> dict[bool, int]:
+        """See `History.gap_counts`."""
+        rows = self._all(key, "gap_counts", statements.count_gaps(key))
+        return {True: 0, False: 0} | {bool(row["acknowledged"]): row["gaps"] for row in rows}
+
+    # -- pages ----------------------------------------------------------------------------------
+
+    def _all(self, key: GroupKey, kind: str, chosen: Select[Any]) -> Sequence[RowMapping]:
+        """The rows of a statement that reads a bounded number per shard."""
+
+        def work(tx: Transaction) -> Sequence[RowMapping]:
+            rows = tx.connection.execute(chosen).mappings().all()
+            if not rows:
+                self._group(tx, key)
+            return rows
+
+        return self._read(kind, work)
+
+    def _each(
+        self,
+        key: GroupKey,
+        listing: Listing,
+        value_from: Callable[[RowMapping], Value],
+        *,
+        limit: int | None = None,
+    ) -> Iterator[Value]:
+        """What a statement gives, page by page; the first page is read now."""
+        pages = self._pages(key, listing, limit)
+        first = next(pages)
+        return map(value_from, chain.from_iterable(chain([first], pages)))
+
+    def _pages(
+        self, key: GroupKey, listing: Listing, limit: int | None
+    ) -> Iterator[Sequence[RowMapping]]:
+        last: Sequence[Any] | None = None
+        left = NUMBERS_END if limit is None else limit
+        for size in page_sizes():
+            wanted = min(size, left)
+
+            def work(tx: Transaction, wanted: int = wanted, last: Any = last) -> list[RowMapping]:
+                if last is None:
+                    self._group(tx, key)
+                rows: list[RowMapping] = []
+                for run in listing.after(last):
+                    rows += tx.connection.execute(run.limit(wanted - len(rows))).mappings()
+                    if len(rows) == wanted:
+                        break
+                return rows
+
+            rows = self._read(listing.kind, work)
+            yield rows
+            left -= len(rows)
+            if len(rows) < wanted or not left:
+                return
+            last = [rows[-1][column.name] for column in listing.place]

@@ -1,0 +1,237 @@
+"""The statements that read ledger, journal and gaps by key; values are always bound.
+
+Each reads the rows that it returns, or a number of rows per shard, whatever the tables hold:
+
+- what comes after a key is asked for shard by shard, since MySQL finds rows by a range of one
+  column, and SQLite by one condition on it;
+- the newest row of a shard is the first one of its index read backwards; a maximum that is grouped
+  by shard would have SQLite read all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    ScalarSelect,
+    Select,
+    Text,
+    and_,
+    func,
+    or_,
+    select,
+    type_coerce,
+)
+
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import BatchState
+from lease_store.sql_store.statements import of_group
+from lease_store.tables import batch, gap, lease_journal, shard_lease
+
+# The files' JSON is decoded when the transaction is over.
+_ROW = (
+    *(column for column in batch.c if column.name not in ("files", "event_span")),
+    type_coerce(batch.c.files, Text).label("files"),
+)
+
+
+def select_heads(key: GroupKey) -> Select[*tuple[Any, ...]]:
+    """Every shard's checkpoint and version, with its newest ledger row where it has one."""
+    newest = and_(
+        batch.c.consume_group == shard_lease.c.consume_group,
+        batch.c.logstream_sig == shard_lease.c.logstream_sig,
+        batch.c.shard_id == shard_lease.c.shard_id,
+        batch.c.sequence == _newest_number(shard_lease.c.shard_id, key),
+    )
+    return (
+        select(
+            shard_lease.c.shard_id,
+            shard_lease.c.check_point,
+            shard_lease.c.ledger_version,
+            batch.c.sequence,
+            batch.c.state,
+            batch.c.run,
+        )
+        .select_from(shard_lease.outerjoin(batch, newest))
+        .where(of_group(shard_lease, key))
+        .order_by(shard_lease.c.shard_id)
+    )
+
+
+def _newest_number(shard: ColumnElement[Any], key: GroupKey) -> ScalarSelect[Any]:
+    newest = batch.alias("newest")
+    return (
+        select(newest.c.sequence)
+        .where(
+            newest.c.consume_group == key.group,
+            newest.c.logstream_sig == key.stream,
+            newest.c.shard_id == shard,
+        )
+        .order_by(newest.c.sequence.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def select_newest(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
+    """The newest ledger row of each shard that has one."""
+    return (
+        select(batch)
+        .select_from(
+            shard_lease.join(
+                batch,
+                and_(
+                    batch.c.consume_group == shard_lease.c.consume_group,
+                    batch.c.logstream_sig == shard_lease.c.logstream_sig,
+                    batch.c.shard_id == shard_lease.c.shard_id,
+                    batch.c.sequence == _newest_number(shard_lease.c.shard_id, key),
+                ),
+            )
+        )
+        .where(of_group(shard_lease, key), shard_lease.c.shard_id.in_(sorted(shards)))
+    )
+
+
+def select_numbered(key: GroupKey, numbers: Collection[tuple[ShardId, int]]) -> Select[Any]:
+    """The ledger rows with these shards and numbers."""
+    rows = (and_(batch.c.shard_id == shard, batch.c.sequence == n) for shard, n in sorted(numbers))
+    return select(batch).where(of_group(batch, key), or_(*rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Rows in the order of some columns, to be read page by page.
+
+    Attributes:
+        kind: for the statement counter.
+        rows: the statement, without an order.
+        place: the columns; together they tell one row from another.
+        backwards: from the last row to the first.
+    """
+
+    kind: str
+    rows: Select[Any]
+    place: tuple[ColumnElement[Any], ...]
+    backwards: bool = False
+
+    def after(self, last: Sequence[Any] | None) -> list[Select[Any]]:
+        """The rows after one, as statements to run one after the other; all rows for None.
+
+        Each is one range of the index; asked for together, MySQL and SQLite would read and sort
+        what lies between them as well.
+        """
+        order = [column.desc() if self.backwards else column for column in self.place]
+        ordered = self.rows.order_by(*order)
+        if last is None:
+            return [ordered]
+        runs: list[Select[Any]] = []
+        for at in reversed(range(len(self.place))):
+            same = (self.place[before] == last[before] for before in range(at))
+            column = self.place[at]
+            beyond = column < last[at] if self.backwards else column > last[at]
+            runs.append(ordered.where(*same, beyond))
+        return runs
+
+
+def all_batches(key: GroupKey, state: BatchState | None) -> Listing:
+    """Ledger rows by shard and number."""
+    rows = _of_state(state).where(of_group(batch, key))
+    return Listing("batches", rows, (batch.c.shard_id, batch.c.sequence))
+
+
+def batches_of(
+    key: GroupKey, shard: ShardId, state: BatchState | None, numbers: range, *, newest_first: bool
+) -> Listing:
+    """Ledger rows of one shard whose numbers lie in a range."""
+    rows = _of_state(state).where(
+        of_group(batch, key),
+        batch.c.shard_id == shard,
+        batch.c.sequence >= numbers.start,
+        batch.c.sequence < numbers.stop,
+    )
+    return Listing("batches", rows, (batch.c.sequence,), backwards=newest_first)
+
+
+def batches_of_span(key: GroupKey, first: int, last: int) -> Listing:
+    """Committed ledger rows of one run of slices of event time."""
+    rows = _of_state(BatchState.COMMITTED).where(
+        of_group(batch, key), batch.c.event_span.between(first, last)
+    )
+    place = (batch.c.event_span, batch.c.shard_id, batch.c.sequence)
+    return Listing("batches_within", rows.add_columns(batch.c.event_span), place)
+
+
+def _of_state(state: BatchState | None) -> Select[Any]:
+    chosen = select(*_ROW)
+    return chosen if state is None else chosen.where(batch.c.state == state.value)
+
+
+def throughput(
+    key: GroupKey, window: int, newest: Mapping[ShardId, int]
+) -> Select[*tuple[Any, ...]]:
+    """The committed batches among the newest of each shard, added up."""
+    lately = (
+        and_(batch.c.shard_id == shard, batch.c.sequence > number - window)
+        for shard, number in sorted(newest.items())
+    )
+    return (
+        select(
+            batch.c.shard_id,
+            func.count().label("batches"),
+            func.sum(func.coalesce(batch.c.records, batch.c.written)).label("records"),
+            func.min(batch.c.committed_at).label("first_at"),
+            func.max(batch.c.committed_at).label("last_at"),
+        )
+        .where(of_group(batch, key), batch.c.state == BatchState.COMMITTED.value, or_(*lately))
+        .group_by(batch.c.shard_id)
+        .order_by(batch.c.shard_id)
+    )
+
+
+def select_totals(key: GroupKey) -> Select[Any]:
+    """What was ever committed to each shard."""
+    names = ("shard_id", "committed_batches", "committed_records", "committed_bytes")
+    columns = [shard_lease.c[name] for name in (*names, "quarantined_records")]
+    return select(*columns).where(of_group(shard_lease, key)).order_by(shard_lease.c.shard_id)
+
+
+# -- journal --------------------------------------------------------------------------------------
+
+
+def entries(
+    key: GroupKey, *, shard: ShardId | None, after: int, until: int | None, newest_first: bool
+) -> Listing:
+    """Journal entries whose numbers lie in `(after, until]`."""
+    rows = select(lease_journal).where(
+        of_group(lease_journal, key), lease_journal.c.sequence > after
+    )
+    if shard is not None:
+        rows = rows.where(lease_journal.c.shard_id == shard)
+    if until is not None:
+        rows = rows.where(lease_journal.c.sequence <= until)
+    return Listing("journal", rows, (lease_journal.c.sequence,), backwards=newest_first)
+
+
+# -- gaps -----------------------------------------------------------------------------------------
+
+
+def all_gaps(key: GroupKey, shard: ShardId | None, acknowledged: bool | None) -> Listing:
+    """Gaps of one shard or of all."""
+    rows = select(gap).where(of_group(gap, key))
+    if acknowledged is not None:
+        rows = rows.where(gap.c.acknowledged.is_(acknowledged))
+    if shard is not None:
+        rows = rows.where(gap.c.shard_id == shard)
+    return Listing("gaps", rows, (gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor))
+
+
+def count_gaps(key: GroupKey) -> Select[*tuple[Any, ...]]:
+    """The number of gaps by whether they were acknowledged."""
+    return (
+        select(gap.c.acknowledged, func.count().label("gaps"))
+        .where(of_group(gap, key))
+        .group_by(gap.c.acknowledged)
+    )
