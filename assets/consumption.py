@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from assets.bootstrapping import Bootstrapping
-from assets.consumption_report import ConsumptionReport, StopReason
+from assets.consumption_report import ConsumptionReport, StopReason, with_lag_after
 from assets.gap_handling import GapHandling
 from assets.quarantine_limit import check_quarantined
 from assets.shard_stream import ShardStream
@@ -36,6 +36,7 @@ from lease_store.errors import (
     StoreError,
     SweepInterrupted,
 )
+from lease_store.failing_steps import sentence_of
 from lease_store.failpoints import Failpoint
 from lease_store.heartbeat import Trust
 from lease_store.identifiers import NodeName, ShardId
@@ -158,7 +159,7 @@ class Consumer:
             failpoints.reach(Failpoint.BEFORE_CLOSE)
             self._stop_all(StopReason.INTERRUPTED)
         failpoints.reach(Failpoint.AFTER_CLOSE)
-        return self._with_lag_after()
+        return with_lag_after(self._stream.source, self._reports)
 
     # -- INITIALIZING ---------------------------------------------------------------------------
 
@@ -180,16 +181,17 @@ class Consumer:
                 self._start(open_)
             except LeaseLost as error:
                 self._lose(open_, str(error))
-            except LeaseholdError as error:
-                self._stop(open_, StopReason.FAILED, str(error))
+            except Exception as error:
+                self._fail(open_, error)
 
     def _open_one(self, shard: ShardId) -> None:
         key, replaces = self._stream.key, self._replaces.get(shard)
         try:
             self._bootstrap.apply(key, shard, self._node, self._run)
             outcome = self._store.open_tenure(key, shard, self._node, self._run, replaces=replaces)
-        except LeaseholdError as error:
-            self._reports[shard] = ConsumptionReport(shard, StopReason.FAILED, error=str(error))
+        except Exception as error:
+            sentence = sentence_of(error)
+            self._reports[shard] = ConsumptionReport(shard, StopReason.FAILED, error=sentence)
             return
         match outcome:
             case Opened(tenure, check_point, sequence, intent):
@@ -219,11 +221,14 @@ class Consumer:
         # What a parent's records led to continues in its children from their first record on.
         at = Position.BEGIN if child else initial_position(position)
         shard, bounds = open_.tenure.shard, open_.bounds
-        if child and bounds is not None:
+        removed = bounds is not None and bounds.removed and at is not Position.END
+        if bounds is not None and (child or removed):
             # Both of one answer: two of a shard that nobody has written to may name other cursors.
             cursor = bounds.begin
             if bounds.origin not in (None, cursor):
                 why = "retention removed the beginning of a child before its parents were finished"
+                if removed:
+                    why = "retention removed the shard as a whole before it was read"
                 cursor = self._gaps.settle(open_.tenure, str(bounds.origin), why)
         else:
             cursor = self._stream.source.cursor_at(shard, at)
@@ -244,15 +249,15 @@ class Consumer:
         places = {shard: open_.report.start for shard, open_ in self._open.items()}
         try:
             found = bounds_for(source, places) if places else {}
-        except LeaseholdError:
+        except Exception:
             found = {}
         for shard, place in places.items():
             try:
                 # One shard that the source no longer knows must not hide the bounds of the rest.
                 bounds = found.get(shard) or bounds_for(source, {shard: place})[shard]
                 self._open[shard].bounds = bounds
-            except LeaseholdError as error:
-                self._stop(self._open[shard], StopReason.FAILED, str(error))
+            except Exception as error:
+                self._fail(self._open[shard], error)
 
     # -- PROCESSING -----------------------------------------------------------------------------
 
@@ -283,8 +288,8 @@ class Consumer:
                 batch = self._plan(open_)
             except LeaseLost as error:
                 self._lose(open_, str(error))
-            except LeaseholdError as error:
-                self._stop(open_, StopReason.FAILED, str(error))
+            except Exception as error:
+                self._fail(open_, error)
             else:
                 planned += [batch] if batch else []
         return planned
@@ -455,6 +460,12 @@ class Consumer:
             self._store_silent = isinstance(unanswered, StoreError)
         self._end(open_, reason, error)
 
+    def _fail(self, open_: _Consumption, error: Exception) -> None:
+        """Let a shard go that raised something, foreseen or not; the others go on."""
+        if not isinstance(error, LeaseholdError):
+            _LOG.error("Shard %s failed", open_.tenure.shard, exc_info=error)
+        self._stop(open_, StopReason.FAILED, sentence_of(error))
+
     def _lose(self, open_: _Consumption, error: str = "") -> None:
         tenure = open_.tenure
         sentence = error or (
@@ -482,16 +493,3 @@ class Consumer:
         if open_.bounds is None:
             return None
         return self._stream.source.lag(open_.tenure.shard, open_.cursor, open_.bounds)
-
-    def _with_lag_after(self) -> dict[ShardId, ConsumptionReport]:
-        ends = {shard: report.end for shard, report in self._reports.items()}
-        read = {shard: end for shard, end in ends.items() if end is not None}
-        source = self._stream.source
-        try:
-            bounds = bounds_for(source, read) if read else {}
-        except LeaseholdError:
-            bounds = {}  # lag is for people to look at: a source that is away costs no result
-        for shard in read.keys() & bounds.keys():
-            lag = source.lag(shard, read[shard], bounds[shard])
-            self._reports[shard] = replace(self._reports[shard], lag_after=lag)
-        return dict(self._reports)

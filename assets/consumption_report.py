@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Self
 
 from assets.attempt_reports import earliest, latest
+from lease_store.failing_steps import sentence_of
 from lease_store.identifiers import ShardId
 from lease_store.records import BatchStatistics
+from shard_sources.source import ShardSource, bounds_for
+
+_LOG = logging.getLogger(__name__)
 
 
 class StopReason(StrEnum):
@@ -86,3 +92,20 @@ class ConsumptionReport:
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
+
+
+def with_lag_after(
+    source: ShardSource, reports: Mapping[ShardId, ConsumptionReport]
+) -> dict[ShardId, ConsumptionReport]:
+    """Return the reports with the lag of each shard at its end, where the source tells it."""
+    ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
+    found = dict(reports)
+    try:
+        bounds = bounds_for(source, ends) if ends else {}
+        for shard in ends.keys() & bounds.keys():
+            lag = source.lag(shard, ends[shard], bounds[shard])
+            found[shard] = replace(reports[shard], lag_after=lag)
+    except Exception as error:
+        # Lag is for people to look at: a source that is away costs no result.
+        _LOG.warning("The lag of %s is not known: %s", ", ".join(ends), sentence_of(error))
+    return found

@@ -52,9 +52,10 @@ def work_left(
 
     A shard without a checkpoint needs a run even when it has nothing to read, unless its group
     starts at the beginning: the run fixes where the shard starts, before newer records arrive. So
-    does the child of a split or merge whose beginning was removed: the run records the gap.
+    does the child of a split or merge whose beginning was removed, and a shard that was removed
+    as a whole before it was read: the run records the gap.
     """
-    lost = child and bounds.origin not in (None, bounds.begin)
+    lost = (child or bounds.removed) and bounds.origin not in (None, bounds.begin)
     if check_point is None and lost:
         return Work.READ
     if check_point is None and initial_position != Position.BEGIN:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from lease_store.errors import LogNotFound, shown
+from lease_store.errors import UnknownShard, shown
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardListing
 from shard_sources.kinesis.cursors import created_s
 from shard_sources.kinesis.records import HashRange
 from shard_sources.kinesis.service import KinesisService, service_time
+from shard_sources.removed_shards import was_removed
 
 SUMMARY_AGE_MAX_S = 300.0
 SHARDS_PER_CALL = 1_000
@@ -138,12 +139,12 @@ def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
     """Whether a shard that is not listed was there once: the service numbers shards in order.
 
     Raises:
-        LogNotFound: it cannot have been.
+        UnknownShard: it cannot have been.
     """
     if shard in listed:
         return False
     found = _NUMBERED.fullmatch(shard)
-    newest = max((int(m[1]) for name in listed if (m := _NUMBERED.fullmatch(name))), default=-1)
-    if found is None or int(found[1]) > newest:
-        raise LogNotFound(f"The stream has no shard {shown(shard)}, and never had.")
+    numbers = (int(m[1]) for name in listed if (m := _NUMBERED.fullmatch(name)))
+    if found is None or not was_removed(int(found[1]), numbers):
+        raise UnknownShard(f"The stream has no shard {shown(shard)}, and never had.")
     return True

@@ -27,6 +27,7 @@ from shard_sources.kinesis.reader import KinesisReader
 from shard_sources.kinesis.service import CONNECTIONS
 from shard_sources.kinesis.shard_list import KinesisShard, removed
 from shard_sources.kinesis.tail import Tail
+from shard_sources.removed_shards import removed_bounds, removed_error, removed_lag
 from shard_sources.source import Limits, PlannedRange, Position, ShardBounds
 
 Found = TypeVar("Found")
@@ -59,7 +60,7 @@ class KinesisStream(KinesisReader):
         Several calls a shard, for many shards at a time; `bounds_after` needs one.
 
         Raises:
-            LogNotFound: the stream never had a shard of this name.
+            UnknownShard: the stream never had a shard of this name.
         """
         return self._of_each(shards, self._bounds)
 
@@ -73,7 +74,7 @@ class KinesisStream(KinesisReader):
         def look(shard: ShardId, known: KinesisShard | None) -> ShardBounds:
             cursor = cursors[shard]
             if known is None:
-                return _gone()
+                return _removed()
             try:
                 found = self._plan(shard, cursor, ONE_RECORD, looks_again=known.closed)
             except CursorExpired:
@@ -100,7 +101,7 @@ class KinesisStream(KinesisReader):
 
     def _bounds(self, shard: ShardId, known: KinesisShard | None) -> ShardBounds:
         if known is None:
-            return _gone()
+            return _removed()
         begin = self._begin(shard)
         end = self._tail.end(shard)
         untrimmed = self._shards.untrimmed(known)
@@ -126,7 +127,7 @@ class KinesisStream(KinesisReader):
         Times are those at which the service took the records.
 
         Raises:
-            LogNotFound: the stream never had a shard of this name.
+            UnknownShard: the stream never had a shard of this name.
         """
         if removed(shard, listed := self._shards.listed()):
             return str(GONE)
@@ -147,7 +148,7 @@ class KinesisStream(KinesisReader):
         Raises:
             CursorExpired: records that follow `start` have been removed, or may have.
             CursorInvalid: `start` is not a cursor of the shard.
-            LogNotFound: the stream never had such a shard.
+            UnknownShard: the stream never had such a shard.
         """
         return self._plan(shard, start, limits)
 
@@ -168,7 +169,7 @@ class KinesisStream(KinesisReader):
             batch.flush()
         except LogNotFound:
             if removed(shard, self._shards.listed()):
-                raise CursorExpired(f"Retention has removed shard {shard} as a whole.") from None
+                raise removed_error(shard) from None
             raise
         else:
             if writer is not None and batch.records:
@@ -196,10 +197,11 @@ class KinesisStream(KinesisReader):
         Raises:
             CursorInvalid: it is not a cursor.
         """
+        if bounds.removed:
+            return removed_lag(cursor)
         here, end = Place.parse(shard, cursor), Place.parse(shard, bounds.end)
         return 0 if here.order >= end.order else None
 
 
-def _gone() -> ShardBounds:
-    """The bounds of a shard that retention has removed as a whole."""
-    return ShardBounds(str(GONE), str(GONE), True, str(start(0)))
+def _removed() -> ShardBounds:
+    return removed_bounds(str(start(0)))

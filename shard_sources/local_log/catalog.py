@@ -26,6 +26,7 @@ from lease_store.errors import (
 )
 from lease_store.identifiers import ShardId
 from shard_sources.durable_folder import sync_folder
+from shard_sources.removed_shards import was_removed
 
 CATALOG_FILE = "catalog.json"
 _FORMAT = "leasehold-local-log"
@@ -93,6 +94,11 @@ class Catalog:
         known = ", ".join(entry.shard for entry in self.shards[:_SHARDS_NAMED_MAX])
         more = ", …" if len(self.shards) > _SHARDS_NAMED_MAX else ""
         raise UnknownShard(f"The log has no shard {shown(shard)}: it has {known}{more}.")
+
+    def removed(self, shard: str) -> bool:
+        """Whether the log had the shard once: ids are numbers, and rise."""
+        numbers = (int(entry.shard) for entry in self.shards)
+        return shard.isdecimal() and was_removed(int(shard), numbers)
 
     @property
     def writable(self) -> list[CatalogShard]:

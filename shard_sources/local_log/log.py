@@ -32,6 +32,13 @@ from shard_sources.local_log.writing import (
     shard_folder,
 )
 from shard_sources.offsets import parse_offset
+from shard_sources.removed_shards import (
+    GONE,
+    removed_bounds,
+    removed_error,
+    removed_lag,
+    removed_plan,
+)
 from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
 
 if TYPE_CHECKING:
@@ -73,8 +80,12 @@ class LocalLogReader:
             CursorInvalid: the range is not within the shard.
             LogCorrupt: stored bytes are damaged.
         """
-        entry = load_catalog(self.root).find(range_.shard)
-        yield from self._folder(entry.shard).read(range_)
+        catalog = load_catalog(self.root)
+        if catalog.removed(range_.shard):
+            if range_.start == range_.end == GONE:
+                return
+            raise removed_error(range_.shard)
+        yield from self._folder(catalog.find(range_.shard).shard).read(range_)
 
 
 class LocalLog(LocalLogReader):
@@ -271,6 +282,9 @@ class LocalLog(LocalLogReader):
         catalog = load_catalog(self.root)
         found: dict[ShardId, ShardBounds] = {}
         for shard in shards:
+            if catalog.removed(shard):
+                found[shard] = removed_bounds(ORIGIN)
+                continue
             finished = catalog.find(shard).read_only
             extent = self._folder(shard).extent()
             found[shard] = ShardBounds(str(extent.begin), str(extent.end), finished, ORIGIN)
@@ -278,7 +292,10 @@ class LocalLog(LocalLogReader):
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
         """The cursor of the first record at or after a position; the end if there is none."""
-        folder = self._folder(load_catalog(self.root).find(shard).shard)
+        catalog = load_catalog(self.root)
+        if catalog.removed(shard):
+            return GONE
+        folder = self._folder(catalog.find(shard).shard)
         if isinstance(position, datetime):
             return str(folder.at_time(position))
         extent = folder.extent()
@@ -291,15 +308,20 @@ class LocalLog(LocalLogReader):
             CursorExpired: retention has removed `start`.
             CursorInvalid: `start` is not a cursor of the shard.
         """
-        entry = load_catalog(self.root).find(shard)
+        catalog = load_catalog(self.root)
+        if catalog.removed(shard):
+            return removed_plan(shard, start)
+        entry = catalog.find(shard)
         return self._folder(entry.shard).plan(start, limits, finished=entry.read_only)
 
-    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
-        """Records between a cursor and the end.
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """Records between a cursor and the end; None where a removed shard may have had some.
 
         Raises:
             CursorInvalid: it is not a cursor.
         """
+        if bounds.removed:
+            return removed_lag(cursor)
         return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
 
     def spark_options(self) -> Mapping[str, str]:

@@ -23,6 +23,14 @@ from shard_sources.loghub.cursors import GroupCursor
 from shard_sources.loghub.kind import SOURCE_NAME, LogHubOptions
 from shard_sources.loghub.lineage import ListedShard, with_parents
 from shard_sources.loghub.records import Fields, RecordColumns
+from shard_sources.removed_shards import (
+    GONE,
+    removed_bounds,
+    removed_error,
+    removed_lag,
+    removed_plan,
+    was_removed,
+)
 from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
 
 if TYPE_CHECKING:
@@ -81,6 +89,14 @@ class LogHubReader:
             return str(shard)
         raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
 
+    def removed(self, shard: ShardId, listed: Sequence[ListedShard]) -> bool:
+        """Whether retention has removed a shard as a whole.
+
+        Raises:
+            UnknownShard: it is no shard of a logstore.
+        """
+        return was_removed(int(self.number_of(shard)), (each.number for each in listed))
+
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
         """The records of a range, in order, in batches of `record_schema()`.
 
@@ -91,6 +107,8 @@ class LogHubReader:
             SourceUnavailable, SourceThrottled, SourceRefused: see `ShardReader.read`.
         """
         self.number_of(range_.shard)
+        if range_.start == range_.end == GONE:
+            return
         start = GroupCursor.parse(range_.shard, range_.start)
         end = GroupCursor.parse(range_.shard, range_.end)
         columns = RecordColumns(range_.shard, self._fields)
@@ -180,6 +198,11 @@ class LogHubReader:
             # The service has one answer for what was removed and for what never was.
             self._check_within(shard, at)
             raise
+        except UnknownShard:
+            # And one for a shard that it has forgotten and for one that never was.
+            if self.removed(shard, self.client.shards()):
+                raise removed_error(shard) from None
+            raise
 
     def _check_within(self, shard: ShardId, at: int) -> None:
         """Whether a place is in the shard, asked after what was read there: nothing was left out.
@@ -230,16 +253,19 @@ class LogHub(LogHubReader):
         if not shards:
             return {}
         # The list first: a shard that it calls read-only had its last record before that.
-        listed = {str(each.number): each for each in self.client.shards()}
-        for shard in shards:
+        answer = self.client.shards()
+        listed = {str(each.number): each for each in answer}
+        gone = {shard for shard in shards if self.removed(shard, answer)}
+        kept = [shard for shard in shards if shard not in gone]
+        for shard in kept:
             self._listed(listed, shard)
-        with ThreadPoolExecutor(min(_BOUNDS_AT_ONCE, len(shards))) as pool:
+        with ThreadPoolExecutor(_BOUNDS_AT_ONCE) as pool:
             found = pool.map(
-                lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), shards
+                lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), kept
             )
-            return {
+            return dict.fromkeys(gone, removed_bounds(str(GroupCursor(0)))) | {
                 shard: ShardBounds(str(begin), str(end), listed[shard].read_only)
-                for shard, (begin, end) in zip(shards, found, strict=True)
+                for shard, (begin, end) in zip(kept, found, strict=True)
             }
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
@@ -247,9 +273,15 @@ class LogHub(LogHubReader):
 
         The service knows whole seconds: a time within one means all that came in it.
         """
-        if isinstance(position, datetime):
-            return str(self._cursor(shard, max(0, int(position.timestamp() // 1))))
-        return str(self._cursor(shard, position))
+        at = position
+        if isinstance(at, datetime):
+            at = max(0, int(at.timestamp() // 1))
+        try:
+            return str(self._cursor(shard, at))
+        except UnknownShard:
+            if self.removed(shard, self.client.shards()):
+                return GONE
+            raise
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Where a batch ends: at least one record; bytes are those of the messages.
@@ -262,6 +294,8 @@ class LogHub(LogHubReader):
             CursorInvalid: `start` is not a cursor of the shard.
         """
         self.number_of(shard)
+        if start == GONE and self.removed(shard, self.client.shards()):
+            return removed_plan(shard, start)
         first = GroupCursor.parse(shard, start)
         end, whole, records, bytes_ = first, 0, 0, 0
         # Each group holds a record: no more groups are asked for than records are wanted.
@@ -293,6 +327,8 @@ class LogHub(LogHubReader):
         Raises:
             CursorInvalid: it is not a cursor.
         """
+        if bounds.removed:
+            return removed_lag(cursor)
         end = GroupCursor.parse(shard, bounds.end)
         return 0 if GroupCursor.parse(shard, cursor) >= end else None
 

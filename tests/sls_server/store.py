@@ -116,7 +116,7 @@ class Logstore:
             self._add(begin, end)
 
     def _add(self, begin: str, end: str) -> Shard:
-        shard = Shard(len(self.shards), begin, end, int(self.clock()), self.step)
+        shard = Shard(max(self.shards, default=-1) + 1, begin, end, int(self.clock()), self.step)
         self.shards[shard.number] = shard
         return shard
 

@@ -235,8 +235,11 @@ def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
     with pytest.raises(CursorExpired):
         source.plan(first, cursor.end, Limits())
     for bounds in (source.bounds([first])[first], source.bounds_after({first: cursor.end})[first]):
-        assert bounds.finished
+        assert (bounds.finished, bounds.removed) == (True, True)
+        assert bounds.origin not in (None, bounds.begin)
         assert bounds.end != cursor.end
+        assert source.lag(first, cursor.end, bounds) is None
+        assert source.lag(first, bounds.end, bounds) == 0
         plan = source.plan(first, bounds.end, Limits())
         assert (plan.end, plan.records, plan.last) == (bounds.end, 0, True)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lease_store.errors import CursorExpired, CursorInvalid, UnknownShard
 from lease_store.identifiers import ShardId
-from shard_sources.source import Limits, Position
+from shard_sources.source import Limits, PlannedRange, Position
 from tests.sources.world import START, STEP, VALUES, NewRecord, Notion, SourceWorld
 
 
@@ -108,3 +109,45 @@ def test_a_merged_shard_names_both_parents(world: SourceWorld, shard: ShardId) -
     world.put(child, [NewRecord(b"after", at=START + 100 * STEP)])
     assert [row["value"] for row in world.all_rows(child)] == [b"after"]
     assert [row["value"] for row in world.all_rows(shard)] == list(VALUES)
+
+
+@pytest.mark.needs(Notion.LINEAGE, Notion.REMOVAL)
+def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
+    world: SourceWorld, shard: ShardId
+) -> None:
+    source = world.source
+    begin = source.cursor_at(shard, Position.BEGIN)
+    middle, end = (
+        source.plan(shard, begin, Limits(records_max=3)).end,
+        source.cursor_at(shard, Position.END),
+    )
+    children = world.split(shard)
+    world.forget(shard)
+    bounds = source.bounds([shard, *children])
+    gone = bounds[shard]
+    assert (gone.removed, gone.finished, gone.begin) == (True, True, gone.end)
+    assert gone.origin not in (None, gone.begin), "nobody knows of how much was lost"
+    assert not any(bounds[child].removed for child in children)
+    for position in (Position.BEGIN, Position.END, START):
+        assert source.cursor_at(shard, position) == gone.begin
+    for cursor in (begin, middle):
+        with pytest.raises(CursorExpired, match="as a whole"):
+            source.plan(shard, cursor, Limits())
+        with pytest.raises(CursorExpired):
+            world.rows(shard, cursor, end)
+        assert source.lag(shard, cursor, gone) is None
+    assert source.plan(shard, gone.begin, Limits()) == PlannedRange(gone.begin, 0, last=True)
+    assert world.rows(shard, gone.begin, gone.end) == []
+    assert source.lag(shard, gone.begin, gone) == 0
+
+
+@pytest.mark.needs(Notion.LINEAGE, Notion.REMOVAL)
+def test_a_shard_that_never_was_is_not_called_removed(world: SourceWorld, shard: ShardId) -> None:
+    world.split(shard)
+    for unknown in (ShardId("99"), ShardId("a-shard-of-another-log")):
+        with pytest.raises(UnknownShard):
+            world.source.bounds([unknown])
+        with pytest.raises(UnknownShard):
+            world.source.plan(unknown, "0", Limits())
+    with pytest.raises(CursorInvalid):
+        world.source.plan(shard, "gone", Limits())

@@ -34,6 +34,7 @@ class Notion(StrEnum):
     LINEAGE = "shards are split and merged"
     GROWTH = "shards are added beside the others"
     RETENTION = "old records are removed"
+    REMOVAL = "a shard is removed with its last record"
     DAMAGE = "stored bytes can be damaged"
     NETWORK = "the service is reached over a network"
     THROTTLING = "the service refuses too many requests"
@@ -98,6 +99,10 @@ class SourceWorld(ABC):
     def trim(self, shard: ShardId) -> None:
         """Fill the shard and remove its first record at least, as retention does (RETENTION)."""
         raise self._lacking(Notion.RETENTION)
+
+    def forget(self, shard: ShardId) -> None:
+        """Remove a read-only shard as a whole, as retention does (REMOVAL)."""
+        raise self._lacking(Notion.REMOVAL)
 
     def damage(self, shard: ShardId) -> None:
         """Damage stored bytes of a filled shard (DAMAGE)."""

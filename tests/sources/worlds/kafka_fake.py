@@ -31,6 +31,7 @@ def stored(record: NewRecord) -> Stored:
 class KafkaFakeWorld(SourceWorld):
     lacks: ClassVar[Mapping[Notion, str]] = {
         Notion.LINEAGE: NO_LINEAGE,
+        Notion.REMOVAL: "a partition goes only with its topic",
         Notion.DAMAGE: BROKER_STORES,
         Notion.THROTTLING: CLIENT_WAITS,
     }

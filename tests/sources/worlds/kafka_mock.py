@@ -50,6 +50,7 @@ class MockBroker:
 class KafkaMockWorld(SourceWorld):
     lacks: ClassVar[Mapping[Notion, str]] = {
         Notion.LINEAGE: NO_LINEAGE,
+        Notion.REMOVAL: "a partition goes only with its topic",
         Notion.DAMAGE: BROKER_STORES,
         Notion.THROTTLING: CLIENT_WAITS,
         Notion.GROWTH: "the mock broker adds no partition",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import rmtree
 from typing import ClassVar
 
 import pytest
 
 from lease_store.identifiers import ShardId
 from shard_sources.local_log import LocalLog, Record, writing
+from shard_sources.local_log.catalog import Catalog, load_catalog, save_catalog
 from tests.sources.world import NewRecord, Notion, SourceWorld
 from tests.unit.shard_sources.local_logs import data_files, new_log
 
@@ -52,6 +54,12 @@ class LocalLogWorld(SourceWorld):
     def trim(self, shard: ShardId) -> None:
         self.fill(shard)
         assert self.source.retain(shard, "15") != "0"
+
+    def forget(self, shard: ShardId) -> None:
+        catalog = load_catalog(self.source.root)
+        rest = tuple(entry for entry in catalog.shards if entry.shard != shard)
+        save_catalog(self.source.root, Catalog(rest))
+        rmtree(self.source.root / "shards" / shard)
 
     def damage(self, shard: ShardId) -> None:
         file = data_files(self.source, shard)[0]

@@ -113,6 +113,9 @@ class LogHubWorld(SourceWorld):
         self.fill(shard)
         self.logstore.shard(shard).expire(3)
 
+    def forget(self, shard: ShardId) -> None:
+        del self.logstore.shards[int(shard)]
+
     def damage(self, shard: ShardId) -> None:
         self.logstore.shard(shard).damaged = True
 

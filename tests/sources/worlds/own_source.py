@@ -43,6 +43,7 @@ class OwnSourceWorld(SourceWorld):
         Notion.TIME_SEEK: "the example leaves it out, and begins at the beginning",
         Notion.NO_VALUE: "a file is bytes, an empty one included",
         Notion.LINEAGE: "folders are added, never split",
+        Notion.REMOVAL: "files are kept whole, and so are folders",
         Notion.RETENTION: "files are kept whole",
         Notion.DAMAGE: FILES,
         Notion.NETWORK: FILES,

@@ -12,6 +12,7 @@ from lease_store.identifiers import ShardId
 from lease_store.records import BatchState, GapPolicy, Intent
 from lease_store.store import Changed, Opened
 from lease_store.verification import verify
+from shard_sources.local_log.catalog import Catalog, load_catalog, save_catalog
 from tests.unit.assets.consumption_world import NODE, World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -205,6 +206,65 @@ def test_a_child_whose_beginning_was_trimmed(tmp_path: Path, wanted: GapPolicy) 
     assert [(gap.shard, gap.start, gap.end) for gap in world.store.gaps(world.key)] == [
         (child, "0", "4")
     ]
+    assert verify(world.store, world.key) == []
+
+
+def remove(world: World, shard: ShardId) -> None:
+    """Let retention forget a shard."""
+    catalog = load_catalog(world.log.root)
+    rest = tuple(entry for entry in catalog.shards if entry.shard != shard)
+    save_catalog(world.log.root, Catalog(rest))
+
+
+@pytest.mark.parametrize("wanted", list(GapPolicy))
+@pytest.mark.parametrize("read_before", [True, False])
+def test_a_shard_that_retention_removed_is_over_behind_a_gap(
+    tmp_path: Path, wanted: GapPolicy, read_before: bool
+) -> None:
+    """Goal: its children go on, the other shards never stop, and nothing is skipped silently."""
+    world = World(tmp_path)
+    policy(world, wanted)
+    if read_before:
+        world.consume("run-1")
+    world.append(ZERO, 3)
+    child = world.log.split(ZERO)[0]
+    world.append(child, 2)
+    remove(world, ZERO)
+    world.sync()
+    reports = world.consume("run-2")
+    assert reports[ShardId("1")].stopped is StopReason.CAUGHT_UP
+    begin = "10" if read_before else "0"
+    if wanted is GapPolicy.HOLD:
+        assert reports[ZERO].stopped is StopReason.FAILED
+        assert f"from {begin} to gone" in reports[ZERO].error
+        assert world.lease(ZERO).state == "already_alloc"
+        accept_all(world)
+        reports = world.consume("run-3")
+    assert reports[ZERO].stopped is StopReason.FINISHED
+    assert [(gap.shard, gap.start, gap.end) for gap in world.store.gaps(world.key)] == [
+        (ZERO, begin, "gone")
+    ]
+    world.sync()
+    assert world.consume("run-4")[child].records == 2
+    assert verify(world.store, world.key) == []
+
+
+def test_an_intended_batch_of_a_removed_shard_is_given_up(tmp_path: Path) -> None:
+    """Method: a run dies between intent and commit, and its shard is removed meanwhile."""
+    world = World(tmp_path)
+    policy(world, GapPolicy.BEGIN)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    world.sweeper.before = die
+    with pytest.raises(KeyboardInterrupt):
+        world.consume("run-1")
+    world.sweeper.before = lambda: None
+    world.log.split(ZERO)
+    remove(world, ZERO)
+    assert world.consume("run-2")[ZERO].stopped is StopReason.FINISHED
+    assert [(gap.start, gap.end) for gap in world.store.gaps(world.key)] == [("0", "gone")]
     assert verify(world.store, world.key) == []
 
 

@@ -14,6 +14,7 @@ from sensors.launching import (
     choose_launches,
     work_left,
 )
+from shard_sources.removed_shards import removed_bounds
 from shard_sources.source import ShardBounds
 
 A, B = NodeName("a"), NodeName("b")
@@ -49,6 +50,13 @@ def test_a_child_whose_beginning_was_removed_needs_a_run_to_record_the_gap():
     assert work_left(None, gone, "begin") is Work.FINISH, "a new group begins at what is left"
     whole = ShardBounds("0", "0", finished=True, origin="0")
     assert work_left(None, whole, "begin", child=True) is Work.FINISH
+
+
+def test_a_shard_that_was_removed_needs_a_run_for_what_was_lost_and_then_none():
+    removed = removed_bounds("0")
+    assert work_left(None, removed, "begin") is Work.READ
+    assert work_left("3", removed, "begin") is Work.READ
+    assert work_left(removed.end, removed, "begin") is Work.FINISH
 
 
 def test_launches_hold_at_most_shards_per_run_and_one_node_each():
