@@ -133,6 +133,10 @@ class SchemaTooOld(StoreError):
     """The database needs `leasehold db upgrade` before this release can use it."""
 
 
+class CheckpointUnsaved(StoreError):
+    """A member could not save a checkpoint before it was to leave, so it has not left."""
+
+
 class LeaseLost(LeaseholdError):
     """A tenure is over: its holder may not persist, commit, renew or release under it again."""
 

@@ -11,17 +11,21 @@ nodes can be members of one group.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from threading import RLock
 
 from lease_store.client.held_shards import HeldShards
 from lease_store.errors import (
     AssignmentConflict,
+    CheckpointUnsaved,
     LeaseholdError,
     LeaseLost,
     NodeNameTaken,
+    ShardNotOpen,
     StoreError,
+    StoreUnavailable,
 )
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock, steady_clock
@@ -36,10 +40,11 @@ from lease_store.records import (
     Timing,
 )
 from lease_store.states import ShardState
-from lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
+from lease_store.store import Beaten, LeaseStore, NotHeld, OpenByOther, Opened
 from lease_store.tick_report import TickReport
 
 FLUSH_DEFAULT_S = 5.0
+FLUSH_RETRY_S = 0.5
 LET_GO = "its client let go of it"
 
 
@@ -56,6 +61,7 @@ class GroupMember:
         incarnation: who answers to the name; new for every process, such as a random id.
         clock: monotonic seconds.
         flush_s: how long a checkpoint may wait in memory before a heartbeat persists it.
+        pause: waits for some seconds between two tries to save, while the member shuts down.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class GroupMember:
         incarnation: str,
         clock: Clock = steady_clock,
         flush_s: float = FLUSH_DEFAULT_S,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         settings = node if isinstance(node, Node) else Node(node, 0, "")
         self._store = store
@@ -74,6 +81,7 @@ class GroupMember:
         self._node = settings.name
         self._settings = replace(settings, incarnation=incarnation)
         self._clock = clock
+        self._pause = pause
         self._shards = HeldShards(
             store, key, self._node, incarnation=incarnation, clock=clock, flush_s=flush_s
         )
@@ -109,6 +117,11 @@ class GroupMember:
     def group(self) -> Group:
         """The group as the last heartbeat saw it."""
         return self._last().snapshot.group
+
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """The group's members as the last heartbeat saw them."""
+        return tuple(row for row in self._last().snapshot.nodes if row.member)
 
     @property
     def refusals(self) -> tuple[LeaseholdError, ...]:
@@ -165,10 +178,10 @@ class GroupMember:
         """Beat, carry out what concerns this member, and learn which shards are its own.
 
         `held` names the shards that the caller works on. The reply names exactly those that are
-        this member's and `already_alloc`. A shard that is named and not in the reply is to be
-        stopped: it is on its way to another node, and stays here as long as it is named; or its
-        tenure is over, and saving it raises `LeaseLost`. The reply is empty while the group is
-        paused.
+        this member's and `already_alloc`, and that the source lets it read. A shard that is named
+        and not in the reply is to be stopped: it is on its way to another node, and stays here as
+        long as it is named; or it cannot be read now; or its tenure is over, and saving it raises
+        `LeaseLost`. The reply is empty while the group is paused.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the member lost its place and cannot join again.
@@ -176,7 +189,6 @@ class GroupMember:
         """
         with self._beating:
             rebalancer = self._joined()
-            self._end_if_untrusted()
             judged = self._shards.standing()
             started = self._clock()
             report = rebalancer.tick()
@@ -199,24 +211,59 @@ class GroupMember:
     def shutdown(self) -> None:
         """Persist all checkpoints, let go of all shards and leave the group.
 
+        A checkpoint that cannot be persisted is tried again for as long as the group's timeout.
+        Where that does not help either, the member does not leave: nobody is given a shard at a
+        checkpoint that its reader had passed. It may be called again then; without that, the
+        member's shards are free after the timeout, and what was not persisted is read again.
+
         Raises:
             LeaseLost: a shard was lost, and nobody had been told; all others have been saved.
-            StoreError: the store does not answer; the shards are free after the group's timeout.
+            CheckpointUnsaved: a checkpoint is not persisted; the member has not left.
+            StoreError: all is persisted, but the store did not let the member leave: its shards
+                are free after the timeout.
         """
         with self._beating:
-            self._end_if_untrusted()
-            problems: list[LeaseholdError] = list(self._shards.take_untold())
-            for shard in list(self._shards.standing()):
-                try:
-                    self._shards.release(shard, "its client shut down")
-                except (LeaseLost, StoreError) as error:
-                    problems.append(error)
+            lost: list[LeaseLost] = self._shards.take_untold()
+            cause = self._release_all(lost) if self._report is not None else None
+            if unsaved := self._shards.unsaved():
+                names = ", ".join(sorted(unsaved))
+                raise CheckpointUnsaved(
+                    f"Node {self._node} could not save the checkpoint of shard {names} of group "
+                    f"{self._key}, so it has not left: shut it down again once the lease store "
+                    f"answers, or the records since then are read again. {cause or ''}".rstrip()
+                ) from cause
             if self._rebalancer is not None:
                 self._rebalancer.leave()
                 self._rebalancer = None
             self._trusted_until = float("-inf")
-            if problems:
-                raise problems[0]
+            lost += self._shards.take_untold()
+            if lost:
+                raise lost[0]
+
+    def _release_all(self, lost: list[LeaseLost]) -> StoreError | None:
+        """Save and close what is open, with retries for the group's timeout.
+
+        Losses are added to `lost`; the last failure is returned, or None. A tenure that is saved
+        and could not be closed is ended by leaving, so that it needs no retry.
+        """
+        give_up_at = self._clock() + self.group.timeout_s
+        while True:
+            failure: StoreError | None = None
+            for shard in self._shards.standing():
+                try:
+                    self._confirm_trust()
+                    self._shards.release(shard, "its client shut down")
+                except LeaseLost as error:
+                    lost.append(error)
+                except ShardNotOpen:
+                    continue
+                except StoreError as error:
+                    failure = error
+                if self._clock() >= give_up_at:
+                    return failure
+            if failure is None or not self._shards.unsaved():
+                return failure
+            self._pause(FLUSH_RETRY_S)
 
     # -- shards ---------------------------------------------------------------------------------
 
@@ -234,13 +281,16 @@ class GroupMember:
         return self.trusted and self._shards.holds(shard)
 
     def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
-        """Nothing, where the shard is open here (under `tenure`); does not ask the store.
+        """Nothing, where the shard is open here (under `tenure`).
+
+        The store is asked only where no beat was confirmed in time.
 
         Raises:
             LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
             ShardNotOpen: the shard is not open here.
+            StoreError: no beat was confirmed in time, nor now: nothing more may be read.
         """
-        self._end_if_untrusted()
+        self._confirm_trust()
         self._shards.require(shard, tenure)
 
     def save_checkpoint(
@@ -257,7 +307,14 @@ class GroupMember:
             ShardNotOpen: the shard is not open here.
             StoreError: it could not be persisted now; a later heartbeat tries again.
         """
-        self._end_if_untrusted()
+        # Remembered first: it is saved once the store says that the tenure goes on.
+        self._shards.save(shard, cursor, persist=False, tenure=tenure)
+        try:
+            self._confirm_trust()
+        except StoreError:
+            if persist:
+                raise
+            return
         self._shards.save(shard, cursor, persist=persist, tenure=tenure)
 
     def persisted(self, shard: ShardId) -> str | None:
@@ -273,7 +330,7 @@ class GroupMember:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
             CheckpointRefused: the gap does not begin at the checkpoint.
         """
-        self._end_if_untrusted()
+        self._confirm_trust()
         self._shards.record_gap(shard, start=start, end=end, reason=reason, skip=skip)
 
     def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
@@ -294,7 +351,7 @@ class GroupMember:
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
         """
-        self._end_if_untrusted()
+        self._confirm_trust()
         self._shards.finish(shard, cursor)
 
     def release(self, shard: ShardId) -> None:
@@ -305,7 +362,7 @@ class GroupMember:
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
         """
-        self._end_if_untrusted()
+        self._confirm_trust()
         self._shards.release(shard, LET_GO)
 
     def lease(self, shard: ShardId) -> ShardLease | None:
@@ -337,26 +394,57 @@ class GroupMember:
             for node in report.snapshot.nodes
         )
 
-    def _end_if_untrusted(self) -> None:
-        """Give up all tenures once no beat was confirmed in time; a later beat cannot mend that.
+    def _confirm_trust(self) -> None:
+        """Beat first where no beat was confirmed in time, and learn which tenures go on.
 
-        1. The last beat is confirmed; then the process stands still for longer than the timeout.
-        2. Another node evicts it, takes its shards, reads on and saves.
-        3. The process wakes in the middle of its work. It stops by its own clock, before it asks
-           the store for anything; what the store would refuse is not even tried.
+        1. The last beat is confirmed; then the process stands still for longer than its trust. By
+           its own clock it stops: it reads, saves and opens nothing.
+        2. A beat under its incarnation is confirmed. So nobody has evicted it, which takes the
+           incarnation away; and from here an eviction needs the whole timeout again.
+        3. After that it reads its shards' rows. One that has its epoch and run still was opened by
+           nobody else since: every opening raises the epoch, and none ever falls. Nobody has read
+           on from its checkpoint, so it goes on where it stood, under the same tenure.
+        4. Had another node taken its shards and saved, 2 would be refused or 3 would differ: its
+           tenures are over. Whatever comes after 3, each write names the tenure, and the store
+           refuses it once that is over.
+
+        Raises:
+            StoreError: the store does not answer; nothing is trusted, and nothing is given up.
         """
-        if self._trusted_until > float("-inf") and not self.trusted:
-            self._shards.end_all(
-                f"Node {self._node} had no beat confirmed in time, so it gave up its shards of "
-                f"group {self._key}."
+        if self.trusted or self._trusted_until == float("-inf"):
+            return
+        with self._beating:
+            if self.trusted:
+                return
+            judged = self._shards.standing()
+            started = self._clock()
+            beat = self._store.beat(self._key, self._node, self._settings.incarnation)
+            if not isinstance(beat, Beaten):
+                self._trusted_until = float("-inf")
+                self._shards.end_all(
+                    f"Node {self._node} had no beat confirmed in time, and has lost its place and "
+                    f"its shards in group {self._key}."
+                )
+                return
+            self._shards.compare(judged, self._store.progress(self._key, (self._node,)))
+            self._trusted_until = started + self.group.timeout_s * TRUST_FRACTION
+        if not self.trusted:
+            raise StoreUnavailable(
+                f"The lease store answers too slowly for the timeout of group {self._key}: node "
+                f"{self._node} may not rely on its shards, and tries again."
             )
 
     def _confirmed(self, report: TickReport, ended: Collection[ShardId]) -> tuple[ShardId, ...]:
         if report.snapshot.group.paused:
             return ()
-        states = {row.shard: row.state for row in report.snapshot.shards}
+        # One that its source lets nobody read stays assigned, and is given up until that changes.
+        ready = {
+            row.shard
+            for row in report.snapshot.shards
+            if row.state is ShardState.ALREADY_ALLOC and row.subscribable
+        }
         return tuple(
             shard
             for shard in report.owned.get(self._node, ())
-            if states[shard] is ShardState.ALREADY_ALLOC and shard not in ended
+            if shard in ready and shard not in ended
         )

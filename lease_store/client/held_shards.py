@@ -94,6 +94,15 @@ class HeldShards:
         with self._lock:
             return {shard for shard, held in self._holdings.items() if held.over}
 
+    def unsaved(self) -> set[ShardId]:
+        """The open shards whose newest checkpoint is not in the store, as far as is known."""
+        with self._lock:
+            return {
+                shard
+                for shard, held in self._holdings.items()
+                if not held.over and held.unsaved not in (None, held.persisted)
+            }
+
     def take_untold(self) -> list[LeaseLost]:
         """The losses that no caller has heard of; they count as told from now on."""
         with self._lock:

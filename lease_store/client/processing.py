@@ -126,7 +126,10 @@ class ProcessorWorker:
         """Stop all shards, save their checkpoints and leave the group.
 
         Raises:
-            StoreError: the store does not answer; the shards are free after the group's timeout.
+            CheckpointUnsaved: a checkpoint is not persisted, and the worker has not left: it may
+                be called again.
+            StoreError: all is persisted, but the store did not let the worker leave: its shards
+                are free after the group's timeout.
         """
         with self._lock:
             workers = list(self._workers.values())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import RLock
@@ -17,6 +18,7 @@ from lease_store.client.beating import BackgroundBeats
 from lease_store.client.connections import Connection, Offsets, PulledBatch
 from lease_store.client.feed import Fetched, ShardFeed
 from lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
+from lease_store.client.pinning import PinnedShards
 from lease_store.client.starting import cursor_after_gap, starting_cursor
 from lease_store.errors import (
     BatchUnconfirmed,
@@ -28,7 +30,6 @@ from lease_store.errors import (
     ShardNotOpen,
     ShardOccupied,
     StoreError,
-    UnknownShard,
     shown,
 )
 from lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -55,6 +56,7 @@ class PullClient:
         protect_s: how long a polled batch waits for its confirmation.
         flush_s: how long a confirmed checkpoint may wait in memory before it is persisted.
         background: beat on a thread; False where the caller calls `beat` itself.
+        pause: waits for some seconds between two tries to save, while the client shuts down.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class PullClient:
         protect_s: float = PROTECT_DEFAULT_S,
         flush_s: float = FLUSH_DEFAULT_S,
         background: bool = True,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._member = GroupMember(
-            store, key, name, incarnation=incarnation, clock=clock, flush_s=flush_s
+            store, key, name, incarnation=incarnation, clock=clock, flush_s=flush_s, pause=pause
         )
         self._store = store
         self._key = key
@@ -82,6 +85,7 @@ class PullClient:
         self._beats: BackgroundBeats | None = None
         self._lock = RLock()
         self._confirmed: tuple[ShardId, ...] = ()
+        self._pinned = PinnedShards(self._member, self.beat, lambda: self._confirmed, clock)
         self._connections: dict[ShardId, Connection] = {}
         self._untold: dict[ShardId, LeaseLost] = {}
         self._numbers = itertools.count(1)
@@ -136,7 +140,10 @@ class PullClient:
 
         Raises:
             LeaseLost: a shard was lost, and nobody had been told; all others have been saved.
-            StoreError: the store does not answer; the shards are free after the group's timeout.
+            CheckpointUnsaved: a checkpoint is not persisted, and the client has not left: it may
+                be called again.
+            StoreError: all is persisted, but the store did not let the client leave: its shards
+                are free after the group's timeout.
         """
         if self._beats is not None:
             self._beats.stop()
@@ -165,11 +172,13 @@ class PullClient:
 
         `bootstrap` is the cursor to begin at; None or "-1" continues from the stored checkpoint,
         or from the group's initial position. Where it differs from a stored checkpoint, that is
-        set first, as a recorded force. In a pinned group the shard is asked for by this call.
+        set first, as a recorded force. In a pinned group the shard is asked for by this call. Where
+        the shard is connected already, the answer is where it stands.
 
         Raises:
             LeaseLost: it was connected and lost, and nobody has been told yet; call again.
-            ShardOccupied: the shard is another node's, or another run of this node has it open.
+            ShardOccupied: the shard is not to be had: it is another node's, or another run of this
+                node has it open, or it is connected and stands elsewhere than at `bootstrap`.
             UnknownShard: the group has no such shard.
             CursorInvalid: `bootstrap` is no cursor of the shard.
             StoreError: the store does not answer, so that the start could not be stored.
@@ -178,14 +187,17 @@ class PullClient:
         wanted = None if bootstrap == CONTINUE else bootstrap
         with self._lock:
             self._tell(shard)
-            if shard in self._connections:
+            if (connection := self._connections.get(shard)) is not None:
+                if wanted in (None, connection.confirmed):
+                    return connection.confirmed
                 raise ShardOccupied(
-                    f"Shard {shown(shard)} is connected already: disconnect it first."
+                    f"Shard {shown(shard)} is connected already, and stands at "
+                    f"{connection.confirmed}: disconnect it before you begin elsewhere."
                 )
             if wanted is not None:
                 self._feed.clamp(shard, wanted)  # Refuses nonsense before anything is changed.
             if self._member.group.assignment is AssignmentMode.PINNED:
-                self._pin(shard, wanted)
+                self._pinned.ask(shard, wanted)
             opened = self._open(shard, wanted)
             try:
                 cursor = starting_cursor(self._member, self._feed, shard, opened, wanted)
@@ -208,7 +220,7 @@ class PullClient:
             del self._connections[shard]
             self._member.release(shard)
             if self._member.group.assignment is AssignmentMode.PINNED:
-                self._unpin(shard)
+                self._pinned.withdraw(shard)
 
     def current_offsets(self) -> dict[ShardId, Offsets]:
         """Where each connected shard stands."""
@@ -472,26 +484,3 @@ class PullClient:
             f"Shard {shown(shard)} of group {self._key} cannot be connected on node "
             f"{self._member.node}: {why}."
         )
-
-    # -- pinned assignment ----------------------------------------------------------------------
-
-    def _pin(self, shard: ShardId, bootstrap: str | None) -> None:
-        """Ask for the shard by name; withdrawn where it is not to be had."""
-        pinned: dict[ShardId, str | None] = dict(self._member.settings.pinned or {})
-        self._member.offer(replace(self._member.settings, pinned={**pinned, shard: bootstrap}))
-        self.beat()
-        if shard in self._confirmed:
-            return
-        lease = self._member.lease(shard)
-        self._unpin(shard)
-        if lease is None:
-            raise UnknownShard(
-                f"Group {self._key} has no shard {shown(shard)}: connect one that it has."
-            )
-        raise self._refused(shard, NotHeld(lease.state.value, lease.consumer_owner))
-
-    def _unpin(self, shard: ShardId) -> None:
-        pinned = dict(self._member.settings.pinned or {})
-        pinned.pop(shard, None)
-        self._member.offer(replace(self._member.settings, pinned=pinned))
-        self.beat()

@@ -131,6 +131,7 @@ class ClientHost(Host):
             protect_s=PROTECT_S * world.unit_s,
             flush_s=self._flush_s,
             background=False,
+            pause=world.schedule.sleep,
         )
         session = Session(process, client, {})
         self.sessions.append(session)

@@ -22,7 +22,7 @@ from lease_store.identifiers import NodeName, ShardId
 from lease_store.memory_store import MemoryStore
 from lease_store.records import AssignmentMode, BatchCommit, BatchStatistics, Intent, Tenure
 from lease_store.states import ShardState
-from lease_store.store import Changed, NotHeld, Opened
+from lease_store.store import Changed, Opened
 from lease_store.verification import verify
 from tests.unit.lease_store.client.world import (
     BEAT_S,
@@ -212,35 +212,6 @@ def test_a_loss_found_by_the_interval_flush_reaches_the_caller(clock: VirtualClo
     with pytest.raises(ShardNotOpen):
         a.release(S0)
     assert checkpoint(store) == "100"
-
-
-def test_a_member_that_slept_beyond_its_trust_stops_by_itself(clock: VirtualClock):
-    store = memory_store(["0"])
-    a = joined(store, clock, "a")
-    a.heartbeat(())
-    opened(a)
-    clock.pass_s(0.75 * TIMEOUT_S)
-    assert not a.trusted
-    assert not a.holds(S0)
-    asked = store.statements.copy()
-    with pytest.raises(LeaseLost, match="no beat confirmed"):
-        a.save_checkpoint(S0, "4", persist=True)
-    assert store.statements == asked, "the store was not even asked"
-    assert isinstance(a.open(S0), NotHeld)
-    assert a.heartbeat(()) == (S0,), "nobody took it meanwhile"
-    assert opened(a).tenure.epoch == 2
-
-
-def test_a_beat_after_lost_trust_does_not_bring_a_tenure_back(clock: VirtualClock):
-    store = memory_store(["0"])
-    a = joined(store, clock, "a")
-    a.heartbeat(())
-    opened(a)
-    clock.pass_s(0.75 * TIMEOUT_S)
-    assert a.heartbeat((S0,)) == ()
-    assert a.trusted
-    with pytest.raises(LeaseLost):
-        a.save_checkpoint(S0, "4", persist=True)
 
 
 def test_a_replaced_consumer_cannot_save_for_its_successor_in_the_same_process(

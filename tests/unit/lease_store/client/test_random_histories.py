@@ -110,6 +110,7 @@ class History:
             protect_s=self.chance.choice([4.0, 60.0]),
             flush_s=self.chance.choice([0.0, 12.0]),
             background=False,
+            pause=self.clock.pass_s,
         )
         client.start()
         self.actors[name] = Actor(client)

@@ -95,7 +95,13 @@ def member(
     """A member that has not registered yet."""
     node = Node(NodeName(name), 0, "", **row)  # pyright: ignore
     return GroupMember(
-        store, KEY, node, incarnation=incarnation or f"{name}-process", clock=clock, flush_s=10.0
+        store,
+        KEY,
+        node,
+        incarnation=incarnation or f"{name}-process",
+        clock=clock,
+        flush_s=10.0,
+        pause=clock.pass_s,
     )
 
 
@@ -111,6 +117,7 @@ def pull_client(
         incarnation=f"{name}-process",
         clock=clock,
         background=False,
+        pause=clock.pass_s,
         **options,  # pyright: ignore
     )
 

@@ -1,0 +1,130 @@
+"""Asking for shards by name, in a group with pinned assignment.
+
+Each change of what a node asks for is written and journalled, so a shard that cannot be had is
+refused by looking, and what looked free and was not is asked for again after a growing pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from lease_store.client.group_member import GroupMember
+from lease_store.errors import ShardOccupied, UnknownShard, shown
+from lease_store.identifiers import ShardId
+from lease_store.liveness import Clock
+from lease_store.states import ShardState
+
+PAUSE_MAX_S = 60.0
+REFUSED_BEFORE = "it was refused a moment ago"
+_NOT_FREE = {
+    ShardState.WAIT: "it waits for the shards that it comes from",
+    ShardState.OVER: "it is over",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """When a shard was last not to be had: `asked` says that it took a write to find out."""
+
+    until: float
+    pause_s: float
+    asked: bool
+
+
+class PinnedShards:
+    """What one client asks for by name.
+
+    Args:
+        member: the client's place in the group.
+        beat: one heartbeat of the client.
+        confirmed: the shards that are the client's, as of the last heartbeat.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        member: GroupMember,
+        beat: Callable[[], None],
+        confirmed: Callable[[], Collection[ShardId]],
+        clock: Clock,
+    ) -> None:
+        self._member = member
+        self._beat = beat
+        self._confirmed = confirmed
+        self._clock = clock
+        self._refusals: dict[ShardId, _Refusal] = {}
+
+    def ask(self, shard: ShardId, bootstrap: str | None) -> None:
+        """Ask for a shard; withdrawn where it is not to be had.
+
+        After a refusal the store is not looked at again before a heartbeat's interval, and not
+        written to again before a pause that doubles up to a minute.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+            ShardOccupied: the shard is not to be had now.
+            StoreError: the store does not answer.
+        """
+        refusal = self._refusals.get(shard)
+        early = refusal is not None and self._clock() < refusal.until
+        if not early:
+            self._beat()
+        why = self._obstacle(shard)
+        asked = early and refusal is not None and refusal.asked
+        if not why and asked:
+            why = REFUSED_BEFORE
+        if not why:
+            settings = self._member.settings
+            pinned = {**(settings.pinned or {}), shard: bootstrap}
+            self._member.offer(replace(settings, pinned=pinned))
+            self._beat()
+            if shard in self._confirmed():
+                self._refusals.pop(shard, None)
+                return
+            asked, why = True, self._obstacle(shard) or REFUSED_BEFORE
+            self.withdraw(shard)
+        if not early:
+            self._refusals[shard] = self._refused(refusal, asked=asked)
+        raise ShardOccupied(
+            f"Shard {shown(shard)} of group {self._member.group.key} cannot be connected on node "
+            f"{self._member.node}: {why}."
+        )
+
+    def withdraw(self, shard: ShardId) -> None:
+        """Ask for a shard no more."""
+        pinned = dict(self._member.settings.pinned or {})
+        pinned.pop(shard, None)
+        self._member.offer(replace(self._member.settings, pinned=pinned))
+        self._beat()
+
+    def _refused(self, before: _Refusal | None, *, asked: bool) -> _Refusal:
+        pause_s = self._member.beat_s
+        if asked and before is not None and before.asked:
+            pause_s = max(min(before.pause_s * 2, PAUSE_MAX_S), pause_s)
+        return _Refusal(self._clock() + pause_s, pause_s, asked)
+
+    def _obstacle(self, shard: ShardId) -> str:
+        """Why the shard was not to be had as of the last heartbeat; empty where nothing is known.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        lease, node = self._member.lease(shard), self._member.node
+        if lease is None:
+            raise UnknownShard(
+                f"Group {self._member.group.key} has no shard {shown(shard)}: connect one that it "
+                "has."
+            )
+        if lease.state in _NOT_FREE:
+            return _NOT_FREE[lease.state]
+        owner = lease.consumer_owner if lease.consumer_owner != node else lease.lease_owner
+        if owner not in (None, node):
+            return f"it is {owner}'s"
+        if self._member.group.paused:
+            return "the group is paused"
+        if not lease.subscribable:
+            return "its source lets nobody subscribe to it now"
+        others = (row for row in self._member.members if row.name != node)
+        rival = next((row.name for row in others if shard in (row.pinned or {})), None)
+        return f"{rival} asks for it" if rival is not None else ""

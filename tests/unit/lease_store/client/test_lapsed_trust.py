@@ -1,0 +1,173 @@
+"""A member whose beats were not confirmed in time: it goes on only if nobody else did."""
+
+from __future__ import annotations
+
+import pytest
+
+from lease_store.client import GroupMember
+from lease_store.errors import LeaseLost, ShardNotOpen, StoreUnavailable
+from lease_store.identifiers import ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import Tenure
+from lease_store.store import NotHeld, Opened
+from lease_store.verification import verify
+from tests.unit.lease_store.client.world import (
+    BEAT_S,
+    KEY,
+    S0,
+    TIMEOUT_S,
+    ListFeed,
+    VirtualClock,
+    checkpoint,
+    member,
+    memory_store,
+    owner,
+    polled,
+    started,
+)
+
+LAPSE_S = 0.75 * TIMEOUT_S
+
+
+def holding(store: MemoryStore, clock: VirtualClock, name: str = "a") -> tuple[GroupMember, Tenure]:
+    """A member with shard 0 open."""
+    joined = member(store, clock, name)
+    joined.register()
+    assert joined.heartbeat(()) == (S0,)
+    outcome = joined.open(S0)
+    assert isinstance(outcome, Opened)
+    joined.heartbeat((S0,))
+    return joined, outcome.tenure
+
+
+def evict(store: MemoryStore, clock: VirtualClock) -> GroupMember:
+    """Another member, which watches until it may take the shard."""
+    other = member(store, clock, "b")
+    other.register()
+    while owner(store) != "b":
+        clock.pass_s(BEAT_S)
+        other.heartbeat(())
+    return other
+
+
+def test_what_was_done_before_the_lapse_is_saved_under_the_same_tenure(clock: VirtualClock):
+    store = memory_store(["0"])
+    a, tenure = holding(store, clock)
+    a.save_checkpoint(S0, "100")
+    clock.pass_s(LAPSE_S)
+    assert not a.trusted
+    assert not a.holds(S0)
+    assert a.heartbeat((S0,)) == (S0,), "nobody took it meanwhile"
+    a.require(S0, tenure)
+    a.release(S0)
+    assert checkpoint(store) == "100"
+    assert [entry.epoch for entry in store.journal(KEY) if entry.kind == "open"] == [1]
+    assert verify(store, KEY) == []
+
+
+def test_a_beat_comes_first_where_a_caller_asks_before_the_next_heartbeat(clock: VirtualClock):
+    store = memory_store(["0"])
+    a, tenure = holding(store, clock)
+    clock.pass_s(LAPSE_S)
+    beats = store.statements["beat"]
+    a.save_checkpoint(S0, "4", persist=True, tenure=tenure)
+    assert store.statements["beat"] == beats + 1
+    assert a.trusted
+    assert a.trusted_until == clock() + LAPSE_S
+    assert checkpoint(store) == "4"
+
+
+def test_a_member_that_was_evicted_in_the_lapse_does_not_go_on(clock: VirtualClock):
+    store = memory_store(["0"])
+    a, tenure = holding(store, clock)
+    a.save_checkpoint(S0, "100")
+    b = evict(store, clock)
+    assert isinstance(b.open(S0), Opened)
+    b.save_checkpoint(S0, "7", persist=True)
+    with pytest.raises(LeaseLost):
+        a.require(S0, tenure)
+    with pytest.raises(ShardNotOpen):
+        a.save_checkpoint(S0, "100", persist=True)
+    assert isinstance(a.open(S0), NotHeld)
+    with pytest.raises(LeaseLost):
+        store.save_checkpoint(tenure, "100")
+    a.heartbeat(())
+    assert checkpoint(store) == "7"
+    assert verify(store, KEY) == []
+
+
+def test_a_shard_that_came_back_to_its_former_holder_is_not_the_same_tenure(clock: VirtualClock):
+    """1. a lapses; 2. b takes the shard, reads on and leaves; 3. a is back, and it is a's again."""
+    store = memory_store(["0"])
+    a, tenure = holding(store, clock)
+    a.save_checkpoint(S0, "100")
+    b = evict(store, clock)
+    assert isinstance(b.open(S0), Opened)
+    b.save_checkpoint(S0, "7", persist=True)
+    b.shutdown()
+    assert a.heartbeat((S0,)) == ()
+    assert owner(store) == "a"
+    with pytest.raises(LeaseLost):
+        a.save_checkpoint(S0, "100", persist=True, tenure=tenure)
+    assert checkpoint(store) == "7"
+    assert a.heartbeat(()) == (S0,)
+
+
+@pytest.mark.parametrize("verb", ["beat", "progress"])
+def test_nothing_goes_on_while_the_store_does_not_say_that_it_may(clock: VirtualClock, verb: str):
+    store = memory_store(["0"])
+    a, _ = holding(store, clock)
+    clock.pass_s(LAPSE_S)
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    real = getattr(store, verb)
+    setattr(store, verb, away)
+    with pytest.raises(StoreUnavailable):
+        a.require(S0)
+    with pytest.raises(StoreUnavailable):
+        a.save_checkpoint(S0, "3", persist=True)
+    a.save_checkpoint(S0, "4")
+    assert not a.trusted
+    assert checkpoint(store) is None
+    setattr(store, verb, real)
+    a.require(S0)
+    a.release(S0)
+    assert checkpoint(store) == "4", "what was done meanwhile was kept in memory"
+
+
+def test_a_beat_that_took_longer_than_it_is_worth_does_not_count(clock: VirtualClock):
+    store = memory_store(["0"])
+    a, _ = holding(store, clock)
+    clock.pass_s(LAPSE_S)
+    real = store.progress
+
+    def slow(*args: object) -> object:
+        clock.pass_s(LAPSE_S)
+        return real(*args)  # pyright: ignore
+
+    store.progress = slow  # pyright: ignore
+    with pytest.raises(StoreUnavailable, match="too slowly"):
+        a.require(S0)
+    assert not a.trusted
+
+
+def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: VirtualClock, feed: ListFeed):
+    """A hundred records were read twice here, though nobody else had touched the shard."""
+    store = memory_store(["0"])
+    client = started(store, clock, feed, "a")
+    client.connect(S0)
+    client.confirm(polled(client))
+    client._protect_s = 60.0
+    batch = polled(client)
+    clock.pass_s(LAPSE_S)
+    client.beat()
+    client.confirm(batch)
+    assert polled(client).start == "8"
+    clock.pass_s(LAPSE_S)
+    with pytest.raises(Exception, match="not confirmed yet"):
+        client.poll(ShardId("0"))
+    client.shutdown()
+    assert checkpoint(store) == "8"
+    assert verify(store, KEY) == []

@@ -1,0 +1,164 @@
+"""Shards asked for by name: one answer for each, and refusals that cost the group nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from lease_store.errors import ShardOccupied, UnknownShard
+from lease_store.identifiers import ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import AssignmentMode, ShardListing
+from lease_store.store import Stale
+from tests.unit.lease_store.client.world import (
+    BEAT_S,
+    KEY,
+    S0,
+    S1,
+    TIMEOUT_S,
+    ListFeed,
+    VirtualClock,
+    checkpoint,
+    memory_store,
+    owner,
+    polled,
+    started,
+)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return memory_store(["0", "1"], assignment=AssignmentMode.PINNED)
+
+
+def traces(store: MemoryStore) -> tuple[int, int]:
+    """What every member has to read again, and what stays for good."""
+    return store.pulse(KEY).group.generation, len(store.journal(KEY))
+
+
+def test_a_second_connect_answers_where_the_shard_stands(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    client = started(store, clock, feed, "a")
+    assert client.connect(S0, "2") == "2"
+    before = traces(store)
+    assert client.connect(S0) == "2"
+    assert client.connect(S0, "2") == "2"
+    client.confirm(polled(client))
+    assert client.connect(S0) == "6"
+    with pytest.raises(ShardOccupied, match="stands at 6: disconnect it"):
+        client.connect(S0, "2")
+    assert traces(store) == before
+
+
+def test_refused_connects_write_nothing_and_soon_ask_nothing(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
+    a.connect(S0)
+    before = traces(store)
+    for number in range(50):
+        if number == 1:
+            asked = store.statements.copy()
+        with pytest.raises(ShardOccupied, match="it is a's"):
+            b.connect(S0)
+    assert store.statements == asked, "the answer is known until the next heartbeat"
+    assert traces(store) == before
+    with pytest.raises(UnknownShard):
+        b.connect(ShardId("9"))
+    assert traces(store) == before
+
+
+def test_a_shard_that_became_free_is_connected_at_the_next_look(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
+    a.connect(S0)
+    with pytest.raises(ShardOccupied):
+        b.connect(S0)
+    a.shutdown()
+    b.beat()
+    assert b.connect(S0) == "0", "a heartbeat has seen it"
+
+    c = started(store, clock, feed, "c")
+    with pytest.raises(ShardOccupied):
+        c.connect(S0)
+    b.disconnect(S0)
+    b.shutdown()
+    clock.pass_s(TIMEOUT_S / 3)
+    assert c.connect(S0) == "0"
+
+
+def test_a_shard_that_only_looked_free_is_asked_for_again_after_a_growing_pause(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    client = started(store, clock, feed, "a")
+    real = store.claim
+    store.claim = lambda *args, **_: dict.fromkeys(args[1], Stale())  # pyright: ignore
+    written: list[int] = []
+    while len(written) < 5:
+        before = traces(store)
+        with pytest.raises(ShardOccupied):
+            client.connect(S0)
+        if traces(store) != before:
+            written.append(int(clock()))
+        clock.pass_s(1.0)
+    pauses = [later - earlier for earlier, later in pairwise(written)]
+    assert pauses == [10, 20, 40, 60]
+    store.claim = real
+    clock.pass_s(60.0)
+    assert client.connect(S0) == "0"
+
+
+def test_a_shard_that_another_node_asks_for_is_left_to_it(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    b = started(store, clock, feed, "b")
+    rival = next(row for row in store.snapshot(KEY).nodes if row.name == "b")
+    store.register(KEY, replace(rival, pinned={S1: None}), observer="test")
+    a = started(store, clock, feed, "a")
+    before = traces(store)
+    with pytest.raises(ShardOccupied, match="b asks for it"):
+        a.connect(S1)
+    assert traces(store) == before
+    assert b.partitions() == ()
+
+
+def test_a_paused_group_is_asked_for_nothing(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    client = started(store, clock, feed, "a")
+    (group,) = store.groups()
+    store.update_group(replace(group, paused=True), observer="operator")
+    before = traces(store)
+    with pytest.raises(ShardOccupied, match="the group is paused"):
+        client.connect(S0)
+    assert traces(store) == before
+
+
+@pytest.mark.parametrize("mode", [AssignmentMode.BALANCED, AssignmentMode.PINNED])
+def test_a_shard_that_nobody_may_read_is_given_up_until_it_may_be_read_again(
+    clock: VirtualClock, feed: ListFeed, mode: AssignmentMode
+):
+    store = memory_store(["0"], assignment=mode)
+    client = started(store, clock, feed, "a")
+    client.connect(S0)
+    client.confirm(polled(client))
+    client.beat()
+    assert client.partitions() == (S0,)
+
+    store.sync_shards(KEY, [ShardListing(S0, subscribable=False)], observer="test")
+    clock.pass_s(BEAT_S)
+    client.beat()
+    assert client.partitions() == ()
+    assert client.current_offsets() == {}
+    assert checkpoint(store) == "4"
+    assert owner(store) == "a", "it stays assigned"
+
+    store.sync_shards(KEY, [ShardListing(S0)], observer="test")
+    clock.pass_s(BEAT_S)
+    client.beat()
+    assert client.partitions() == (S0,)
+    assert client.connect(S0) == "4"
