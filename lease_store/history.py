@@ -43,7 +43,8 @@ class LedgerHead:
         check_point: of the shard's row, read together with the rest.
         next_number: the number of the shard's next batch, that of an open intent included.
         intent: the open intent's run, if there is one.
-        version: rises whenever committed rows of the shard are changed or removed.
+        version: rises whenever committed rows of the shard are changed or removed, or its
+            checkpoint is forced.
     """
 
     shard: ShardId
@@ -81,8 +82,14 @@ class History(Protocol):
     for more; each page may raise `StoreUnavailable`.
     """
 
-    def heads(self, key: GroupKey) -> dict[ShardId, LedgerHead]:
-        """Where the ledger of each shard ends, by shard; one statement, one row per shard."""
+    def heads(
+        self, key: GroupKey, shards: Collection[ShardId] | None = None
+    ) -> dict[ShardId, LedgerHead]:
+        """Where the ledger ends, of each of these shards or of all; all of one moment.
+
+        One row per shard is read, and its newest batch; a shard that the group has not is left
+        out.
+        """
         ...
 
     def each_batch(

@@ -9,9 +9,8 @@ reopened by somebody who accepted just that.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from lease_store.assignment_plan import rank_key
 from lease_store.identifiers import ShardId
@@ -23,46 +22,145 @@ _ACCEPTED = re.compile(r"\bits parent (\S+) was reopened\b")
 
 
 @dataclass(slots=True)
-class _Life:
-    """When a shard was first seen, over and reopened, and what its accepted reopenings are."""
+class Life:
+    """What the journal says of a shard up to one of its entries, by the entries' sequences.
+
+    Attributes:
+        seen: when it was first listed.
+        over: when it was finished last; -1 for never.
+        reopened: when it was reopened last; -1 for never.
+        reopened_in_order: the group was ordered then.
+        free: since when it may start, if its becoming free is known.
+        free_in_order: the group was ordered then.
+        accepted: for each parent when somebody accepted its reopening last.
+    """
 
     seen: int | None = None
-    over: list[int] = field(default_factory=list[int])
-    reopened: list[int] = field(default_factory=list[int])
-    entries: list[JournalEntry] = field(default_factory=list[JournalEntry])
-
-    def over_at(self, sequence: int) -> bool:
-        """Whether it was over at an entry, and had not been reopened since."""
-        return self.newest(self.over, sequence) > self.newest(self.reopened, sequence)
-
-    @staticmethod
-    def newest(sequences: list[int], until: int) -> int:
-        """The newest of some entries up to one; -1 where there is none."""
-        place = bisect_right(sequences, until)
-        return sequences[place - 1] if place else -1
+    over: int = -1
+    reopened: int = -1
+    reopened_in_order: bool = True
+    free: int | None = None
+    free_in_order: bool = True
+    accepted: dict[str, int] = field(default_factory=dict[str, int])
 
 
-class _Order:
-    """Since which entry the group was ordered or not."""
+@dataclass(slots=True)
+class _Course:
+    """The entries in order, read under one belief about the group's setting at the beginning."""
 
-    def __init__(self, journal: Sequence[JournalEntry], *, ordered: bool) -> None:
-        changes: list[tuple[int, bool, bool]] = []
-        for entry in journal:
-            found = _ORDER_CHANGED.search(entry.reason) if entry.kind == "group" else None
-            if found:
-                changes.append((entry.sequence, found[1] == "True", found[2] == "True"))
-        self._first = changes[0][1] if changes else ordered
-        self._since = [sequence for sequence, _, _ in changes]
-        self._then = [after for _, _, after in changes]
+    parents: Mapping[ShardId, Sequence[ShardId]]
+    lives: dict[ShardId, Life]
+    ordered: bool
+    found: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
 
-    def at(self, sequence: int) -> bool:
-        # An unordered group frees its waiting shards right after the entry of the change.
-        place = bisect_right(self._since, sequence)
-        return self._then[place - 1] if place else self._first
+    def take(self, entry: JournalEntry, shard: ShardId) -> None:
+        """Take the next entry that concerns a shard."""
+        life = self.lives.setdefault(shard, Life())
+        if entry.kind == "edge":
+            self._note_edge(entry, life)
+        if entry.kind == "accept" and (named := _ACCEPTED.search(entry.reason)):
+            life.accepted[named[1]] = entry.sequence
+        if entry.to_state is ShardState.WAIT:
+            life.free = None
+        # Edges 1 and 2 are where a shard becomes free to start.
+        began = (None, ShardState.WAIT)
+        freed = entry.to_state is ShardState.NOT_ALLOC and entry.from_state in began
+        if freed:
+            life.free, life.free_in_order = entry.sequence, self.ordered
+        starts = entry.kind == "open" or entry.to_state is ShardState.ALREADY_ALLOC
+        if shard not in self.found and (freed or starts):
+            self._check(entry, shard, life)
+
+    def _note_edge(self, entry: JournalEntry, life: Life) -> None:
+        if entry.from_state is None:
+            life.seen = entry.sequence
+        if entry.to_state is ShardState.OVER:
+            life.over = entry.sequence
+        if entry.from_state is ShardState.OVER:
+            life.reopened, life.reopened_in_order = entry.sequence, self.ordered
+
+    def _check(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
+        began = entry.sequence if life.free is None else life.free
+        if not (self.ordered if life.free is None else life.free_in_order):
+            return
+        for parent in self.parents.get(shard, ()):
+            before = self.lives.get(parent)
+            # A parent that was seen later was not known to have to be waited for.
+            if before is None or before.seen is None or before.seen > began:
+                continue
+            accepted = life.accepted.get(parent)
+            if before.over <= before.reopened and not _excused(before, accepted):
+                self.found[shard] = (
+                    f"it could start at entry {entry.sequence}, before its parent {parent} was over"
+                )
+                return
+
+
+class OrderProof:
+    """Takes the entries of a group's journal in order, and finds shards that started too early.
+
+    What the group's setting was before its first change is known only at that change, so that
+    the entries are read under both beliefs until then.
+
+    Args:
+        parents: of every shard of the group.
+        lives: what came before the first entry, where that was removed.
+    """
+
+    def __init__(
+        self,
+        parents: Mapping[ShardId, Sequence[ShardId]],
+        lives: Mapping[ShardId, Life] | None = None,
+    ) -> None:
+        self._parents = parents
+        self._courses = {
+            ordered: _Course(parents, _copied(lives or {}), ordered) for ordered in (True, False)
+        }
+
+    def take(self, entry: JournalEntry) -> None:
+        """Take the next entry of the group."""
+        changed = _ORDER_CHANGED.search(entry.reason) if entry.kind == "group" else None
+        if changed:
+            before, after = (text == "True" for text in changed.groups())
+            course = self._course(before)
+            course.ordered = after
+            self._courses = {after: course}
+        if entry.shard is not None:
+            for course in self._courses.values():
+                course.take(entry, entry.shard)
+
+    def lives(self, *, ordered: bool) -> dict[ShardId, Life]:
+        """What the entries say of each shard, for a proof that goes on from here."""
+        return _copied(self._course(ordered).lives)
+
+    def violations(self, *, ordered: bool) -> list[tuple[ShardId, str]]:
+        """Every shard that could start, was claimed or was opened too early, once, and how.
+
+        `ordered` is the group's setting now.
+        """
+        found = self._course(ordered).found
+        return [(shard, found[shard]) for shard in sorted(found, key=rank_key)]
+
+    def _course(self, ordered: bool) -> _Course:
+        return self._courses.get(ordered) or next(iter(self._courses.values()))
+
+
+def _excused(parent: Life, accepted: int | None) -> bool:
+    """Whether a parent that is not over was reopened while that was nobody's concern.
+
+    The choice to accept is recorded just before the reopening that it is about.
+    """
+    if parent.reopened < 0:
+        return False
+    return not parent.reopened_in_order or (accepted is not None and accepted > parent.over)
+
+
+def _copied(lives: Mapping[ShardId, Life]) -> dict[ShardId, Life]:
+    return {shard: replace(life, accepted=dict(life.accepted)) for shard, life in lives.items()}
 
 
 def check_order(
-    parents: Mapping[ShardId, Sequence[ShardId]], journal: Sequence[JournalEntry], *, ordered: bool
+    parents: Mapping[ShardId, Sequence[ShardId]], journal: Iterable[JournalEntry], *, ordered: bool
 ) -> list[tuple[ShardId, str]]:
     """Every shard that could start, was claimed or was opened too early, once, and how.
 
@@ -71,81 +169,7 @@ def check_order(
         journal: all entries.
         ordered: the group's setting now; what it was before is read from the journal.
     """
-    entries = sorted(journal, key=lambda entry: entry.sequence)
-    order = _Order(entries, ordered=ordered)
-    lives = _lives(entries)
-    found: list[tuple[ShardId, str]] = []
-    for shard in sorted(parents, key=rank_key):
-        life = lives.get(shard)
-        if life is None or not parents[shard]:
-            continue
-        if too_early := _first_too_early(life, parents[shard], lives, order):
-            found.append((shard, too_early))
-    return found
-
-
-def _lives(entries: Sequence[JournalEntry]) -> dict[ShardId, _Life]:
-    lives: dict[ShardId, _Life] = {}
-    for entry in entries:
-        if entry.shard is None:
-            continue
-        life = lives.setdefault(entry.shard, _Life())
-        life.entries.append(entry)
-        if entry.kind != "edge":
-            continue
-        if entry.from_state is None:
-            life.seen = entry.sequence
-        if entry.to_state is ShardState.OVER:
-            life.over.append(entry.sequence)
-        if entry.from_state is ShardState.OVER:
-            life.reopened.append(entry.sequence)
-    return lives
-
-
-def _first_too_early(
-    life: _Life, parents: Sequence[ShardId], lives: Mapping[ShardId, _Life], order: _Order
-) -> str:
-    free_since: int | None = None
-    accepted: dict[str, int] = {}
-    for entry in life.entries:
-        if entry.kind == "accept" and (named := _ACCEPTED.search(entry.reason)):
-            accepted[named[1]] = entry.sequence
-        if entry.to_state is ShardState.WAIT:
-            free_since = None
-        # Edges 1 and 2 are where a shard becomes free to start.
-        freed = entry.to_state is ShardState.NOT_ALLOC and entry.from_state in (
-            None,
-            ShardState.WAIT,
-        )
-        if freed:
-            free_since = entry.sequence
-        if not freed and entry.kind != "open" and entry.to_state is not ShardState.ALREADY_ALLOC:
-            continue
-        began = entry.sequence if free_since is None else free_since
-        if not order.at(began):
-            continue
-        for parent in parents:
-            before = lives.get(parent)
-            # A parent that was seen later was not known to have to be waited for.
-            if before is None or before.seen is None or before.seen > began:
-                continue
-            if not before.over_at(entry.sequence) and not _excused(
-                before, accepted.get(parent), entry.sequence, order
-            ):
-                return (
-                    f"it could start at entry {entry.sequence}, before its parent {parent} was over"
-                )
-    return ""
-
-
-def _excused(parent: _Life, accepted: int | None, sequence: int, order: _Order) -> bool:
-    """Whether a parent that is not over was reopened while that was nobody's concern.
-
-    The choice to accept is recorded just before the reopening that it is about.
-    """
-    reopened = parent.newest(parent.reopened, sequence)
-    if reopened < 0:
-        return False
-    if not order.at(reopened):
-        return True
-    return accepted is not None and accepted > parent.newest(parent.over, sequence)
+    proof = OrderProof(parents)
+    for entry in sorted(journal, key=lambda entry: entry.sequence):
+        proof.take(entry)
+    return proof.violations(ordered=ordered)

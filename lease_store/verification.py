@@ -1,69 +1,159 @@
 """Proof after the fact: what the journal and the ledger of a live deployment show.
 
-Pure rules over records, so that the same check runs on a store, on a copy of one, and at every
-step of a simulation.
+The rules are pure (`lease_store.shard_proof`, `lease_store.order_proof`), so that the same check
+runs on a store, on a copy of one, and at every step of a simulation. A store is read shard by
+shard, in pages: what is remembered grows with the tenures of one shard, and by eight bytes a file.
+
+Consumption goes on meanwhile, which must not look wrong:
+
+1. A shard's row and its head are read. What is committed later has a higher number: left out.
+2. Its journal is read: all tenures are in it that the batches below that number name.
+3. Its ledger is read up to that number.
+4. If the head has another version then, committed rows were changed meanwhile: all over again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lease_store.assignment_plan import rank_key
+from lease_store.history import LedgerHead
 from lease_store.identifiers import GroupKey, ShardId
-from lease_store.order_proof import check_order
-from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease
+from lease_store.order_proof import OrderProof, check_order
+from lease_store.records import Batch, Gap, JournalEntry, ShardLease, Snapshot
+from lease_store.shard_proof import (
+    NOTHING_PROVEN,
+    PathLedger,
+    Proven,
+    ShardHistory,
+    ShardProof,
+    Violation,
+    doubled_files,
+    prove_shard,
+)
 from lease_store.store import LeaseStore
 
-READINGS_MAX = 3
+__all__ = ["Audit", "Violation", "audit", "check_history", "verify"]
+
+READINGS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    """A promise that a history breaks.
+class Audit:
+    """The outcome of reading the whole history of a group.
 
-    `rule` is one of `overlap` (two tenures at once), `epoch` (a fencing number that did not
-    rise), `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
-    `checkpoint` (one that is not where the ledger ends), `fence` (a batch without its tenure),
-    `files` (a file that two batches list, or one beside a merged file that holds its records),
-    `withdrawn` (a batch that was taken back without a forced checkpoint before it).
+    Attributes:
+        violations: every promise that it breaks; none is the proof.
+        tenures: how many were opened.
+        batches: how many are committed.
     """
 
-    rule: str
-    shard: ShardId | None
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: shard {self.shard}: {self.detail}"
+    violations: tuple[Violation, ...]
+    tenures: int
+    batches: int
 
 
 def verify(store: LeaseStore, key: GroupKey) -> list[Violation]:
     """Check the whole history of a group as the store has it now; an empty list is the proof.
 
-    A shard that is committed to while it is read is read again; one that never holds still for
-    as long as that takes is checked without comparing its checkpoint. Of the rest, what is read
-    first is the older: shards before ledger before journal, so that growth cannot look wrong.
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store does not answer.
+    """
+    return list(audit(store, key).violations)
+
+
+def audit(
+    store: LeaseStore,
+    key: GroupKey,
+    *,
+    proven: Mapping[ShardId, Proven] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Audit:
+    """Read the history of a group from what is proven of it on, and check it.
+
+    A shard whose committed rows are changed each time that it is read, five times in a row, is
+    checked by its journal alone.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        proven: where to begin with shards whose first rows were removed.
+        progress: told the number of batches that were looked at.
 
     Raises:
         UnknownGroup: there is no such group.
         StoreUnavailable: the store does not answer.
     """
-    readings = 0
-    while True:
-        before = store.snapshot(key)
-        batches = store.batches(key, state=None)
-        gaps = store.gaps(key)
-        journal = store.journal(key)
-        after = {lease.shard: lease.check_point for lease in store.snapshot(key).shards}
-        moving = {
-            lease.shard for lease in before.shards if lease.check_point != after.get(lease.shard)
-        }
-        readings += 1
-        if not moving or readings == READINGS_MAX:
-            break
-    return check_history(
-        before.shards, journal, batches, gaps, ordered=before.group.ordered, moving=moving
+    snapshot = store.snapshot(key)
+    violations: list[Violation] = []
+    paths = PathLedger()
+    tenures = batches = 0
+    for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
+        begin = (proven or {}).get(lease.shard, NOTHING_PROVEN)
+        proof, own = _read_shard(store, key, lease, begin)
+        violations += proof.violations
+        paths.join(own)
+        tenures += proof.tenures
+        batches += proof.batches
+        progress(batches)
+    violations += _read_order(store, key, snapshot)
+    if suspects := paths.doubled():
+        violations += doubled_files(store.each_batch(key), suspects)
+    return Audit(tuple(violations), tenures, batches)
+
+
+def _read_shard(
+    store: LeaseStore, key: GroupKey, lease: ShardLease, proven: Proven
+) -> tuple[ShardProof, PathLedger]:
+    for _ in range(READINGS_MAX):
+        paths = PathLedger()
+        head = _head(store, key, lease)
+        proof = prove_shard(
+            ShardHistory(
+                lease.shard,
+                replace(lease, check_point=head.check_point),
+                store.each_entry(key, shard=lease.shard),
+                store.each_batch(key, lease.shard, None, numbers=range(head.next_number)),
+                store.gaps(key, lease.shard),
+                proven,
+            ),
+            paths.take,
+        )
+        if _head(store, key, lease).version == head.version:
+            return proof, paths
+    alone = ShardHistory(
+        lease.shard, lease, store.each_entry(key, shard=lease.shard), proven=proven, settled=False
     )
+    return prove_shard(alone), PathLedger()
+
+
+def _head(store: LeaseStore, key: GroupKey, lease: ShardLease) -> LedgerHead:
+    return store.heads(key, [lease.shard])[lease.shard]
+
+
+def _read_order(store: LeaseStore, key: GroupKey, snapshot: Snapshot) -> list[Violation]:
+    """Check the order of shards by the whole journal, which is read only where it can matter.
+
+    Entries of transactions that overlap are numbered in another order than they appear in, so
+    that a page may lack one that the next page's entries follow from. What looks wrong is read
+    once more up to the same entry: by then, all of those transactions are over.
+    """
+    parents = {lease.shard: lease.parents for lease in snapshot.shards}
+    if not any(parents.values()):
+        return []
+    newest = store.journal(key, limit=1, newest=True)
+    until = newest[0].sequence if newest else 0
+    found: list[tuple[ShardId, str]] = []
+    for _ in range(2):
+        proof = OrderProof(parents)
+        for entry in store.each_entry(key, until=until):
+            proof.take(entry)
+        found = proof.violations(ordered=snapshot.group.ordered)
+        if not found:
+            break
+    return [Violation("order", shard, detail) for shard, detail in found]
 
 
 def check_history(
@@ -73,23 +163,15 @@ def check_history(
     gaps: Sequence[Gap],
     *,
     ordered: bool,
-    moving: Collection[ShardId] = (),
 ) -> list[Violation]:
     """Every promise that a history of a group breaks, by shard.
 
-    `ordered` is the group's setting now; what it was before is read from the journal. `moving`
-    shards were committed to while they were read: their checkpoints are not compared.
+    `ordered` is the group's setting now; what it was before is read from the journal.
     """
     histories = _by_shard(shards, journal, batches, gaps)
     violations: list[Violation] = []
     for shard in sorted(histories, key=rank_key):
-        history = histories[shard]
-        violations += _check_tenures(history)
-        violations += _check_ledger(history)
-        violations += _check_checkpoint(history) if shard not in moving else []
-        violations += _check_fences(history)
-        violations += _check_withdrawn(history)
-        violations += _check_merged(history)
+        violations += prove_shard(histories[shard]).violations
     parents = {
         shard: history.lease.parents for shard, history in histories.items() if history.lease
     }
@@ -97,20 +179,7 @@ def check_history(
         Violation("order", shard, detail)
         for shard, detail in check_order(parents, journal, ordered=ordered)
     ]
-    violations += _check_files(batches)
-    return violations
-
-
-@dataclass(slots=True)
-class _History:
-    """All that is known about one shard, each list in the order in which it happened."""
-
-    shard: ShardId
-    lease: ShardLease | None = None
-    journal: list[JournalEntry] = field(default_factory=list[JournalEntry])
-    batches: list[Batch] = field(default_factory=list[Batch])
-    withdrawn: list[Batch] = field(default_factory=list[Batch])
-    gaps: list[Gap] = field(default_factory=list[Gap])
+    return [*violations, *doubled_files(batches)]
 
 
 def _by_shard(
@@ -118,221 +187,25 @@ def _by_shard(
     journal: Iterable[JournalEntry],
     batches: Iterable[Batch],
     gaps: Iterable[Gap],
-) -> dict[ShardId, _History]:
-    histories: dict[ShardId, _History] = {}
-
-    def history(shard: ShardId) -> _History:
-        return histories.setdefault(shard, _History(shard))
-
-    for lease in shards:
-        history(lease.shard).lease = lease
+) -> dict[ShardId, ShardHistory]:
+    leases = {lease.shard: lease for lease in shards}
+    entries: dict[ShardId, list[JournalEntry]] = {}
+    ranges: dict[ShardId, list[Batch]] = {}
+    removed: dict[ShardId, list[Gap]] = {}
     for entry in sorted(journal, key=lambda entry: entry.sequence):
         if entry.shard is not None:
-            history(entry.shard).journal.append(entry)
+            entries.setdefault(entry.shard, []).append(entry)
     for batch in sorted(batches, key=lambda batch: batch.sequence):
-        if batch.state is BatchState.COMMITTED:
-            history(batch.shard).batches.append(batch)
-        elif batch.state is BatchState.WITHDRAWN:
-            history(batch.shard).withdrawn.append(batch)
+        ranges.setdefault(batch.shard, []).append(batch)
     for gap in gaps:
-        history(gap.shard).gaps.append(gap)
-    return histories
-
-
-def _check_tenures(history: _History) -> list[Violation]:
-    """Tenures follow one another: each closed before the next, under a higher epoch."""
-    violations: list[Violation] = []
-    current: JournalEntry | None = None
-    epoch = 0
-    for entry in history.journal:
-        if entry.kind == "open":
-            if current is not None:
-                violations.append(
-                    Violation(
-                        "overlap",
-                        history.shard,
-                        f"run {entry.run} opened it at entry {entry.sequence} while run "
-                        f"{current.run} had it open since entry {current.sequence}",
-                    )
-                )
-            current = entry
-        elif entry.kind == "close" and current is not None and entry.run == current.run:
-            current = None
-        if entry.kind in ("open", "force"):
-            if entry.epoch <= epoch:
-                violations.append(
-                    Violation(
-                        "epoch",
-                        history.shard,
-                        f"entry {entry.sequence} has epoch {entry.epoch} after epoch {epoch}",
-                    )
-                )
-            epoch = max(epoch, entry.epoch)
-    if history.lease is not None and history.lease.consumer_epoch > epoch:
-        violations.append(
-            Violation(
-                "epoch",
-                history.shard,
-                f"its row has epoch {history.lease.consumer_epoch}, the journal only {epoch}",
-            )
+        removed.setdefault(gap.shard, []).append(gap)
+    return {
+        shard: ShardHistory(
+            shard,
+            leases.get(shard),
+            entries.get(shard, ()),
+            ranges.get(shard, ()),
+            removed.get(shard, ()),
         )
-    return violations
-
-
-def _check_ledger(history: _History) -> list[Violation]:
-    """Batches join end to start; only a recorded gap or a forced checkpoint may come between."""
-    violations: list[Violation] = []
-    former: Batch | None = None
-    for batch in history.batches:
-        if former is not None and batch.start not in _continuations(history, former, batch):
-            how = _difference(former.end, batch.start)
-            violations.append(
-                Violation(
-                    "ledger",
-                    history.shard,
-                    f"batch {batch.sequence} starts at {batch.start}, but batch {former.sequence} "
-                    f"ended at {former.end}: {how}",
-                )
-            )
-        if former is not None and batch.sequence == former.sequence:
-            violations.append(
-                Violation("ledger", history.shard, f"batch {batch.sequence} is committed twice")
-            )
-        former = batch
-    return violations
-
-
-def _continuations(history: _History, former: Batch, following: Batch | None) -> set[str]:
-    """Where a shard may go on after `former` and before `following`, or now.
-
-    A forced checkpoint has an epoch of its own, which tells between which batches it came. One
-    that went back has withdrawn all that lay behind it, so that it excuses no batch that is left.
-    """
-    before = following.epoch if following else float("inf")
-    cursor = former.end
-    for entry in history.journal:
-        forced = entry.kind == "force" and former.epoch < entry.epoch < before
-        if forced and entry.check_point is not None and not _behind(entry.check_point, former.end):
-            cursor = entry.check_point
-    return _reachable(cursor, [gap for gap in history.gaps if gap.skipped])
-
-
-def _behind(cursor: str, other: str) -> bool:
-    """Whether a cursor is known to come before another one."""
-    return cursor.isdecimal() and other.isdecimal() and int(cursor) < int(other)
-
-
-def _reachable(cursor: str, skipped: Sequence[Gap]) -> set[str]:
-    """The cursors at which a batch after `cursor` may start, skipped gaps followed."""
-    found: set[str] = set()
-    pending = [cursor]
-    while pending:
-        at = pending.pop()
-        if at not in found:
-            found.add(at)
-            pending += [gap.end for gap in skipped if gap.start == at]
-    return found
-
-
-def _difference(end: str, start: str) -> str:
-    """What lies between two cursors, where they can be told apart by their numbers."""
-    if end.isdecimal() and start.isdecimal():
-        if int(start) > int(end):
-            return f"{int(start) - int(end)} are missing, and no gap is recorded"
-        return f"{int(end) - int(start)} are committed twice, and no forced checkpoint is recorded"
-    return "neither a gap nor a forced checkpoint is recorded between them"
-
-
-def _check_checkpoint(history: _History) -> list[Violation]:
-    """The checkpoint is where the ledger ends.
-
-    A shard without any batch belongs to a client that keeps no ledger: its checkpoint is its own.
-    """
-    lease = history.lease
-    if lease is None or not history.batches:
-        return []
-    last = history.batches[-1]
-    if lease.check_point is None:
-        return [Violation("checkpoint", history.shard, "it has batches, but no checkpoint")]
-    if lease.check_point in _continuations(history, last, None):
-        return []
-    how = _difference(last.end, lease.check_point)
-    detail = f"it is at {lease.check_point}, but the ledger ends at {last.end}: {how}"
-    return [Violation("checkpoint", history.shard, detail)]
-
-
-def _check_fences(history: _History) -> list[Violation]:
-    """Every committed batch was written under a tenure that had been opened, in its turn."""
-    violations: list[Violation] = []
-    opened = {
-        (entry.epoch, entry.run): entry.to_owner
-        for entry in history.journal
-        if entry.kind == "open"
+        for shard in {*leases, *entries, *ranges, *removed}
     }
-    epoch = 0
-    for batch in history.batches:
-        holder = opened.get((batch.epoch, batch.run))
-        if (batch.epoch, batch.run) not in opened:
-            detail = f"was committed under epoch {batch.epoch} of run {batch.run}, never opened"
-            violations.append(Violation("fence", history.shard, f"batch {batch.sequence} {detail}"))
-        elif holder != batch.holder:
-            detail = f"was committed by {batch.holder}, but its tenure was opened by {holder}"
-            violations.append(Violation("fence", history.shard, f"batch {batch.sequence} {detail}"))
-        if batch.epoch < epoch:
-            detail = f"has epoch {batch.epoch}, but one before it already had epoch {epoch}"
-            violations.append(Violation("fence", history.shard, f"batch {batch.sequence} {detail}"))
-        epoch = max(epoch, batch.epoch)
-    return violations
-
-
-def _check_withdrawn(history: _History) -> list[Violation]:
-    """What was committed once was taken back only by a later forced checkpoint that lies before."""
-    forced = [entry for entry in history.journal if entry.kind == "force"]
-    return [
-        Violation(
-            "withdrawn",
-            history.shard,
-            f"batch {batch.sequence} was committed under epoch {batch.epoch} and withdrawn, but no "
-            f"checkpoint was forced to {batch.start} or before since then",
-        )
-        for batch in history.withdrawn
-        if not any(
-            entry.epoch > batch.epoch
-            and (entry.check_point is None or not _behind(batch.start, entry.check_point))
-            for entry in forced
-        )
-    ]
-
-
-def _check_merged(history: _History) -> list[Violation]:
-    """A merged file holds the records of whole batches that are there and list none themselves."""
-    violations: list[Violation] = []
-    for quarantine in (False, True):
-        carrier, left = "", 0
-        for batch in history.batches:
-            files = [file for file in batch.files if file.quarantine == quarantine]
-            if left and files:
-                detail = f"lists {files[0].path}, but {carrier} holds its records already"
-                violations.append(
-                    Violation("files", history.shard, f"batch {batch.sequence} {detail}")
-                )
-            for file in files:
-                if file.batches > left:
-                    carrier, left = file.path, file.batches
-            left = max(left - 1, 0)
-        if left:
-            detail = f"{carrier} holds {left} more batches than the ledger has behind it"
-            violations.append(Violation("files", history.shard, detail))
-    return violations
-
-
-def _check_files(batches: Sequence[Batch]) -> list[Violation]:
-    listed: dict[str, Batch] = {}
-    violations: list[Violation] = []
-    for batch in batches:
-        for file in batch.files if batch.state is BatchState.COMMITTED else ():
-            other = listed.setdefault(file.path, batch)
-            if other is not batch:
-                detail = f"{file.path} is listed by {other.batch_id} and by {batch.batch_id}"
-                violations.append(Violation("files", batch.shard, detail))
-    return violations

@@ -15,7 +15,9 @@ from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease
 class MemoryHistory(MemoryRows):
     """The verbs of `lease_store.history.History`; each reads all rows at one moment."""
 
-    def heads(self, key: GroupKey) -> dict[ShardId, LedgerHead]:
+    def heads(
+        self, key: GroupKey, shards: Collection[ShardId] | None = None
+    ) -> dict[ShardId, LedgerHead]:
         """See `History.heads`."""
         with self._rows("heads", key) as rows:
             newest: dict[ShardId, Batch] = {}
@@ -26,6 +28,7 @@ class MemoryHistory(MemoryRows):
             return {
                 shard: _head(rows.shards[shard], newest.get(shard), rows.versions[shard])
                 for shard in sorted(rows.shards)
+                if shards is None or shard in shards
             }
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:

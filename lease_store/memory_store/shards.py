@@ -149,11 +149,11 @@ class MemoryShards(MemoryRows):
     def _force(self, rows: GroupRows, forcing: Forcing, observer: str) -> Changed:
         for step in forcing.steps:
             rows.abandon_intents(step.after.shard)
+            rows.versions[step.after.shard] += 1
         for name, numbers in forcing.withdrawn.items():
             for batch in _committed(rows, name):
                 if batch.sequence in numbers:
                     rows.batches[name, batch.sequence] = withdrawal(batch)
-            rows.versions[name] += 1
         for mark in forcing.marks:
             self._note(rows, mark, observer)
         rows.bump()

@@ -37,9 +37,11 @@ class SqlHistory(SqlVerbs):
 
     # -- per shard ------------------------------------------------------------------------------
 
-    def heads(self, key: GroupKey) -> dict[ShardId, LedgerHead]:
+    def heads(
+        self, key: GroupKey, shards: Collection[ShardId] | None = None
+    ) -> dict[ShardId, LedgerHead]:
         """See `History.heads`."""
-        heads = map(head_from, self._all(key, "heads", statements.select_heads(key)))
+        heads = map(head_from, self._all(key, "heads", statements.select_heads(key, shards)))
         return {head.shard: head for head in heads}
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:

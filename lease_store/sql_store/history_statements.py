@@ -38,14 +38,17 @@ _ROW = (
 )
 
 
-def select_heads(key: GroupKey) -> Select[*tuple[Any, ...]]:
-    """Every shard's checkpoint and version, with its newest ledger row where it has one."""
+def select_heads(key: GroupKey, shards: Collection[ShardId] | None) -> Select[*tuple[Any, ...]]:
+    """The shards' checkpoint and version, with its newest ledger row where it has one."""
     newest = and_(
         batch.c.consume_group == shard_lease.c.consume_group,
         batch.c.logstream_sig == shard_lease.c.logstream_sig,
         batch.c.shard_id == shard_lease.c.shard_id,
         batch.c.sequence == _newest_number(shard_lease.c.shard_id, key),
     )
+    wanted = of_group(shard_lease, key)
+    if shards is not None:
+        wanted = and_(wanted, shard_lease.c.shard_id.in_(sorted(shards)))
     return (
         select(
             shard_lease.c.shard_id,
@@ -56,7 +59,7 @@ def select_heads(key: GroupKey) -> Select[*tuple[Any, ...]]:
             batch.c.run,
         )
         .select_from(shard_lease.outerjoin(batch, newest))
-        .where(of_group(shard_lease, key))
+        .where(wanted)
         .order_by(shard_lease.c.shard_id)
     )
 

@@ -277,12 +277,12 @@ class SqlShards(SqlVerbs):
             forcing = forcing.bootstrapped(cursor)
         for step in forcing.steps:
             self._abandon_intent(tx, key, step.after.shard)
+            tx.connection.execute(statements.raise_version(key, step.after.shard))
         for name, numbers in forcing.withdrawn.items():
             # All in this transaction, but each statement within the time that one may take.
             for first in numbers[::WITHDRAWN_PER_STATEMENT]:
                 part = numbers[numbers.index(first) :][:WITHDRAWN_PER_STATEMENT]
                 tx.connection.execute(statements.withdraw_batches(key, name, part))
-            tx.connection.execute(statements.raise_version(key, name))
         self._journal(tx, key, forcing.marks, observer)
         return self._carry_out(tx, key, forcing.steps, observer)
 

@@ -322,7 +322,7 @@ def raised_totals(statistics: BatchStatistics) -> dict[str, ColumnElement[int]]:
 
 
 def raise_version(key: GroupKey, shard: ShardId) -> Update:
-    """Note that committed rows of a shard's ledger are changed or removed; its row is locked."""
+    """Note that what a shard's ledger says of the past has changed; the shard's row is locked."""
     return (
         update(shard_lease)
         .where(of_group(shard_lease, key), shard_lease.c.shard_id == shard)

@@ -204,7 +204,7 @@ def journal(
     target = Target.at(home)
     key = target.group(stream, group).key
     wanted = target.shard(key, shard).shard if shard is not None else None
-    entries = target.store.journal(key, shard=wanted)[-limit:]
+    entries = target.store.journal(key, shard=wanted, limit=limit, newest=True)
     if as_json:
         show_json(entries)
         return
@@ -239,22 +239,20 @@ def verify(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """Prove from journal and ledger that every record was committed once, by its holder alone."""
-    from lease_store.verification import verify as violations_of
+    from lease_store.verification import audit
 
     target = Target.at(home)
     key = target.group(stream, group).key
-    with progress("reading journal and ledger"):
-        violations = violations_of(target.store, key)
+    with progress("reading journal and ledger", "batches") as told:
+        found = audit(target.store, key, progress=told)
     if as_json:
-        show_json({"group": str(key), "violations": violations})
+        show_json({"group": str(key), "violations": found.violations})
     else:
-        for violation in violations:
+        for violation in found.violations:
             say(f"VIOLATION: {violation}")
-        opened = sum(entry.kind == "open" for entry in target.store.journal(key))
-        batches = len(target.store.batches(key))
         say(
-            f"{key}: {opened:,} tenures and {batches:,} committed batches, "
-            f"{len(violations) or 'no'} violations."
+            f"{key}: {found.tenures:,} tenures and {found.batches:,} committed batches, "
+            f"{len(found.violations) or 'no'} violations."
         )
-    if violations:
+    if found.violations:
         raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -362,13 +362,13 @@ def test_a_store_that_goes_on_meanwhile_does_not_look_wrong() -> None:
     store = true_store()
     tenure = Tenure(KEY, CHILD, A, 1, "run-3")
     reads = iter(range(2, 100))
-    original = store.batches
+    original = store.each_batch
 
-    def growing(*args: object, **fields: object) -> list[Batch]:
+    def growing(*args: object, **fields: object) -> Iterator[Batch]:
         found = original(*args, **fields)
         sequence = next(reads)
         commit(store, tenure, sequence, 9 + sequence - 2, 10 + sequence - 2)
         return found
 
-    store.batches = growing
+    store.each_batch = growing
     assert verify(store, KEY) == []
