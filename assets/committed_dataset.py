@@ -1,8 +1,4 @@
-"""Committed output as an Arrow dataset: what the ledger names at one instant, with filters.
-
-The ledger is read once, in one statement, so that of a batch that is being swapped by a replay or
-a compaction a reader sees all old files or all new ones. The old ones stay readable for as long
-as vacuum lets what was swapped out lie.
+"""Committed output as an Arrow dataset: what the ledger names at one moment, with filters.
 
 What is filtered where:
 
@@ -13,15 +9,18 @@ What is filtered where:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets.rewriting import Unit, units
+from assets.ledger_view import Heads, at_one_moment, units_of
+from assets.rewriting import Unit
 from assets.shard_files import SHARD_COLUMN, TIME_COLUMN
 from lease_store.errors import InvalidSetting, LogCorrupt, OutputUnreadable, shown
+from lease_store.event_spans import may_hold
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.records import Batch, DataFile
 from lease_store.store import LeaseStore
@@ -76,10 +75,7 @@ class EventSpan:
 
     def may_hold(self, file: DataFile) -> bool:
         """Whether a file can have records of the span, by what the ledger knows of it."""
-        first, last = file.first_event_time, file.last_event_time
-        before = self.since is not None and last is not None and last < self.since
-        after = self.until is not None and first is not None and first >= self.until
-        return not (before or after)
+        return may_hold(file, self.since, self.until)
 
     def expression(self, column: str = TIME_COLUMN) -> ds.Expression | None:
         """The span as a filter on a column; None where nothing is left out."""
@@ -98,17 +94,19 @@ ALWAYS = EventSpan()
 
 
 def committed_parts(
-    batches: Sequence[Batch],
+    store: LeaseStore,
+    key: GroupKey,
     output_root: Path,
     *,
     shards: Collection[ShardId] | None = None,
     numbers: BatchNumbers | None = None,
     span: EventSpan = ALWAYS,
 ) -> list[CommittedPart]:
-    """The files that hold what is asked for, by shard and batch.
+    """The files that hold what is asked for, by shard and batch, as they are at this moment.
 
     Args:
-        batches: the ledger's committed batches, by shard and number.
+        store: the lease store.
+        key: the consumer group.
         output_root: the folder of the stream's output.
         shards: only these; None is all.
         numbers: only these batches of the shards that it names.
@@ -116,20 +114,60 @@ def committed_parts(
 
     Raises:
         OutputUnreadable: some batches of a merged file are asked for, and the ledger does not
-            tell which rows are theirs.
+            tell which rows are theirs, or a shard's output is replaced again and again.
     """
-    by_shard: dict[ShardId, list[Batch]] = {}
-    for batch in batches:
-        if shards is None or batch.shard in shards:
-            by_shard.setdefault(batch.shard, []).append(batch)
-    return [
+    return listed_parts(store, key, output_root, shards=shards, numbers=numbers, span=span)[0]
+
+
+def listed_parts(
+    store: LeaseStore,
+    key: GroupKey,
+    output_root: Path,
+    *,
+    shards: Collection[ShardId] | None = None,
+    numbers: BatchNumbers | None = None,
+    span: EventSpan = ALWAYS,
+) -> tuple[list[CommittedPart], Heads]:
+    """As `committed_parts`, with the heads of the shards: the parts hold all that lies below."""
+
+    def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedPart]]:
+        if numbers is not None:
+            for shard, head in heads.items():
+                end = min(numbers[shard].stop, head.next_number)
+                wanted = range(numbers[shard].start, end)
+                for unit in units_of(store, key, shard, wanted) if wanted else ():
+                    for part in _parts_of(unit, output_root, wanted):
+                        yield shard, part
+            return
+        for batch in _batches(store, key, heads, span, every=shards is None):
+            for file in batch.files if batch.sequence < heads[batch.shard].next_number else ():
+                if not file.quarantine:
+                    path = output_root / file.path
+                    yield batch.shard, CommittedPart(batch.shard, batch.sequence, path, file)
+
+    wanted = shards
+    if numbers is not None:
+        wanted = [shard for shard in numbers if shards is None or shard in shards]
+    found, heads = at_one_moment(store, key, wanted, read)
+    parts = [
         part
-        for shard, own in by_shard.items()
-        if numbers is None or shard in numbers
-        for unit in units(own)
-        for part in _parts_of(unit, output_root, numbers[shard] if numbers is not None else None)
+        for own in found.values()
+        for part in sorted(own, key=lambda part: part.first)
         if span.may_hold(part.file)
     ]
+    return parts, heads
+
+
+def _batches(
+    store: LeaseStore, key: GroupKey, heads: Heads, span: EventSpan, *, every: bool
+) -> Iterator[Batch]:
+    """Committed batches of these shards with output in a span: of all times shard by shard."""
+    if not span.everything:
+        found = store.batches_within(
+            key, span.since, span.until, shards=None if every else list(heads)
+        )
+        return (batch for batch in found if batch.shard in heads)
+    return chain.from_iterable(store.each_batch(key, shard) for shard in heads)
 
 
 def _parts_of(unit: Unit, output_root: Path, wanted: range | None) -> list[CommittedPart]:
@@ -186,7 +224,8 @@ def committed_dataset(
     """
     own_column = time_column == TIME_COLUMN
     parts = committed_parts(
-        store.batches(key),
+        store,
+        key,
         output_root,
         shards=shards,
         numbers=numbers,

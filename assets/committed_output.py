@@ -17,6 +17,7 @@ from assets.committed_dataset import (
     committed_parts,
     no_time_column,
 )
+from assets.ledger_view import batches_at_one_moment
 from assets.shard_files import TIME_COLUMN
 from lease_store.errors import LogCorrupt
 from lease_store.identifiers import GroupKey, ShardId
@@ -50,12 +51,25 @@ def committed_files(
 
     With `quarantine`, those of the records that could not be parsed instead.
     """
-    return [
-        CommittedFile(batch.shard, batch, output_root / file.path, file)
-        for batch in store.batches(key, shard)
-        for file in batch.files
-        if file.quarantine == quarantine
-    ]
+    return list(each_committed_file(store, key, output_root, shard, quarantine=quarantine))
+
+
+def each_committed_file(
+    store: LeaseStore,
+    key: GroupKey,
+    output_root: Path,
+    shard: ShardId | None = None,
+    *,
+    quarantine: bool = False,
+) -> Iterator[CommittedFile]:
+    """As `committed_files`, listed shard by shard: each shard's files are those of one moment."""
+    shards = [shard] if shard is not None else list(store.heads(key))
+    for each in shards:
+        for batches in batches_at_one_moment(store, key, [each]).values():
+            for batch in batches:
+                for file in batch.files:
+                    if file.quarantine == quarantine:
+                        yield CommittedFile(each, batch, output_root / file.path, file)
 
 
 def committed_paths(
@@ -81,7 +95,7 @@ def iter_records(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    for committed in committed_files(store, key, output_root, shard, quarantine=quarantine):
+    for committed in each_committed_file(store, key, output_root, shard, quarantine=quarantine):
         # What was handed out stays right if the file turns out to be damaged further on.
         try:
             with pq.ParquetFile(committed.path) as file:
@@ -119,7 +133,7 @@ def read_committed(
         OutputUnreadable: there is no such time column.
     """
     pruned = span if time_column == TIME_COLUMN else ALWAYS
-    parts = committed_parts(store.batches(key), output_root, shards=shards, span=pruned)
+    parts = committed_parts(store, key, output_root, shards=shards, span=pruned)
     return parquet_frame(spark, parts, key, span, time_column)
 
 

@@ -62,7 +62,5 @@ class GapHandling:
         return end
 
     def _accepted_end(self, tenure: Tenure, start: str) -> str | None:
-        for gap in self.store.gaps(tenure.key):
-            if (gap.shard, gap.start) == (tenure.shard, start) and gap.acknowledged:
-                return gap.end
-        return None
+        gaps = self.store.gaps(tenure.key, tenure.shard, start=start, acknowledged=True)
+        return gaps[0].end if gaps else None

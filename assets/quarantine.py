@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from assets.committed_output import CommittedFile, committed_files
+from assets.committed_output import CommittedFile, each_committed_file
 from lease_store.errors import LogCorrupt
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.store import LeaseStore
@@ -50,7 +50,7 @@ def quarantined_records(
     Raises:
         LogCorrupt: a file that the ledger names is missing or damaged.
     """
-    for committed in committed_files(store, key, output_root, shard, quarantine=True):
+    for committed in each_committed_file(store, key, output_root, shard, quarantine=True):
         last = committed.batch.statistics.last_event_time
         if since is not None and last is not None and last < since:
             continue
@@ -88,4 +88,4 @@ def _record(committed: CommittedFile, row: dict[str, Any]) -> QuarantinedRecord:
 
 def quarantined_count(store: LeaseStore, key: GroupKey, shard: ShardId | None = None) -> int:
     """How many records of committed batches are in quarantine."""
-    return sum(batch.statistics.quarantined for batch in store.batches(key, shard))
+    return sum(batch.statistics.quarantined for batch in store.each_batch(key, shard))

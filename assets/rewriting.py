@@ -7,7 +7,7 @@ together in merged files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,15 +24,24 @@ Ended = Callable[[str], bool]
 DOING = {RewriteKind.REPLAY: "replaying", RewriteKind.COMPACTION: "compacting"}
 
 
-def units(batches: Sequence[Batch]) -> list[Unit]:
+def units(batches: Iterable[Batch]) -> list[Unit]:
     """The committed batches of one shard, in order, in units."""
-    found: list[Unit] = []
-    at = 0
-    while at < len(batches):
-        together = max((file.batches for file in batches[at].files), default=1)
-        found.append(tuple(batches[at : at + together]))
-        at += together
-    return found
+    return list(each_unit(batches))
+
+
+def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
+    """The committed batches of one shard, in order, unit by unit."""
+    unit: list[Batch] = []
+    together = 0
+    for batch in batches:
+        if not unit:
+            together = max((file.batches for file in batch.files), default=1)
+        unit.append(batch)
+        if len(unit) == together:
+            yield tuple(unit)
+            unit = []
+    if unit:
+        yield tuple(unit)
 
 
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:

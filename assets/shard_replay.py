@@ -75,7 +75,7 @@ class ReplayedPartitions:
     def checks(self, shard: ShardId) -> list[ShardCheck]:
         """The shard's checks as it stands; a replay adds nothing to what they look at."""
         store, key = self.deployment.store(), self.stream.key
-        gaps = [g for g in store.gaps(key) if g.shard == shard and not g.acknowledged]
+        gaps = store.gaps(key, shard, acknowledged=False)
         own = (lease for lease in store.snapshot(key).shards if lease.shard == shard)
         lags, _ = lags_of(self.stream.source, own)
         return check_shard(self.stream, None, gaps=gaps, lag=lags.get(shard))

@@ -68,9 +68,8 @@ class ShardRun:
             self._ranges = {found.shard: found for found in committed_ranges(pending)}
             self._mirror_error = mirror_progress(self._store, self._stream, self._ranges)
             self._gaps = {}
-            for gap in self._store.gaps(self._stream.key):
-                if not gap.acknowledged:
-                    self._gaps.setdefault(gap.shard, []).append(gap)
+            for gap in self._store.gaps(self._stream.key, acknowledged=False):
+                self._gaps.setdefault(gap.shard, []).append(gap)
         return self._ranges
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:

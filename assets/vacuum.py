@@ -24,7 +24,6 @@ from lease_store import failpoints
 from lease_store.errors import RewriteRefused
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import GroupKey
-from lease_store.records import BatchState
 from lease_store.store import LeaseStore
 
 
@@ -75,8 +74,8 @@ def vacuum(
     now_ns = _file_system_time_ns(output_root)
     files, folders = _listed(output_root, now_ns)
     working = {claim.run for claim in store.rewrites(key)}
-    working |= {batch.run for batch in store.batches(key, state=BatchState.INTENT)}
-    named = {file.path for batch in store.batches(key) for file in batch.files}
+    working |= {head.intent for head in store.heads(key).values() if head.intent is not None}
+    named = {file.path for batch in store.each_batch(key) for file in batch.files}
     named |= {file.path for window in store.windows(key) for file in window.files}
     kept = _attempts_of(working, {Path(found.path).parts[1] for found in (*files, *folders)})
     others = [found for found in files if found.path not in named]

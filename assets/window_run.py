@@ -11,10 +11,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from assets.committed_dataset import CommittedPart, EventSpan, committed_parts
+from assets.committed_dataset import CommittedPart, EventSpan, listed_parts
 from assets.committed_output import parquet_frame
 from assets.deployment import Deployment
 from assets.event_frontier import ShardTime, frontier
+from assets.ledger_view import Heads
 from assets.rewriting import touch_replaced
 from assets.shard_stream import ShardStream, Transform
 from assets.spark_failures import session_is_gone, users_error
@@ -23,7 +24,7 @@ from assets.sweep import ATTEMPTS_FOLDER, ship_code_of
 from lease_store.errors import RewriteRefused, SparkUnavailable, TransformError, WindowIncomplete
 from lease_store.event_windows import EventWindow
 from lease_store.identifiers import ShardId
-from lease_store.records import Batch, DataFile
+from lease_store.records import DataFile
 from lease_store.states import ShardState
 from lease_store.store import Changed, LeaseStore
 from shard_sources.durable_folder import make_folder, sync_folder
@@ -72,9 +73,9 @@ def shard_times(
     return known, frozenset(listed - {lease.shard for lease in leases})
 
 
-def next_numbers(batches: Sequence[Batch]) -> dict[ShardId, int]:
-    """For each shard of a ledger the number of the batch after its last."""
-    return {batch.shard: batch.sequence + 1 for batch in batches}
+def next_numbers(heads: Heads) -> dict[ShardId, int]:
+    """For each shard with a ledger the number of the batch after its last."""
+    return {shard: head.next_number for shard, head in heads.items() if head.next_number}
 
 
 def make_window(
@@ -108,9 +109,8 @@ def make_window(
     for _ in range(TRIES_MAX):
         overlapping = store.windows(stream.key, asset, since=start, until=end)
         known = next((window for window in overlapping if window.start == start), None)
-        batches = store.batches(stream.key)
         span = EventSpan(start, end)
-        parts = committed_parts(batches, root, span=span)
+        parts, heads = listed_parts(store, stream.key, root, span=span)
         attempt = f"{ATTEMPTS_FOLDER}/{attempt_label(run)}-{uuid.uuid4().hex}"
         files: tuple[DataFile, ...] = ()
         if parts:
@@ -127,7 +127,7 @@ def make_window(
             run=run,
             files=files,
             records=sum(file.records for file in files),
-            covered=next_numbers(batches),
+            covered=next_numbers(heads),
             late=known.late if known else 0,
             made_at=datetime.now(UTC),
         )

@@ -182,9 +182,17 @@ class History(Protocol):
         ...
 
     def gaps(
-        self, key: GroupKey, shard: ShardId | None = None, *, acknowledged: bool | None = None
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        *,
+        start: str | None = None,
+        acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """Gaps by shard, start and end: of one shard or all, acknowledged or not or both."""
+        """Gaps by shard, start and end: of one shard or all, acknowledged or not or both.
+
+        With `start`, those that begin at this cursor.
+        """
         ...
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:

@@ -1,14 +1,15 @@
 """What the lease store says, as Prometheus metrics; read at every scrape, and changed by none.
 
-Totals are kept in this process: the first scrape reads ledger and journal from their beginning, a
-later one what is new. A restarted exporter counts from the beginning again, to the same totals.
+A scrape costs what a group has in shards, nodes and new journal entries, however old it is. Totals
+of what was committed are the store's own and outlive the exporter; what the journal counts begins
+at 0 when the exporter first sees the group, as a counter of Prometheus may.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Protocol
 
@@ -16,15 +17,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from lease_store.errors import LeaseholdError
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import JournalEntry, Node, ShardLease
+from lease_store.history import ShardTotals
+from lease_store.identifiers import GroupKey
+from lease_store.journal_tail import JournalTail
+from lease_store.records import Node, ShardLease
 from lease_store.states import ShardState
 from lease_store.store import LeaseStore
 from lease_store.upkeep import UpkeepReport
 from shard_sources.lag import lags_of
 from shard_sources.source import ShardSource
 
-JOURNAL_PER_READ = 5_000
 TAKEOVER_EDGES = frozenset({4, 9})
 """The holder's lease lapsed, or it left: the shard is free for another node."""
 HANDOVER_EDGE = 6
@@ -50,46 +52,35 @@ class Deployment(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Totals:
-    """What was counted of one group, and up to where."""
+class _Changes:
+    """What the journal of one group has counted since the exporter first saw it."""
 
-    next_batch: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
-    records: Counter[str] = field(default_factory=Counter[str])
-    bytes: Counter[str] = field(default_factory=Counter[str])
-    batches: Counter[str] = field(default_factory=Counter[str])
-    quarantined: Counter[str] = field(default_factory=Counter[str])
-    journal: int = 0
-    kinds: Counter[str] = field(default_factory=Counter[str])
-    takeovers: int = 0
-    handovers: int = 0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.takeovers = 0
+        self.handovers = 0
+        self._tail = JournalTail(clock)
 
-    def advance(self, store: LeaseStore, key: GroupKey, shards: Iterable[ShardId]) -> None:
-        """Count what is new in the ledger and the journal."""
-        since = {shard: self.next_batch.get(shard, 0) for shard in shards}
-        for batch in store.batches_since(key, since) if since else ():
-            self.next_batch[batch.shard] = batch.sequence + 1
-            self.records[batch.shard] += batch.statistics.written
-            self.bytes[batch.shard] += batch.statistics.bytes or 0
-            self.batches[batch.shard] += 1
-            self.quarantined[batch.shard] += batch.statistics.quarantined
-        while entries := store.journal(key, after=self.journal, limit=JOURNAL_PER_READ):
-            for entry in entries:
-                self._note(entry)
-
-    def _note(self, entry: JournalEntry) -> None:
-        self.journal = entry.sequence
-        self.kinds[entry.kind] += 1
-        self.takeovers += entry.edge in TAKEOVER_EDGES
-        self.handovers += entry.edge == HANDOVER_EDGE
+    def advance(self, store: LeaseStore, key: GroupKey) -> None:
+        """Count what is new."""
+        for entry in self._tail.read(store, key):
+            self.kinds[entry.kind] += 1
+            self.takeovers += entry.edge in TAKEOVER_EDGES
+            self.handovers += entry.edge == HANDOVER_EDGE
 
 
 class StoreCollector(Collector):
-    """The metrics of all groups of a lease store."""
+    """The metrics of all groups of a lease store.
 
-    def __init__(self, deployment: Deployment) -> None:
+    Args:
+        deployment: what is read.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, deployment: Deployment, clock: Callable[[], float] = time.monotonic) -> None:
         self._deployment = deployment
-        self._totals: dict[GroupKey, _Totals] = {}
+        self._clock = clock
+        self._changes: dict[GroupKey, _Changes] = {}
         self._lock = Lock()
 
     def collect(self) -> Iterable[Metric]:
@@ -108,15 +99,15 @@ class StoreCollector(Collector):
 
     def _collect_group(self, families: _Families, store: LeaseStore, key: GroupKey) -> None:
         snapshot = store.snapshot(key)
-        totals = self._totals.setdefault(key, _Totals())
-        totals.advance(store, key, [lease.shard for lease in snapshot.shards])
+        changes = self._changes.setdefault(key, _Changes(self._clock))
+        changes.advance(store, key)
         of = [str(key.stream), str(key.group)]
         families.add_shards(of, snapshot.shards)
         families.add_nodes(of, snapshot.nodes, snapshot.shards)
-        families.add_totals(of, totals)
-        gaps = Counter("yes" if gap.acknowledged else "no" for gap in store.gaps(key))
-        for acknowledged in ("yes", "no"):
-            families.gaps.add_metric([*of, acknowledged], gaps[acknowledged])
+        families.add_totals(of, store.totals(key))
+        families.add_changes(of, changes)
+        for acknowledged, count in store.gap_counts(key).items():
+            families.gaps.add_metric([*of, "yes" if acknowledged else "no"], count)
         source = self._deployment.source(key)
         if source is not None:
             lags, trouble = lags_of(source, snapshot.shards)
@@ -200,20 +191,22 @@ class _Families:
             self.beats.add_metric(labels, node.lease_id)
             self.held.add_metric(labels, held[node.name])
 
-    def add_totals(self, of: list[str], totals: _Totals) -> None:
-        """What the ledger and the journal add up to."""
-        counted: dict[Callable[..., None], Mapping[str, int]] = {
-            self.records.add_metric: totals.records,
-            self.bytes.add_metric: totals.bytes,
-            self.batches.add_metric: totals.batches,
-            self.bad.add_metric: totals.quarantined,
-            self.journal.add_metric: totals.kinds,
-        }
-        for add, values in counted.items():
-            for label, value in sorted(values.items()):
-                add([*of, label], value)
-        self.takeovers.add_metric(of, totals.takeovers)
-        self.handovers.add_metric(of, totals.handovers)
+    def add_totals(self, of: list[str], totals: Iterable[ShardTotals]) -> None:
+        """What was ever committed."""
+        for total in totals:
+            if total.batches:
+                labels = [*of, total.shard]
+                self.records.add_metric(labels, total.records)
+                self.bytes.add_metric(labels, total.bytes)
+                self.batches.add_metric(labels, total.batches)
+                self.bad.add_metric(labels, total.quarantined)
+
+    def add_changes(self, of: list[str], changes: _Changes) -> None:
+        """What the journal has counted."""
+        for kind, count in sorted(changes.kinds.items()):
+            self.journal.add_metric([*of, kind], count)
+        self.takeovers.add_metric(of, changes.takeovers)
+        self.handovers.add_metric(of, changes.handovers)
 
     def add_upkeep(self, of: list[str], report: UpkeepReport) -> None:
         """What staying in a group costs."""

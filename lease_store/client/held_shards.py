@@ -265,10 +265,8 @@ class HeldShards:
 
     def accepted_end(self, shard: ShardId, start: str) -> str | None:
         """The end of the gap at `start` whose loss somebody has accepted; None where nobody has."""
-        for gap in self._store.gaps(self._key):
-            if (gap.shard, gap.start) == (shard, start) and gap.acknowledged:
-                return gap.end
-        return None
+        gaps = self._store.gaps(self._key, shard, start=start, acknowledged=True)
+        return gaps[0].end if gaps else None
 
     def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
         """Publish how long the shard's hand-over will take.

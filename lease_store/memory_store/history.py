@@ -153,7 +153,12 @@ class MemoryHistory(MemoryRows):
     # -- gaps -----------------------------------------------------------------------------------
 
     def gaps(
-        self, key: GroupKey, shard: ShardId | None = None, *, acknowledged: bool | None = None
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        *,
+        start: str | None = None,
+        acknowledged: bool | None = None,
     ) -> list[Gap]:
         """See `History.gaps`."""
         with self._rows("gaps", key) as rows:
@@ -161,6 +166,7 @@ class MemoryHistory(MemoryRows):
                 gap
                 for gap in rows.gaps
                 if (shard is None or gap.shard == shard)
+                and (start is None or gap.start == start)
                 and (acknowledged is None or gap.acknowledged == acknowledged)
             ]
             return sorted(found, key=lambda gap: (gap.shard, gap.start, gap.end))

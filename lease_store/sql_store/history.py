@@ -154,10 +154,15 @@ class SqlHistory(SqlVerbs):
     # -- gaps -----------------------------------------------------------------------------------
 
     def gaps(
-        self, key: GroupKey, shard: ShardId | None = None, *, acknowledged: bool | None = None
+        self,
+        key: GroupKey,
+        shard: ShardId | None = None,
+        *,
+        start: str | None = None,
+        acknowledged: bool | None = None,
     ) -> list[Gap]:
         """See `History.gaps`."""
-        return list(self._each(key, statements.all_gaps(key, shard, acknowledged), gap_from))
+        return list(self._each(key, statements.all_gaps(key, shard, start, acknowledged), gap_from))
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
         """See `History.gap_counts`."""

@@ -221,13 +221,17 @@ def entries(
 # -- gaps -----------------------------------------------------------------------------------------
 
 
-def all_gaps(key: GroupKey, shard: ShardId | None, acknowledged: bool | None) -> Listing:
+def all_gaps(
+    key: GroupKey, shard: ShardId | None, start: str | None, acknowledged: bool | None
+) -> Listing:
     """Gaps of one shard or of all."""
     rows = select(gap).where(of_group(gap, key))
     if acknowledged is not None:
         rows = rows.where(gap.c.acknowledged.is_(acknowledged))
     if shard is not None:
         rows = rows.where(gap.c.shard_id == shard)
+    if start is not None:
+        rows = rows.where(gap.c.start_cursor == start)
     return Listing("gaps", rows, (gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor))
 
 

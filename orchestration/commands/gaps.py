@@ -71,10 +71,8 @@ def ack(
     wanted = target.shard(key, shard).shard
     accepted = [
         gap
-        for gap in target.store.gaps(key)
-        if gap.shard == wanted
-        and not gap.acknowledged
-        and isinstance(target.store.acknowledge_gap(key, gap, observer=OBSERVER), Changed)
+        for gap in target.store.gaps(key, wanted, acknowledged=False)
+        if isinstance(target.store.acknowledge_gap(key, gap, observer=OBSERVER), Changed)
     ]
     sentences = [
         f"Accepted the loss of {gap.start} to {gap.end} of shard {wanted} of {key}"

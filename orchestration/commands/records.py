@@ -79,7 +79,7 @@ def _write_parquet(target: Target, key: GroupKey, shard: ShardId | None, file: P
     folder = target.settings.output_folder(key.stream, key.group)
     shards = None if shard is None else [shard]
     dataset = committed_dataset(target.store, key, folder, shards=shards)
-    total = sum(batch.statistics.written for batch in target.store.batches(key, shard))
+    total = sum(batch.statistics.written for batch in target.store.each_batch(key, shard))
     with progress(f"writing {file.name}", "records", total) as told:
         return write_parquet(dataset, file, told)
 

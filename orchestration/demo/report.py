@@ -22,11 +22,10 @@ def show_shards(store: LeaseStore, key: GroupKey, source: ShardSource) -> None:
     """A table of the shards: state, owner, committed records, checkpoint and lag."""
     leases = sorted(store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
     bounds = source.bounds([lease.shard for lease in leases])
-    batches = store.batches(key)
     records = Counter[str]()
     number = Counter[str]()
     last_owner: dict[str, str] = {}
-    for batch in batches:
+    for batch in store.each_batch(key):
         records[batch.shard] += batch.statistics.written + batch.statistics.quarantined
         number[batch.shard] += 1
         last_owner[batch.shard] = batch.holder

@@ -167,7 +167,7 @@ def test_batches_of_a_merged_file_are_told_apart(world: World) -> None:
     ]
     # A merged file knows its times too, so that it is left out where it cannot matter.
     late = EventSpan(since=NOON + 60 * MINUTE)
-    assert committed_parts(world.store.batches(world.key), world.output, span=late) == []
+    assert committed_parts(world.store, world.key, world.output, span=late) == []
 
 
 def test_a_column_that_came_later_is_null_before(world: World) -> None:

@@ -74,7 +74,7 @@ class Scene:
         start = NOON + hour * HOUR
         known = store.windows(key, "hourly", since=start, until=start + HOUR)
         version = known[0].version + 1 if known else 1
-        covered = next_numbers(store.batches(key))
+        covered = next_numbers(store.heads(key))
         window = EventWindow(
             "hourly",
             start,

@@ -1,0 +1,110 @@
+"""The ledger as it was at one moment, shard by shard, though it is read in pages.
+
+Consumption goes on beside a reader, and so do runs that swap files. Batches below the number at
+which a shard's ledger ended do not join any more; whether files were swapped meanwhile, the shard's
+version tells, and then the shard is read once more. So of a batch that is being replayed or merged
+a reader sees all old files, or all new ones. The old ones stay readable for as long as vacuum lets
+what was swapped out lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from assets.rewriting import Unit, each_unit
+from lease_store.errors import OutputUnreadable
+from lease_store.history import LedgerHead
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Batch
+from lease_store.store import LeaseStore
+from lease_store.withdrawal import NUMBERS_END
+
+READINGS_MAX = 10
+
+Value = TypeVar("Value")
+Heads = Mapping[ShardId, LedgerHead]
+
+
+def at_one_moment(
+    store: LeaseStore,
+    key: GroupKey,
+    shards: Collection[ShardId] | None,
+    read: Callable[[Heads], Iterable[tuple[ShardId, Value]]],
+) -> tuple[dict[ShardId, list[Value]], Heads]:
+    """Read something of shards of which each was as it is read at one moment.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        shards: only these; None is all.
+        read: gives values of the shards whose heads it gets, from batches below their numbers.
+
+    Returns:
+        The values by shard, in order of shards, and the heads that they belong to.
+
+    Raises:
+        OutputUnreadable: a shard's output changed each time that it was read.
+    """
+    found: dict[ShardId, list[Value]] = {}
+    heads = moving = store.heads(key, shards)
+    for _ in range(READINGS_MAX):
+        if not moving:
+            return {shard: found[shard] for shard in sorted(found)}, heads
+        found |= {shard: [] for shard in moving}
+        for shard, value in read(moving):
+            found[shard].append(value)
+        now = store.heads(key, list(moving))
+        moving = {s: now[s] for s in moving if s in now and now[s].version != heads[s].version}
+        heads |= moving
+    raise OutputUnreadable(
+        f"The output of shard {next(iter(moving))} of {key} was replaced each of {READINGS_MAX} "
+        "times that it was listed: try again when replays and compactions of it are over."
+    )
+
+
+def batches_at_one_moment(
+    store: LeaseStore, key: GroupKey, shards: Collection[ShardId] | None = None
+) -> dict[ShardId, list[Batch]]:
+    """The committed batches of shards, by shard."""
+
+    def read(heads: Heads) -> Iterator[tuple[ShardId, Batch]]:
+        for shard, head in heads.items():
+            for batch in store.each_batch(key, shard, numbers=range(head.next_number)):
+                yield shard, batch
+
+    return at_one_moment(store, key, shards, read)[0]
+
+
+def units_of(store: LeaseStore, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
+    """The units of a shard that hold any of some committed batches, by number.
+
+    A unit that begins before the first of them is looked for backwards, no further than to the
+    next file of output.
+    """
+    before = _carrier(store, key, shard, numbers.start)
+    first = before.sequence if before is not None else numbers.start
+    rows = store.each_batch(key, shard, numbers=range(first, NUMBERS_END))
+    for unit in each_unit(rows):
+        if unit[0].sequence >= numbers.stop:
+            return
+        yield unit
+
+
+def _carrier(store: LeaseStore, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
+    """The batch before a number whose merged file holds records of it; None where none does."""
+    first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
+    if number == 0 or (first is not None and _lists_output(first)):
+        return None
+    earlier = store.each_batch(key, shard, numbers=range(number), newest_first=True)
+    for distance, batch in enumerate(earlier, start=1):
+        together = max((file.batches for file in batch.files), default=1)
+        if together > distance:
+            return batch
+        if _lists_output(batch):
+            return None
+    return None
+
+
+def _lists_output(batch: Batch) -> bool:
+    return any(not file.quarantine for file in batch.files)
