@@ -37,7 +37,7 @@ class Forcing:
     """All that a forced checkpoint does.
 
     Attributes:
-        steps: the rows to write, that of the shard itself first.
+        steps: the rows to write, that of the shard itself first; none where nothing changes.
         marks: journal entries that come before those of the steps.
         withdrawn: for each shard the numbers of the committed batches that are withdrawn, if any.
     """
@@ -93,6 +93,8 @@ def force(
 ) -> Forcing:
     """What forcing the checkpoint of `rows[0]` to `cursor` does.
 
+    A finished shard that is forced to where it ended has nothing to be read again: nothing is done.
+
     Args:
         rows: of the shards that are `concerned`, in that order.
         ledgers: their committed batches.
@@ -108,6 +110,8 @@ def force(
             after this one were read already and the caller chose to refuse.
     """
     row, descendants = rows[0], rows[1:]
+    if row.state is ShardState.OVER and cursor == row.check_point:
+        return Forcing((), (), {})
     borders = {row.shard: first_withdrawn(row, ledgers[row.shard], cursor, key=key)}
     read = [each for each in descendants if _consumed(each, ledgers[each.shard])]
     if read and reopen is Reopening.REFUSE:

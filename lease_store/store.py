@@ -304,7 +304,8 @@ class LeaseStore(History, Outbox, WindowStore, Protocol):
 
         Committed batches behind the new checkpoint are withdrawn in the same transaction. A shard
         that was over is reopened; `reopen` says what becomes of those that began after it, if
-        they were read already: where they were not, they wait again in an ordered group.
+        they were read already: where they were not, they wait again in an ordered group. One that
+        is over at just this cursor stays over: `Changed` names no shard then.
 
         Raises:
             UnknownShard: the group has no such shard.

@@ -147,6 +147,8 @@ class MemoryShards(MemoryRows):
             return self._force(rows, forcing.bootstrapped(cursor), f"run {run}")
 
     def _force(self, rows: GroupRows, forcing: Forcing, observer: str) -> Changed:
+        if not forcing.steps:
+            return Changed()
         for step in forcing.steps:
             rows.abandon_intents(step.after.shard)
             rows.versions[step.after.shard] += 1

@@ -273,6 +273,8 @@ class SqlShards(SqlVerbs):
             reason=reason,
             reopen=reopen,
         )
+        if not forcing.steps:
+            return tx.abandon(Changed())
         if bootstrap:
             forcing = forcing.bootstrapped(cursor)
         for step in forcing.steps:

@@ -96,6 +96,8 @@ def set_(
     record = {"group": str(key), "shard": lease.shard, "from": lease.check_point, "to": position}
     sentences = [
         f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}."
+        if changed.shards
+        else f"Shard {lease.shard} of {key} is finished, and ended at {position}: nothing to change."
     ]
     if others:
         sentences.append(f"Shards that began after it: {listed(others)} begin again.")

@@ -194,6 +194,18 @@ def test_reopening_is_refused_where_children_were_read(family: World) -> None:
     assert len(family.store.batches(family.key)) == 4
 
 
+@pytest.mark.parametrize("reopen", Reopening)
+def test_a_finished_shard_that_is_forced_to_where_it_ended_stays_finished(
+    family: World, reopen: Reopening
+) -> None:
+    """There is nothing to read again: it is not reopened, and nobody waits for it anew."""
+    before = (family.generation(), family.kinds(), family.store.snapshot(family.key).shards)
+    assert force(family, X, "9", reopen) == Changed()
+    assert (family.generation(), family.kinds()) == before[:2]
+    assert family.store.snapshot(family.key).shards == before[2]
+    assert verify(family.store, family.key) == []
+
+
 def test_cascade_reads_the_children_again_too(family: World) -> None:
     ordered = family.store.pulse(family.key).group.ordered
     stale = Tenure(family.key, Z, B, 1, "run-1")
