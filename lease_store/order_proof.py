@@ -33,6 +33,7 @@ class Life:
         free: since when it may start, if its becoming free is known.
         free_in_order: the group was ordered then.
         accepted: for each parent when somebody accepted its reopening last.
+        without: for each parent that was not known yet when it started, when that was.
     """
 
     seen: int | None = None
@@ -42,6 +43,7 @@ class Life:
     free: int | None = None
     free_in_order: bool = True
     accepted: dict[str, int] = field(default_factory=dict[str, int])
+    without: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Course:
     """The entries in order, read under one belief about the group's setting at the beginning."""
 
     parents: Mapping[ShardId, Sequence[ShardId]]
+    children: Mapping[ShardId, Sequence[ShardId]]
     lives: dict[ShardId, Life]
     ordered: bool
     found: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
@@ -57,11 +60,12 @@ class _Course:
         """Take the next entry that concerns a shard."""
         life = self.lives.setdefault(shard, Life())
         if entry.kind == "edge":
-            self._note_edge(entry, life)
+            self._note_edge(entry, shard, life)
         if entry.kind == "accept" and (named := _ACCEPTED.search(entry.reason)):
             life.accepted[named[1]] = entry.sequence
         if entry.to_state is ShardState.WAIT:
             life.free = None
+            life.without.clear()
         # Edges 1 and 2 are where a shard becomes free to start.
         began = (None, ShardState.WAIT)
         freed = entry.to_state is ShardState.NOT_ALLOC and entry.from_state in began
@@ -71,29 +75,36 @@ class _Course:
         if shard not in self.found and (freed or starts):
             self._check(entry, shard, life)
 
-    def _note_edge(self, entry: JournalEntry, life: Life) -> None:
+    def _note_edge(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
         if entry.from_state is None:
             life.seen = entry.sequence
+            for child in self.children.get(shard, ()):
+                # It came late: whatever its child has read since then was read out of order.
+                known = self.lives.get(child)
+                if known is not None and shard in known.without:
+                    self._find(child, known.without[shard], shard)
         if entry.to_state is ShardState.OVER:
             life.over = entry.sequence
         if entry.from_state is ShardState.OVER:
             life.reopened, life.reopened_in_order = entry.sequence, self.ordered
 
     def _check(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
-        began = entry.sequence if life.free is None else life.free
         if not (self.ordered if life.free is None else life.free_in_order):
             return
         for parent in self.parents.get(shard, ()):
             before = self.lives.get(parent)
-            # A parent that was seen later was not known to have to be waited for.
-            if before is None or before.seen is None or before.seen > began:
+            if before is None or before.seen is None:
+                # One that never comes is read by nobody: nothing was out of order.
+                life.without.setdefault(parent, entry.sequence)
                 continue
             accepted = life.accepted.get(parent)
             if before.over <= before.reopened and not _excused(before, accepted):
-                self.found[shard] = (
-                    f"it could start at entry {entry.sequence}, before its parent {parent} was over"
-                )
+                self._find(shard, entry.sequence, parent)
                 return
+
+    def _find(self, shard: ShardId, started: int, parent: ShardId) -> None:
+        sentence = f"it could start at entry {started}, before its parent {parent} was over"
+        self.found.setdefault(shard, sentence)
 
 
 class OrderProof:
@@ -113,8 +124,13 @@ class OrderProof:
         lives: Mapping[ShardId, Life] | None = None,
     ) -> None:
         self._parents = parents
+        children: dict[ShardId, list[ShardId]] = {}
+        for child, named in parents.items():
+            for parent in named:
+                children.setdefault(parent, []).append(child)
         self._courses = {
-            ordered: _Course(parents, _copied(lives or {}), ordered) for ordered in (True, False)
+            ordered: _Course(parents, children, _copied(lives or {}), ordered)
+            for ordered in (True, False)
         }
 
     def take(self, entry: JournalEntry) -> None:
@@ -156,7 +172,10 @@ def _excused(parent: Life, accepted: int | None) -> bool:
 
 
 def _copied(lives: Mapping[ShardId, Life]) -> dict[ShardId, Life]:
-    return {shard: replace(life, accepted=dict(life.accepted)) for shard, life in lives.items()}
+    return {
+        shard: replace(life, accepted=dict(life.accepted), without=dict(life.without))
+        for shard, life in lives.items()
+    }
 
 
 def check_order(

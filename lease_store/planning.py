@@ -65,7 +65,10 @@ def orphans(snapshot: Snapshot) -> list[str]:
     found: list[str] = []
     for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
         if lease.state is ShardState.WAIT and may_start(
-            ordered=snapshot.group.ordered, parents=lease.parents, known=known
+            ordered=snapshot.group.ordered,
+            parents=lease.parents,
+            known=known,
+            gone=lease.gone_parents,
         ):
             found.append(f"{lease.shard} waits for parents that are finished")
         elif lease.state.held:

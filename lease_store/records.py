@@ -143,6 +143,7 @@ class ShardLease:
         handoff_eta_s: how long the holder expects to need until its next batch boundary.
         watermark: event time up to which committed output is complete, or None.
         bootstrap: the bootstrap cursor that a pinned node last started the shard at, or None.
+        gone_parents: those of its parents that the source has removed for good.
     """
 
     shard: ShardId
@@ -161,6 +162,7 @@ class ShardLease:
     subscribable: bool = True
     watermark: datetime | None = None
     bootstrap: str | None = None
+    gone_parents: tuple[ShardId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ShardListing:
-    """One shard as its source lists it."""
+    """One shard as its source lists it.
+
+    Attributes:
+        parents: the shards that it came from. An ordered group waits for all of them, for those
+            that it has not been told of yet, too.
+        gone_parents: those of them that the source has removed for good and will not list again:
+            nobody can finish one that the group never had, so that it is not waited for.
+    """
 
     shard: ShardId
     parents: tuple[ShardId, ...] = ()
@@ -206,6 +215,7 @@ class ShardListing:
     hash_end: str = ""
     read_only: bool = False
     subscribable: bool = True
+    gone_parents: tuple[ShardId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 
@@ -57,22 +58,40 @@ EDGES: dict[tuple[ShardState | None, ShardState], int] = {
 
 
 def first_state(
-    *, ordered: bool, parents: tuple[str, ...], known: dict[str, ShardState]
+    *,
+    ordered: bool,
+    parents: Collection[str],
+    known: Mapping[str, ShardState],
+    gone: Collection[str] = (),
 ) -> ShardState:
     """Edge 1: where a shard that was never seen before begins.
 
     `known` maps the shards of the group, those of the same listing included, to their states. A
-    parent that is unknown was trimmed by the source before this group saw it: nobody can finish
-    it any more, so it does not hold its children back.
+    parent that is not among them may be listed yet, and is waited for:
+
+    1. A merge is listed with one of its parents; the other one comes with a later listing.
+    2. The parent of step 1 is over. Were the other one taken for trimmed, the child would start.
+    3. The late parent would be read beside its child, whose records come after its own.
+
+    Only one that the source calls `gone` for good, and that this group never had, holds nobody
+    back: nobody can finish it any more.
     """
     if not ordered:
         return ShardState.NOT_ALLOC
     unfinished = any(
-        known.get(parent, ShardState.OVER) is not ShardState.OVER for parent in parents
+        known[parent] is not ShardState.OVER if parent in known else parent not in gone
+        for parent in parents
     )
     return ShardState.WAIT if unfinished else ShardState.NOT_ALLOC
 
 
-def may_start(*, ordered: bool, parents: tuple[str, ...], known: dict[str, ShardState]) -> bool:
+def may_start(
+    *,
+    ordered: bool,
+    parents: Collection[str],
+    known: Mapping[str, ShardState],
+    gone: Collection[str] = (),
+) -> bool:
     """Edge 2: whether a waiting shard may be claimed now."""
-    return first_state(ordered=ordered, parents=parents, known=known) is ShardState.NOT_ALLOC
+    begins = first_state(ordered=ordered, parents=parents, known=known, gone=gone)
+    return begins is ShardState.NOT_ALLOC

@@ -140,6 +140,7 @@ shard_lease = Table(
     Column("subscribable", Boolean, nullable=False),
     Column("watermark", EventTime),
     _cursor("bootstrap", nullable=True),
+    Column("gone_parents", JsonText),
     # Rises whenever committed rows of its ledger are changed or removed.
     _count("ledger_version"),
     # What was ever committed to it: these only rise, and no reader has to add the ledger up.

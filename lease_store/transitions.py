@@ -104,7 +104,9 @@ def first_seen(
     listing: ShardListing, *, ordered: bool, known: Mapping[str, ShardState]
 ) -> tuple[ShardLease, Note]:
     """Edge 1."""
-    state = first_state(ordered=ordered, parents=listing.parents, known=dict(known))
+    state = first_state(
+        ordered=ordered, parents=listing.parents, known=known, gone=listing.gone_parents
+    )
     shard = ShardLease(
         shard=listing.shard,
         state=state,
@@ -113,6 +115,7 @@ def first_seen(
         hash_end=listing.hash_end,
         read_only=listing.read_only,
         subscribable=listing.subscribable,
+        gone_parents=listing.gone_parents,
     )
     return shard, edge_note(None, shard, "first seen in the source's shard list")
 
@@ -130,11 +133,21 @@ def shards_first_seen(
     return [first_seen(new[shard], ordered=ordered, known=known) for shard in sorted(new)]
 
 
-def listed_again(shard: ShardLease, listing: ShardListing) -> ShardLease:
-    """A known shard with the lineage and flags of a newer listing."""
+def listed_again(
+    shard: ShardLease, listing: ShardListing, listed: Collection[ShardId]
+) -> ShardLease:
+    """A known shard with the lineage and flags of a newer listing of the shards `listed`.
+
+    A source that infers lineage leaves out a parent that it has forgotten, and so does not list.
+    The shard still came from it: its own beginning counts, and a parent that the group has is
+    still to be finished first.
+    """
+    named = {*listing.parents, *listed}
+    forgotten = tuple(parent for parent in shard.parents if parent not in named)
     return replace(
         shard,
-        parents=listing.parents,
+        parents=listing.parents + forgotten,
+        gone_parents=listing.gone_parents + forgotten,
         hash_begin=listing.hash_begin,
         hash_end=listing.hash_end,
         read_only=listing.read_only,
@@ -150,7 +163,7 @@ def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) 
     for row in rows:
         if row.state is not ShardState.WAIT:
             continue
-        if may_start(ordered=ordered, parents=row.parents, known=known):
+        if may_start(ordered=ordered, parents=row.parents, known=known, gone=row.gone_parents):
             after = replace(row, state=ShardState.NOT_ALLOC)
             steps.append(Step(row, after, (edge_note(row, after, reason),)))
     return steps

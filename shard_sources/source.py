@@ -101,7 +101,11 @@ class ShardSource(ShardReader, Protocol):
     """
 
     def list_shards(self) -> list[ShardListing]:
-        """All shards that the log still knows, in order of creation."""
+        """All shards that the log still knows, in order of creation.
+
+        An ordered group waits for every parent that a listing names. So one that retention has
+        removed as a whole is named among `gone_parents`, too.
+        """
         ...
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:

@@ -40,9 +40,10 @@ class MemoryShards(MemoryRows):
         """See `LeaseStore.sync_shards`."""
         with self._rows("sync_shards", key) as rows:
             changed: list[ShardId] = []
-            for shard, listed in sorted({entry.shard: entry for entry in listing}.items()):
+            listed = {entry.shard: entry for entry in listing}
+            for shard, entry in sorted(listed.items()):
                 before = rows.shards.get(shard)
-                if before and (after := listed_again(before, listed)) != before:
+                if before and (after := listed_again(before, entry, listed)) != before:
                     rows.shards[shard] = after
                     changed.append(shard)
             added = shards_first_seen(listing, rows.shards, ordered=rows.group.ordered)

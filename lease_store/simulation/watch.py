@@ -232,7 +232,9 @@ class Watch:
             return
         states = {lease.shard: lease.state for lease in snapshot.shards}
         for parent in after.parents:
-            if states.get(parent, ShardState.OVER) is not ShardState.OVER:
+            if parent not in states and parent in after.gone_parents:
+                continue
+            if states.get(parent) is not ShardState.OVER:
                 self.violated(f"order: shard {after.shard} is free, its parent {parent} not over")
 
     def _check_tenure(

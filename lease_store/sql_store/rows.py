@@ -127,6 +127,7 @@ def shard_values(shard: ShardLease) -> dict[str, Any]:
         "subscribable": shard.subscribable,
         "watermark": shard.watermark,
         "bootstrap": shard.bootstrap,
+        "gone_parents": list(shard.gone_parents) or None,
     }
 
 
@@ -149,6 +150,7 @@ def shard_from(row: Row) -> ShardLease:
         subscribable=bool(row["subscribable"]),
         watermark=row["watermark"],
         bootstrap=row["bootstrap"],
+        gone_parents=tuple(ShardId(parent) for parent in row["gone_parents"] or ()),
     )
 
 

@@ -55,7 +55,7 @@ class SqlShards(SqlVerbs):
             self._group(tx, key)
             known = {row.shard: row for row in self._all_shards(tx, key)}
             return all(
-                shard in known and listed_again(known[shard], entry) == known[shard]
+                shard in known and listed_again(known[shard], entry, listed) == known[shard]
                 for shard, entry in listed.items()
             )
 
@@ -65,10 +65,10 @@ class SqlShards(SqlVerbs):
             stale = [
                 shard
                 for shard, row in known.items()
-                if shard in listed and listed_again(row, listed[shard]) != row
+                if shard in listed and listed_again(row, listed[shard], listed) != row
             ]
             relisted = [
-                Step(row, listed_again(row, listed[shard]), ())
+                Step(row, listed_again(row, listed[shard], listed), ())
                 for shard, row in self._lock_shards(tx, key, stale).items()
             ]
             self._carry_out(tx, key, relisted, observer)

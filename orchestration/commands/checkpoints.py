@@ -97,7 +97,7 @@ def set_(
     sentences = [
         f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}."
         if changed.shards
-        else f"Shard {lease.shard} of {key} is finished, and ended at {position}: nothing to change."
+        else f"Shard {lease.shard} of {key} is finished at {position}: there is nothing to change."
     ]
     if others:
         sentences.append(f"Shards that began after it: {listed(others)} begin again.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -51,8 +51,12 @@ class KinesisShard:
             created_s=created_s(int(numbers["StartingSequenceNumber"])),
         )
 
-    def listing(self) -> ShardListing:
-        """The shard in the form of all sources: hashes `[begin, end)` in hexadecimal digits."""
+    def listing(self, listed: Collection[ShardId]) -> ShardListing:
+        """The shard in the form of all sources: hashes `[begin, end)` in hexadecimal digits.
+
+        Of the shards that are `listed`, which are all, a parent that is missing was removed: the
+        service made it before its child.
+        """
         end = self.hashes.last + 1 if self.hashes.last < _LAST_HASH else _LAST_HASH
         return ShardListing(
             shard=self.shard,
@@ -60,6 +64,7 @@ class KinesisShard:
             hash_begin=f"{self.hashes.first:032x}",
             hash_end=f"{end:032x}",
             read_only=self.closed,
+            gone_parents=tuple(parent for parent in self.parents if parent not in listed),
         )
 
 

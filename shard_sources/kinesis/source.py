@@ -52,7 +52,8 @@ class KinesisStream(KinesisReader):
 
     def list_shards(self) -> list[ShardListing]:
         """All shards that the stream still knows, with both parents of a merge."""
-        return [shard.listing() for shard in self._shards.listed().values()]
+        listed = self._shards.listed()
+        return [shard.listing(listed.keys()) for shard in listed.values()]
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
         """The bounds of these shards: the oldest record and the newest, which must be searched.

@@ -265,6 +265,7 @@ class LocalLog(LocalLogReader):
             LogNotFound: there is no log.
             LogCorrupt: its catalog is damaged.
         """
+        catalog = load_catalog(self.root)
         return [
             ShardListing(
                 shard=entry.shard,
@@ -272,8 +273,9 @@ class LocalLog(LocalLogReader):
                 hash_begin=entry.hash_begin,
                 hash_end=entry.hash_end,
                 read_only=entry.read_only,
+                gone_parents=tuple(each for each in entry.parents if catalog.removed(each)),
             )
-            for entry in load_catalog(self.root).shards
+            for entry in catalog.shards
         ]
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:

@@ -9,9 +9,11 @@ import pytest
 
 from lease_store.errors import LeaseLost, UnknownShard
 from lease_store.identifiers import ShardId
+from lease_store.planning import orphans
 from lease_store.records import BatchState, ShardListing
 from lease_store.states import ShardState
 from lease_store.store import Changed, ShardsSynced, Stale
+from lease_store.verification import verify
 from tests.conformance.world import A, B, C, World, X, Y, Z
 
 LISTED = ShardListing(X, hash_begin="00", hash_end="7f", read_only=True, subscribable=False)
@@ -67,10 +69,77 @@ def test_children_wait_for_parents_of_the_same_list_in_any_order(world: World) -
     assert world.shard(Z).parents == (X, Y)
 
 
-def test_a_parent_that_the_group_never_saw_holds_nobody_back(world: World) -> None:
+def test_a_parent_that_its_source_calls_gone_holds_nobody_back(world: World) -> None:
     world.group()
-    world.add(ShardListing(Y, parents=(ShardId("trimmed"),)))
+    trimmed = ShardId("trimmed")
+    world.add(ShardListing(Y, parents=(trimmed,), gone_parents=(trimmed,)))
     assert world.shard(Y).state is ShardState.NOT_ALLOC
+    assert (world.shard(Y).parents, world.shard(Y).gone_parents) == ((trimmed,), (trimmed,))
+
+
+def finish(world: World, shard: ShardId) -> Changed:
+    (tenure,) = world.hold(A, shard)
+    finished = world.store.finish_empty(tenure, "0")
+    assert isinstance(finished, Changed)
+    return finished
+
+
+def test_a_merge_waits_for_a_parent_that_is_not_listed_yet(world: World) -> None:
+    """1. z and its parent x are listed; 2. x is over; 3. y, the other parent, is listed."""
+    world.group()
+    world.join(A)
+    listing = [ShardListing(X, read_only=True), ShardListing(Z, parents=(X, Y))]
+    world.add(*listing)
+    assert finish(world, X) == Changed()
+    assert world.store.free_orphans(world.key, observer="test") == Changed()
+    assert world.shard(Z).state is ShardState.WAIT
+    world.add(*listing, ShardListing(Y, read_only=True))
+    assert world.shard(Z).state is ShardState.WAIT
+    assert finish(world, Y) == Changed((Z,))
+    assert world.shard(Z).state is ShardState.NOT_ALLOC
+    assert verify(world.store, world.key) == []
+
+
+def test_a_parent_that_turns_out_to_be_gone_is_waited_for_no_longer(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(ShardListing(X, read_only=True), ShardListing(Z, parents=(X, Y)))
+    finish(world, X)
+    relisted = ShardListing(Z, parents=(X, Y), gone_parents=(Y,))
+    synced = world.store.sync_shards(world.key, [relisted], observer="sensor")
+    assert synced == ShardsSynced(changed=(Z,))
+    assert orphans(world.store.snapshot(world.key)) != [], "a plan looks after it"
+    assert world.store.free_orphans(world.key, observer="test") == Changed((Z,))
+    assert verify(world.store, world.key) == []
+
+
+def test_a_parent_that_the_group_has_is_finished_first_though_its_source_forgot_it(
+    world: World,
+) -> None:
+    world.group()
+    world.join(A)
+    world.add(X, ShardListing(Y, parents=(X,)))
+    world.add(ShardListing(Y, parents=(X,), gone_parents=(X,)))
+    assert world.store.free_orphans(world.key, observer="test") == Changed()
+    assert world.shard(Y).state is ShardState.WAIT
+    world.add(ShardListing(Y))
+    assert world.shard(Y).parents == (X,), "the source has forgotten it; the lineage has not"
+    assert world.store.free_orphans(world.key, observer="test") == Changed()
+    assert finish(world, X) == Changed((Y,))
+
+
+def test_a_parent_that_comes_after_its_child_began_is_seen_by_the_proof(world: World) -> None:
+    world.group()
+    world.join(A)
+    world.add(ShardListing(X, read_only=True), ShardListing(Z, parents=(X, Y), gone_parents=(Y,)))
+    finish(world, X)
+    world.hold(A, Z)
+    assert verify(world.store, world.key) == []
+    world.add(ShardListing(Y), ShardListing(Z, parents=(X, Y)))
+    assert world.shard(Z).gone_parents == ()
+    violations = verify(world.store, world.key)
+    assert [(each.rule, each.shard) for each in violations] == [("order", Z)]
+    assert "before its parent y was over" in violations[0].detail
 
 
 def test_in_an_unordered_group_children_do_not_wait(world: World) -> None:
@@ -200,7 +269,7 @@ def test_a_waiting_child_whose_lineage_changed_is_freed(world: World) -> None:
     """The source corrects a shard's parents: nobody else would look at the waiting shard."""
     world.group()
     world.add(X, ShardListing(Y, parents=(X,)))
-    world.add(ShardListing(Y, parents=()))
+    world.add(X, ShardListing(Y, parents=()))
     assert world.store.free_orphans(world.key, observer="test") == Changed((Y,))
     assert world.edges(Y) == [1, 2]
 

@@ -232,6 +232,8 @@ def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
 
     monkeypatch.setattr(KinesisService, "call", without_first)
     source = fresh(kinesis)
+    children = [listed for listed in source.list_shards() if first in listed.parents]
+    assert [listed.gone_parents for listed in children] == [(first,)] * 2
     with pytest.raises(CursorExpired):
         source.plan(first, cursor.end, Limits())
     for bounds in (source.bounds([first])[first], source.bounds_after({first: cursor.end})[first]):

@@ -123,6 +123,9 @@ def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
     )
     children = world.split(shard)
     world.forget(shard)
+    assert shard not in {listed.shard for listed in source.list_shards()}
+    for listed in source.list_shards():
+        assert set(listed.parents) == set(listed.gone_parents), "nobody waits for it"
     bounds = source.bounds([shard, *children])
     gone = bounds[shard]
     assert (gone.removed, gone.finished, gone.begin) == (True, True, gone.end)

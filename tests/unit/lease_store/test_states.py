@@ -56,8 +56,12 @@ def test_a_merge_waits_for_all_its_parents() -> None:
         assert ready is (left is OVER and right is OVER)
 
 
-def test_parents_that_are_unknown_hold_nobody_back() -> None:
-    assert first_state(ordered=True, parents=("gone",), known={}) is FREE
+def test_a_parent_that_is_unknown_is_waited_for_unless_its_source_calls_it_gone() -> None:
+    assert first_state(ordered=True, parents=("p",), known={}) is WAIT
+    assert first_state(ordered=True, parents=("p",), known={}, gone=("p",)) is FREE
+    assert first_state(ordered=True, parents=("p", "q"), known={"q": OVER}, gone=("q",)) is WAIT
+    assert first_state(ordered=True, parents=("p",), known={"p": HELD}, gone=("p",)) is WAIT
+    assert first_state(ordered=False, parents=("p",), known={}) is FREE
     assert first_state(ordered=True, parents=(), known={}) is FREE
 
 
