@@ -113,6 +113,20 @@ def test_a_shard_that_came_back_to_its_former_holder_is_not_the_same_tenure(cloc
     assert a.heartbeat(()) == (S0,)
 
 
+def test_a_tenure_that_ended_in_the_lapse_is_found_by_looking(clock: VirtualClock):
+    """The member keeps its place, but the shard's epoch rose: nothing is even tried."""
+    store = memory_store(["0"])
+    a, _ = holding(store, clock)
+    a.save_checkpoint(S0, "100")
+    clock.pass_s(LAPSE_S)
+    store.force_checkpoint(KEY, S0, "7", observer="operator", reason="test")
+    with pytest.raises(LeaseLost, match="tenure 1 is over"):
+        a.require(S0)
+    assert a.trusted, "its other shards go on"
+    assert store.statements["save_checkpoint"] == 0
+    assert checkpoint(store) == "7"
+
+
 @pytest.mark.parametrize("verb", ["beat", "progress"])
 def test_nothing_goes_on_while_the_store_does_not_say_that_it_may(clock: VirtualClock, verb: str):
     store = memory_store(["0"])

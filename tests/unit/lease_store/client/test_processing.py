@@ -272,6 +272,33 @@ def test_a_worker_that_slept_too_long_saves_nothing_of_what_it_did_meanwhile(fle
     assert processing is not None
 
 
+def test_a_worker_that_slept_and_was_not_missed_repeats_nothing(fleet: Fleet):
+    worker = fleet.worker("a")
+    worker.step()
+    worker.step()
+    recorder = fleet.recorders[S0]
+    fleet.clock.pass_s(0.75 * TIMEOUT_S)
+    real = fleet.store.beat
+
+    def away(*_: object):
+        raise StoreUnavailable("away")
+
+    fleet.store.beat = away  # pyright: ignore
+    worker.step()
+    assert recorder.calls[-1] == ("process", "0", "4"), "nothing is read while it is in doubt"
+    fleet.store.beat = real
+    fleet.clock.pass_s(1.0)
+    fleet.drain(worker)
+    assert recorder.calls[1:] == [
+        ("process", "0", "4"),
+        ("process", "4", "8"),
+        ("process", "8", "10"),
+    ]
+    worker.shutdown()
+    assert checkpoint(fleet.store) == "10"
+    assert verify(fleet.store, KEY) == []
+
+
 def test_a_worker_waits_at_a_gap_and_passes_it_once_it_is_accepted(fleet: Fleet):
     worker = fleet.worker("a")
     worker.step()
