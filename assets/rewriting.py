@@ -61,15 +61,20 @@ def swap(
     reason: str,
 ) -> bool:
     """Put new output into the ledger; False where the claim or a batch is not as it was."""
-    touch_replaced(output_root, replaced)
+    files = list(replaced)
+    touch_replaced(output_root, files)
     failpoints.reach(Failpoint.BEFORE_SWAP)
     outcome = store.rewrite_batches(key, shard, run, rewrites, reason=reason)
     failpoints.reach(Failpoint.AFTER_SWAP)
-    return isinstance(outcome, Changed)
+    if not isinstance(outcome, Changed):
+        return False
+    # Again: the store may have kept the swap waiting, and a reader listed them until it happened.
+    touch_replaced(output_root, files)
+    return True
 
 
 def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
-    """Make files look new right before they are swapped out.
+    """Make files look new when they are swapped out: before, lest a crash forgets it, and after.
 
     A reader may have listed them a moment ago. What vacuum removes is as old as it is unnamed
     only if the age counts from the swap, not from when the file was written.

@@ -7,6 +7,13 @@ the swap), or because its attempt is still under way. What keeps the last kind, 
 2. Vacuum lists the files, then reads intents and claims, then the ledger.
 3. The attempt is under way at the second look: its folder bears its run's name, and is kept.
 4. Or it has ended by then: what it committed is named by the ledger at the third look.
+
+The age that counts is the one at the moment of removal, or a swap in between goes unseen:
+
+1. Vacuum lists a file that was written long ago, and that the ledger names.
+2. A reader lists it, too.
+3. A compaction makes it look new, and swaps it out.
+4. Vacuum reads the ledger: nobody names the file. Looked at again, it is new, and stays.
 """
 
 from __future__ import annotations
@@ -83,8 +90,8 @@ def vacuum(
     old = [found for found in idle if found.age > older_than]
     if old and not dry_run:
         failpoints.reach(Failpoint.BEFORE_VACUUM)
+    old = _still_old(output_root, old, now_ns, older_than, remove=not dry_run)
     if not dry_run:
-        _remove(output_root, old)
         _remove_empty(
             output_root,
             [
@@ -122,9 +129,8 @@ def _listed(output_root: Path, now_ns: int) -> tuple[list[_Found], list[_Found]]
                     continue  # its attempt has tidied up meanwhile
                 if path.is_symlink():
                     continue
-                age = timedelta(microseconds=(now_ns - status.st_mtime_ns) // 1_000)
                 relative = path.relative_to(output_root).as_posix()
-                found.append(_Found(relative, age, status.st_size))
+                found.append(_Found(relative, _age(status, now_ns), status.st_size))
     return sorted(files, key=_path), sorted(folders, key=_path)
 
 
@@ -138,16 +144,43 @@ def _attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
     return {attempt for attempt in attempts if attempt.startswith(labels)}
 
 
-def _remove(output_root: Path, old: Collection[_Found]) -> None:
+def _still_old(
+    output_root: Path,
+    old: Collection[_Found],
+    now_ns: int,
+    older_than: timedelta,
+    *,
+    remove: bool,
+) -> list[_Found]:
+    """Those of these files that are still old when their turn comes; removed on the spot, or not.
+
+    Raises:
+        RewriteRefused: a file cannot be removed.
+    """
+    still: list[_Found] = []
     for found in old:
+        path = output_root / found.path
         try:
-            (output_root / found.path).unlink(missing_ok=True)
+            # By the time of the listing: whatever happened to the file since makes it younger.
+            if _age(path.lstat(), now_ns) <= older_than:
+                continue
+            if remove:
+                path.unlink()
+        except FileNotFoundError:
+            continue  # another vacuum was faster
         except OSError as error:
             raise RewriteRefused(
-                f"{output_root / found.path} cannot be removed ({error.strerror}): let this "
-                "account write to the output folder."
+                f"{path} cannot be removed ({error.strerror}): let this account write to the "
+                "output folder."
             ) from error
-        failpoints.reach(Failpoint.DURING_VACUUM)
+        still.append(found)
+        if remove:
+            failpoints.reach(Failpoint.DURING_VACUUM)
+    return still
+
+
+def _age(status: os.stat_result, now_ns: int) -> timedelta:
+    return timedelta(microseconds=(now_ns - status.st_mtime_ns) // 1_000)
 
 
 def _remove_empty(output_root: Path, folders: Collection[_Found]) -> None:

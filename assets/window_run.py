@@ -131,8 +131,10 @@ def make_window(
             late=known.late if known else 0,
             made_at=datetime.now(UTC),
         )
-        touch_replaced(root, known.files if known else ())
+        replaced = known.files if known else ()
+        touch_replaced(root, replaced)
         if isinstance(store.put_window(stream.key, window), Changed):
+            touch_replaced(root, replaced)
             return WindowMade(window, len(parts))
         shutil.rmtree(root / attempt, ignore_errors=True)
     raise RewriteRefused(

@@ -12,8 +12,10 @@ import pytest
 
 from assets.committed_output import committed_paths, iter_records
 from assets.vacuum import VacuumReport, vacuum
-from lease_store.identifiers import ShardId
-from lease_store.records import Intent, RewriteKind
+from lease_store import failpoints
+from lease_store.failpoints import Failpoint
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import Intent, RewriteClaim, RewriteKind
 from lease_store.store import Changed, Opened
 from tests.unit.assets.consumption_world import NODE
 from tests.unit.assets.test_compaction import Scene
@@ -111,6 +113,59 @@ def test_swapped_files_are_kept_for_readers_that_began_before(scene: Scene) -> N
     age_all(scene)
     assert len(run(scene).removed) == 6
     assert scene.committed(ZERO) == scene.expected("0", 10)
+
+
+def test_what_is_swapped_out_while_vacuum_looks_stays_for_its_readers(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. vacuum lists; 2. a reader lists; 3. compaction swaps; 4. vacuum asks who is named."""
+    age_all(scene)
+    reading = iter_records(scene.store, scene.key, scene.output)
+    seen = next(reading).column("value").to_pylist()
+    rewrites = scene.store.rewrites
+
+    def swapped_before(key: GroupKey) -> list[RewriteClaim]:
+        monkeypatch.undo()
+        scene.compact()
+        return rewrites(key)
+
+    monkeypatch.setattr(scene.store, "rewrites", swapped_before)
+    report = run(scene)
+    assert (report.removed, report.young, report.committed) == ((), 6, 0)
+    for batch in reading:
+        seen += batch.column("value").to_pylist()
+    assert seen == scene.expected("0", 10) + scene.expected("1", 10)
+
+
+def test_a_swap_that_had_to_wait_makes_files_new_when_it_happens(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: two hours pass between the moment before the swap and the swap itself."""
+    old = committed_paths(scene.store, scene.key, scene.output)
+    rewrite_batches = scene.store.rewrite_batches
+
+    def late(*arguments: object, **options: object) -> object:
+        age_all(scene)
+        return rewrite_batches(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scene.store, "rewrite_batches", late)
+    scene.compact(ZERO)
+    assert run(scene).removed == ()
+    assert all(Path(path).exists() for path in old)
+
+
+def test_a_file_that_another_vacuum_removed_is_not_counted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [orphan(scene, "dead-1"), orphan(scene, "dead-1", "other")]
+    age_all(scene)
+
+    def faster(point: Failpoint) -> None:
+        if point is Failpoint.BEFORE_VACUUM:
+            paths[0].unlink()
+
+    monkeypatch.setattr(failpoints, "reach", faster)
+    assert run(scene).removed == ("attempts/dead-1/other",)
 
 
 def test_nothing_outside_of_attempts_is_touched(scene: Scene) -> None:
