@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,11 +27,13 @@ from lease_store.errors import (
 )
 from lease_store.identifiers import ShardId
 from shard_sources.durable_folder import sync_folder
+from shard_sources.local_log.heads import UNKNOWN, make_heads
 from shard_sources.removed_shards import was_removed
 
 CATALOG_FILE = "catalog.json"
 _FORMAT = "leasehold-local-log"
-_VERSION = 1
+_VERSION = 2
+_VERSION_WITHOUT_HEADS = 1
 _LOCK_WAIT_S = 30.0
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _SHARDS_NAMED_MAX = 20
@@ -74,9 +77,14 @@ class CatalogShard:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All shards of a log, in order of creation."""
+    """All shards of a log, in order of creation.
+
+    Attributes:
+        heads: there is a file of heads; a log that only version 0.1 wrote to has none.
+    """
 
     shards: tuple[CatalogShard, ...] = ()
+    heads: bool = True
     _by_id: dict[str, CatalogShard] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +125,7 @@ class Catalog:
             replace(entry, read_only=True) if entry.shard in closed else entry
             for entry in self.shards
         )
-        return Catalog((*kept, *children))
+        return replace(self, shards=(*kept, *children))
 
 
 def catalog_lock(root: Path) -> FileLock:
@@ -130,7 +138,7 @@ def load_catalog(root: Path) -> Catalog:
 
     Raises:
         LogNotFound: there is no log in `root`.
-        LogCorrupt: the catalog does not have its form.
+        LogCorrupt: the catalog does not have its form, or is missing while there are records.
         SourceUnavailable: the file cannot be read.
     """
     path = root / CATALOG_FILE
@@ -140,6 +148,7 @@ def load_catalog(root: Path) -> Catalog:
         # all versions apart; a log of many shards is parsed once per version, not per call.
         return _parsed(path, (status.st_ino, status.st_mtime_ns, status.st_size))
     except (FileNotFoundError, NotADirectoryError):
+        refuse_remains(root)
         raise LogNotFound(
             f"There is no log in {root}: create it, or load a file into it, first."
         ) from None
@@ -155,23 +164,48 @@ def load_catalog(root: Path) -> Catalog:
 def _parsed(path: Path, version: tuple[int, int, int]) -> Catalog:
     del version
     stored = json.loads(path.read_bytes())
-    if stored["format"] != _FORMAT or stored["version"] != _VERSION:
+    heads = stored["version"] != _VERSION_WITHOUT_HEADS
+    if stored["format"] != _FORMAT or (heads and stored["version"] != _VERSION):
         raise ValueError(f"it is of format {stored['format']!r} version {stored['version']!r}")
+    if stored.get("checksum") != (_checksum(stored["shards"]) if heads else None):
+        raise ValueError("its checksum is another")
     shards = tuple(CatalogShard.parse(row) for row in stored["shards"])
     if len({entry.shard for entry in shards}) != len(shards):
         raise ValueError("a shard is listed twice")
     if not all(entry.shard.isdecimal() for entry in shards):
         raise ValueError("a shard's id is not a number")
-    return Catalog(shards)
+    return Catalog(shards, heads)
+
+
+def _checksum(shards: object) -> int:
+    return zlib.crc32(json.dumps(shards, sort_keys=True).encode())
+
+
+def refuse_remains(root: Path) -> None:
+    """Refuse to take a folder that holds segments, but no catalog, for one without a log.
+
+    Raises:
+        LogCorrupt: it holds segments.
+    """
+    if next(root.glob("shards/*/*.arrow"), None) or next(root.glob("shards/*/*.index"), None):
+        raise LogCorrupt(
+            f"The catalog {root / CATALOG_FILE} is missing, and there are log files below "
+            f"{root / 'shards'}: restore it from a backup."
+        )
 
 
 def save_catalog(root: Path, catalog: Catalog) -> None:
-    """Replace the catalog; call it under `catalog_lock`. Durable when it returns."""
+    """Replace the catalog; call it under `catalog_lock`. Durable when it returns.
+
+    The file of heads is there by then, with a record for each shard.
+    """
     path = root / CATALOG_FILE
+    shards = [asdict(entry) for entry in catalog.shards]
     document = {
         "format": _FORMAT,
         "version": _VERSION,
-        "shards": [asdict(entry) for entry in catalog.shards],
+        "shards": shards,
+        "checksum": _checksum(shards),
     }
     draft = path.with_suffix(".draft")
     with draft.open("w", encoding="ascii") as file:
@@ -180,3 +214,24 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
         os.fsync(file.fileno())
     draft.replace(path)
     sync_folder(root)
+
+
+def ensure_heads(root: Path) -> None:
+    """Give a log that only version 0.1 wrote to its file of heads, before anything changes in it.
+
+    The heads say nothing yet: each shard's first writer finds out.
+
+    Raises:
+        LogNotFound, LogCorrupt: see `load_catalog`.
+        SourceUnavailable: the files cannot be written.
+    """
+    if load_catalog(root).heads:
+        return
+    try:
+        with catalog_lock(root):
+            catalog = load_catalog(root)
+            if not catalog.heads:
+                make_heads(root, (entry.shard for entry in catalog.shards), UNKNOWN)
+                save_catalog(root, replace(catalog, heads=True))
+    except OSError as error:
+        raise SourceUnavailable(f"The log {root} cannot be written: {error.strerror}.") from None

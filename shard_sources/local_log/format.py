@@ -2,9 +2,9 @@
 
 A segment is an Arrow IPC stream without its end mark: one schema message, then one message per
 record batch, compressed with LZ4. Its index holds one entry of fixed size per message. An entry
-is written after the bytes it describes are on the disk, so the index decides what exists: bytes
-of a segment that no entry names were never acknowledged, and no reader looks at them. Each entry
-carries a checksum of its message and one of itself, so that damage is told from a torn write.
+is written after the bytes it describes are on the disk, and the head of the shard after the entry
+is (`shard_sources.local_log.heads`): what lies above the head was never acknowledged, and no reader
+looks at it. Each entry carries a checksum of its message and one of itself.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from shard_sources.local_log.format import RECORD_BYTES_MAX
 from shard_sources.local_log.hash_ranges import hash_of
 from shard_sources.local_log.writing import AppendedRange, ShardWriter
 
-WRITERS_KEPT_MAX = 100
+WRITERS_KEPT_MAX = 75
 _READ_BYTES = 4 * 1024 * 1024
 
 
@@ -59,7 +59,7 @@ def append_lines(
     divide = _by_turns(len(ordered)) if spread is Spread.ROUND_ROBIN else _by_hash(ordered)
     ranges: dict[CatalogShard, AppendedRange] = {}
     with ExitStack() as kept:
-        # Each open writer has three files open, of which a process may have about a thousand.
+        # Each open writer has four files open, of which a process may have about a thousand.
         writers = {
             shard: kept.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_KEPT_MAX]
         }

@@ -17,19 +17,21 @@ from shard_sources.local_log.catalog import (
     CatalogShard,
     catalog_lock,
     load_catalog,
+    refuse_remains,
     save_catalog,
 )
 from shard_sources.local_log.format import Record
 from shard_sources.local_log.hash_ranges import even_ranges
+from shard_sources.local_log.heads import Head, make_heads
 from shard_sources.local_log.lines import Spread, append_lines
 from shard_sources.local_log.resharding import merge_children, reshard, split_children
 from shard_sources.local_log.retention import retain
+from shard_sources.local_log.segments import shard_folder
 from shard_sources.local_log.shard_reading import ShardFolder
 from shard_sources.local_log.writing import (
     SEGMENT_BYTES_MAX,
     AppendedRange,
     ShardWriter,
-    shard_folder,
 )
 from shard_sources.offsets import parse_offset
 from shard_sources.removed_shards import (
@@ -69,7 +71,7 @@ class LocalLogReader:
         return f"{type(self).__name__}({str(self.root)!r})"
 
     def _folder(self, shard: ShardId) -> ShardFolder:
-        return ShardFolder(shard, shard_folder(self.root, shard))
+        return ShardFolder(shard, self.root, load_catalog(self.root).heads)
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
         """The records of a range, in order, in batches of `record_schema()`.
@@ -124,6 +126,7 @@ class LocalLog(LocalLogReader):
 
         Raises:
             LogExists: the folder holds a log already; it is left as it is.
+            LogCorrupt: it holds a log whose catalog is missing; it is left as it is.
             UserMistake: the number is out of range, or the folder cannot be made.
         """
         if not 1 <= shards <= SHARDS_MAX:
@@ -138,9 +141,11 @@ class LocalLog(LocalLogReader):
             with catalog_lock(log.root):
                 if log.exists:
                     raise LogExists(f"There is a log in {log.root} already: use another folder.")
+                refuse_remains(log.root)
                 for entry in entries:
                     shard_folder(log.root, entry.shard).mkdir(parents=True, exist_ok=True)
                 sync_folder(log.root / "shards")
+                make_heads(log.root, (entry.shard for entry in entries), Head())
                 save_catalog(log.root, Catalog(tuple(entries)))
         except OSError as error:
             raise UserMistake(f"No log can be made in {log.root}: {error.strerror}.") from None

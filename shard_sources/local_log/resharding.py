@@ -1,7 +1,8 @@
 """Split and merge: parents become read-only and children appear, in one step.
 
 1. the parents' writer locks are taken, so that nobody appends any more; their tails are repaired;
-2. the children's folders are made; a crash here leaves empty folders, which the next split reuses;
+2. the children's folders and heads are made; a crash here leaves both empty, and the next split
+   reuses them;
 3. the catalog is replaced: from now on the parents are read-only and the children exist;
 4. the locks are released; a writer that waited for one sees a read-only shard and stops.
 """
@@ -21,11 +22,14 @@ from shard_sources.local_log.catalog import (
     Catalog,
     CatalogShard,
     catalog_lock,
+    ensure_heads,
     load_catalog,
     save_catalog,
 )
 from shard_sources.local_log.hash_ranges import split_point
-from shard_sources.local_log.writing import ShardWriter, shard_folder
+from shard_sources.local_log.heads import Head, HeadsFile
+from shard_sources.local_log.segments import shard_folder
+from shard_sources.local_log.writing import ShardWriter
 
 Children = Callable[[Catalog, Sequence[CatalogShard]], list[CatalogShard]]
 Writers = Callable[[ShardId], ShardWriter]
@@ -40,7 +44,7 @@ def reshard(
         UnknownShard, ShardReadOnly, ReshardingRefused: these parents cannot be replaced.
         ShardBusy: somebody is writing to a parent, or resharding the same log.
     """
-    load_catalog(root)
+    ensure_heads(root)
     try:
         with catalog_lock(root), ExitStack() as locked:
             catalog = load_catalog(root)
@@ -52,6 +56,8 @@ def reshard(
             for child in children:
                 shard_folder(root, child.shard).mkdir(parents=True, exist_ok=True)
             sync_folder(root / "shards")
+            with HeadsFile(root, writable=True) as heads:
+                heads.write_whole((child.shard for child in children), Head())
             save_catalog(root, catalog.resharded(entries, children))
             return children
     except Timeout:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
+
+from filelock import FileLock
 
 from lease_store.errors import ShardBusy
 from lease_store.identifiers import ShardId
 from shard_sources.local_log.format import microseconds
-from shard_sources.local_log.segments import Segment, SegmentName
+from shard_sources.local_log.heads import HeadsFile
+from shard_sources.local_log.segments import Segment, SegmentSpan, list_segments
 from shard_sources.local_log.shard_reading import ShardFolder
 from shard_sources.local_log.writing import ShardWriter
+
+_LOCK_WAIT_S = 30.0
 
 
 def retain(
@@ -24,9 +31,14 @@ def retain(
     Returns:
         The cursor at which the shard now begins.
     """
+    if folder.head().unknown:
+        # The first writer finds out where the shard begins. One that is at work has done so.
+        with suppress(ShardBusy), open_writer(folder.shard):
+            pass
+        folder = replace(folder, heads=True)
     gone = _removable(folder, before)
     extent = folder.extent()
-    if gone and gone[-1] == extent.segments[-1]:
+    if gone and gone[-1].name == extent.segments[-1].name:
         try:
             with open_writer(folder.shard) as writer:
                 writer.roll()
@@ -35,29 +47,47 @@ def retain(
         else:
             # Looked at again: records may have come between the look and the lock.
             gone = _removable(folder, before)
-            gone = [name for name in gone if name != folder.extent().segments[-1]]
-    for name in gone:
-        # The bytes first: an index alone is nothing, a segment without its index is damage.
-        name.data.unlink(missing_ok=True)
-        name.index.unlink(missing_ok=True)
+            gone = [span for span in gone if span.name != folder.extent().segments[-1].name]
+    if gone:
+        _remove_before(folder, gone[-1].end)
     return str(folder.extent().begin)
 
 
-def _removable(folder: ShardFolder, before: datetime | str) -> list[SegmentName]:
+def _remove_before(folder: ShardFolder, begin: int) -> None:
+    """Move the beginning of a shard, and only then remove what lies before it.
+
+    A crash in between leaves files that nobody reads, and that the next retention removes.
+    """
+    with FileLock(folder.folder / "retain.lock", timeout=_LOCK_WAIT_S):
+        head = folder.head()
+        if head.unknown:
+            return
+        if begin > head.begin:
+            with HeadsFile(folder.root, writable=True) as heads:
+                heads.write_begin(folder.shard, begin)
+        for name in list_segments(folder.folder):
+            if name.first < max(begin, head.begin):
+                # The bytes first: an index alone is nothing, a segment without it is damage.
+                name.data.unlink(missing_ok=True)
+                name.index.unlink(missing_ok=True)
+
+
+def _removable(folder: ShardFolder, before: datetime | str) -> list[SegmentSpan]:
     extent = folder.extent()
     limit_us = microseconds(before) if isinstance(before, datetime) else None
     limit = extent.end if isinstance(before, datetime) else folder.offset(before, extent)
-    gone: list[SegmentName] = []
-    for name in extent.segments:
+    gone: list[SegmentSpan] = []
+    for span in extent.segments:
         try:
-            with Segment(name, last=name == extent.segments[-1]) as segment:
-                end, time_max = segment.end, segment.time_max
+            with Segment(span) as segment:
+                segment.check_whole()
+                time_max = segment.time_max
         except FileNotFoundError:
             # Somebody else retains the same shard and was faster.
             continue
-        if end > limit or end == name.first:
+        if span.end > limit or span.end == span.name.first:
             break
         if limit_us is not None and time_max is not None and time_max >= limit_us:
             break
-        gone.append(name)
+        gone.append(span)
     return gone

@@ -1,17 +1,18 @@
 """The segments of one shard, as every reader sees them.
 
-Readers take no lock. They look at the index first and at the bytes after, and only the writer
-appends to both, bytes first; so whatever an entry names is already there:
+Readers take no lock. They look at the head first, at the index then and at the bytes last, and only
+the writer writes, the other way round; so whatever the head speaks of is already there:
 
-1. the writer appends messages to the segment and flushes them;
-2. a reader that looks now sees the old index, hence the old end of the shard;
-3. the writer appends the entries;
-4. a reader that looks now sees them, and the bytes they name are complete.
+1. the writer appends messages to the segment, then their entries to the index, and flushes both;
+2. a reader that looks now sees the old head, hence the old end of the shard;
+3. the writer writes the head;
+4. a reader that looks now sees the new end, and all that lies below it is complete.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Self
 import pyarrow as pa
 
 from lease_store.errors import LogCorrupt
+from lease_store.identifiers import ShardId
 from shard_sources.local_log.format import DECODED_BYTES_MAX, ENTRY_BYTES, IndexEntry, decode
 
 SEGMENT_SUFFIX = ".arrow"
@@ -47,6 +49,11 @@ class SegmentName:
         return self.folder / f"{self.first:020d}{INDEX_SUFFIX}"
 
 
+def shard_folder(root: Path, shard: ShardId) -> Path:
+    """Where the segments of a shard lie."""
+    return root / "shards" / shard
+
+
 def list_segments(folder: Path) -> list[SegmentName]:
     """The segments in a shard's folder, oldest first; none while nothing was appended."""
     try:
@@ -60,25 +67,39 @@ def list_segments(folder: Path) -> list[SegmentName]:
     )
 
 
-def _unwritten(stored: bytes) -> bool:
-    """Whether an entry is one that a power failure left partly as zeros, not a damaged one."""
-    return not any(stored[-4:]) or not any(stored[:20])
+def list_from(folder: Path, begin: int) -> list[SegmentName]:
+    """The segments in a shard's folder that hold `begin` or what comes after it, oldest first."""
+    names = list_segments(folder)
+    while len(names) > 1 and names[1].first <= begin:
+        del names[0]
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpan:
+    """A segment, and how much of it counts.
+
+    Attributes:
+        end: the offset after its last record.
+        count: the entries that lead there, or None for all.
+    """
+
+    name: SegmentName
+    end: int
+    count: int | None = None
 
 
 class Segment:
     """An open segment: its entries as they stood when it was opened, and their messages.
 
-    Args:
-        name: which segment.
-        last: whether it is the shard's last one, the only one whose tail may be torn.
-
     Raises:
         FileNotFoundError: retention has removed it.
-        LogCorrupt: its index does not describe its bytes.
+        LogCorrupt: it has no index.
     """
 
-    def __init__(self, name: SegmentName, *, last: bool) -> None:
-        self.name = name
+    def __init__(self, span: SegmentSpan) -> None:
+        self.name = name = span.name
+        self.span = span
         self._data = os.open(name.data, os.O_RDONLY)
         try:
             self._index = os.open(name.index, os.O_RDONLY)
@@ -89,11 +110,9 @@ class Segment:
                     f"The log file {name.index} is missing: restore it from a backup."
                 ) from None
             raise
-        try:
-            self.count = self._count_whole(last=last)
-        except BaseException:
-            self.close()
-            raise
+        self.size = os.fstat(self._data).st_size
+        present = os.fstat(self._index).st_size // ENTRY_BYTES
+        self.count = present if span.count is None else min(span.count, present)
 
     def __enter__(self) -> Self:
         return self
@@ -111,31 +130,27 @@ class Segment:
         os.close(self._data)
         os.close(self._index)
 
-    def _count_whole(self, *, last: bool) -> int:
-        """How many entries may be trusted.
+    @property
+    def index_checksum(self) -> int:
+        """CRC-32 of the entries that count."""
+        return zlib.crc32(self._stored(0, self.count))
 
-        At the end of the last segment, entries that are torn or that name bytes beyond the end of
-        the file are what a power failure leaves; they were cut off before anybody could have
-        read them, and the next writer removes them. Anywhere else they are damage.
+    def check_whole(self) -> None:
+        """Prove by its last entry that nothing is missing at its end.
+
+        Raises:
+            LogCorrupt: entries or bytes are missing.
         """
-        index_bytes = os.fstat(self._index).st_size
-        data_bytes = os.fstat(self._data).st_size
-        count, torn = divmod(index_bytes, ENTRY_BYTES)
-        whole = count
-        while whole:
-            stored = self._stored(whole - 1, 1)
-            entry = IndexEntry.unpack(stored)
-            if entry is None and not _unwritten(stored):
-                raise self._damaged_entry(whole - 1)
-            if entry is not None and entry.position_end <= data_bytes:
-                break
-            whole -= 1
-        if (torn or whole < count) and not last:
+        if self.end != self.span.end:
+            raise LogCorrupt(
+                f"The log file {self.name.index} ends at offset {self.end}, and {self.span.end} "
+                "was written: restore it from a backup."
+            )
+        if self.count and self.entry(self.count - 1).position_end > self.size:
             raise LogCorrupt(
                 f"The log file {self.name.data} ends before its last record: restore it from a "
                 "backup."
             )
-        return whole
 
     def _stored(self, number: int, count: int) -> bytes:
         return os.pread(self._index, count * ENTRY_BYTES, number * ENTRY_BYTES)
@@ -148,10 +163,16 @@ class Segment:
         """
         entry = IndexEntry.unpack(self._stored(number, 1))
         if entry is None:
-            raise self._damaged_entry(number)
+            raise self.damaged_entry(number)
         return entry
 
-    def _damaged_entry(self, number: int) -> LogCorrupt:
+    def stored_entry(self, number: int) -> tuple[bytes, IndexEntry | None]:
+        """The bytes of entry `number`, and the entry, or None where its checksum does not fit."""
+        stored = self._stored(number, 1)
+        return stored, IndexEntry.unpack(stored)
+
+    def damaged_entry(self, number: int) -> LogCorrupt:
+        """The error for entry `number`."""
         return LogCorrupt(
             f"The log file {self.name.index} is damaged in the {ENTRY_BYTES} bytes from "
             f"{number * ENTRY_BYTES}: restore the file from a backup."
@@ -190,7 +211,7 @@ class Segment:
             for at in range(0, amount * ENTRY_BYTES, ENTRY_BYTES):
                 entry = IndexEntry.unpack(stored[at : at + ENTRY_BYTES])
                 if entry is None or (follows is not None and entry.offset != follows.end):
-                    raise self._damaged_entry(number)
+                    raise self.damaged_entry(number)
                 yield entry
                 follows = entry
                 number += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,16 @@ import pyarrow.compute as pc
 from lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt
 from lease_store.identifiers import ShardId
 from shard_sources.local_log.format import IndexEntry, microseconds
-from shard_sources.local_log.segments import Segment, SegmentName, list_segments
+from shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile, Point
+from shard_sources.local_log.segments import (
+    Segment,
+    SegmentName,
+    SegmentSpan,
+    list_from,
+    list_segments,
+    shard_folder,
+)
+from shard_sources.local_log.tails import acknowledged_tail, tail_without_head, whole_tail
 from shard_sources.offsets import parse_offset
 from shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
 
@@ -29,34 +39,76 @@ class Extent:
 
     begin: int
     end: int
-    segments: tuple[SegmentName, ...]
+    segments: tuple[SegmentSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFolder:
-    """The folder of one shard, for reading."""
+    """The folder of one shard, for reading.
+
+    Attributes:
+        root: the log's folder.
+        heads: the log has a file of heads; one that only version 0.1 wrote to has none.
+    """
 
     shard: ShardId
-    folder: Path
+    root: Path
+    heads: bool
 
-    def extent(self) -> Extent:
-        """What the shard holds now.
+    @property
+    def folder(self) -> Path:
+        """Where the shard's segments lie."""
+        return shard_folder(self.root, self.shard)
+
+    def head(self) -> Head:
+        """The shard's head, as it stands.
 
         Raises:
-            LogCorrupt: the last segment's index is damaged.
+            LogCorrupt: it is damaged.
+        """
+        if not self.heads:
+            return UNKNOWN
+        with HeadsFile(self.root) as file:
+            return file.read(self.shard)
+
+    def extent(self) -> Extent:
+        """What the shard holds now, as its head says; what is missing of it shows when it is read.
+
+        Raises:
+            LogCorrupt: the head, or what is needed in its place, is damaged.
         """
         for _ in range(_LISTING_ATTEMPTS):
-            names = list_segments(self.folder)
-            if not names:
-                return Extent(0, 0, ())
+            head = self.head()
+            names = list_from(self.folder, head.begin)
             try:
-                with Segment(names[-1], last=True) as segment:
-                    return Extent(names[0].first, segment.end, tuple(names))
+                return self._extent(head, names)
             except FileNotFoundError:
                 # 1. the listing above saw the last segment; 2. retention put an empty one after
                 # it and removed it; 3. the open failed. The next listing sees the empty one.
                 continue
+            except LogCorrupt:
+                if head == self.head():
+                    raise
         raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
+
+    def _extent(self, head: Head, names: list[SegmentName]) -> Extent:
+        begin = names[0].first if head.unknown and names else head.begin
+        if head.unknown:
+            last = tail_without_head(names[-1]) if names else None
+            end = last.end if last else begin
+        elif head.certain and head.appended == head.flushed:
+            last, end = None, head.appended.end
+        else:
+            last = _unproved_tail(head, names)
+            end = max(head.flushed.end, last.end if last else 0)
+        spans = [
+            SegmentSpan(name, following.first)
+            for name, following in pairwise(names)
+            if following.first <= end
+        ]
+        if last is None:
+            last = _last_span(head.appended, names)
+        return Extent(begin, end, (*spans, last) if last else ())
 
     def offset(self, cursor: str, extent: Extent) -> int:
         """A cursor as an offset of this shard.
@@ -80,48 +132,76 @@ class ShardFolder:
     def _entries(self, start: int, extent: Extent) -> Iterator[tuple[Segment, IndexEntry]]:
         """The messages that hold the offsets from `start` to the end, each in its open segment."""
         expected = start
-        for name, following in zip(extent.segments, (*extent.segments[1:], None), strict=True):
-            if following is not None and following.first <= start:
+        for span in extent.segments:
+            if span.end <= start:
                 continue
             try:
-                segment = Segment(name, last=following is None)
+                segment = Segment(span)
             except FileNotFoundError:
-                raise CursorExpired(
-                    f"Retention has removed {name.data} of shard {self.shard} while it was read."
-                ) from None
+                raise self._gone(expected) from None
             with segment:
                 for entry in segment.entries(segment.number_of(expected)):
                     if not entry.offset <= expected < entry.end:
-                        raise self._hole(expected)
+                        raise self._gone(expected)
                     expected = entry.end
                     yield segment, entry
-            if following is not None and expected != following.first:
-                raise self._hole(expected)
+            if expected != span.end:
+                raise self._gone(expected)
+        if expected < extent.end:
+            raise self._gone(expected)
 
-    def _hole(self, offset: int) -> LogCorrupt:
+    def _gone(self, offset: int) -> CursorExpired | LogCorrupt:
+        """The error for an offset that was written and is not there: retention, or damage."""
+        head = self.head()
+        names = list_segments(self.folder)
+        begin = head.begin if not head.unknown else names[0].first if names else 0
+        if begin > offset:
+            return CursorExpired(
+                f"Retention has removed the records from {offset} of shard {self.shard} on, up to "
+                f"{begin}, while they were read."
+            )
         return LogCorrupt(
             f"The log files in {self.folder} do not hold offset {offset}, which was written: "
             "restore them from a backup."
         )
 
     def at_time(self, moment: datetime) -> int:
-        """The first offset whose event time is at or after a time; the end if there is none."""
+        """The first offset whose event time is at or after a time; the end if there is none.
+
+        Raises:
+            LogCorrupt: stored bytes are damaged.
+        """
         time_us = microseconds(moment)
         extent = self.extent()
-        for name in extent.segments:
+        expected = extent.begin
+        for span in extent.segments:
+            if span.name.first > expected:
+                self._refuse_damage(expected)
             try:
-                segment = Segment(name, last=name == extent.segments[-1])
+                segment = Segment(span)
             except FileNotFoundError:
+                self._refuse_damage(span.name.first)
+                expected = span.end
                 continue
             with segment:
                 number = segment.number_at_time(time_us)
                 if number == segment.count:
+                    segment.check_whole()
+                    expected = span.end
                     continue
                 entry = segment.entry(number)
                 times = segment.batch(entry).column("event_time").cast(pa.int64())
                 found = pc.index(pc.greater_equal(times, time_us), True).as_py()  # pyright: ignore
                 return entry.offset + int(found)
+        if expected != extent.end:
+            self._refuse_damage(expected)
         return extent.end
+
+    def _refuse_damage(self, offset: int) -> None:
+        """Raise for an offset that is not there, unless retention has removed it."""
+        error = self._gone(offset)
+        if isinstance(error, LogCorrupt):
+            raise error
 
     def plan(self, start: str, limits: Limits, *, finished: bool) -> PlannedRange:
         """Where a batch ends: as many records as both limits allow, and at least one.
@@ -180,7 +260,7 @@ class ShardFolder:
                 yield pa.concat_batches(pending)
                 pending, pending_records, pending_bytes = [], 0, 0
         else:
-            raise self._hole(end - 1)
+            raise self._gone(end - 1)
         yield pa.concat_batches(pending)
 
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
@@ -189,6 +269,28 @@ class ShardFolder:
         cursors = pa.array(np.arange(offset, offset + count)).cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
         return pa.record_batch(columns, schema=record_schema())
+
+
+def _last_span(appended: Point, names: Sequence[SegmentName]) -> SegmentSpan | None:
+    """The last segment, up to what was appended and no further."""
+    name = next((name for name in reversed(names) if name.first <= appended.end), None)
+    if name is None:
+        return None
+    if name.first == appended.first:
+        return SegmentSpan(name, appended.end, appended.entries)
+    # One that was begun after the head was written has nothing in it that counts yet.
+    return SegmentSpan(name, appended.end, 0 if name.first == appended.end else None)
+
+
+def _unproved_tail(head: Head, names: Sequence[SegmentName]) -> SegmentSpan | None:
+    """The last segment where the head may say too little, or more than a power failure left."""
+    appended = head.appended
+    for name in names:
+        if head.certain and name.first == appended.first:
+            tail = acknowledged_tail(name, appended)
+            if tail is not None:
+                return tail
+    return whole_tail(names[-1], head.flushed, verify=False) if names else None
 
 
 def _payload_sizes(rows: pa.RecordBatch) -> list[int]:

@@ -4,13 +4,17 @@ The order of an append, and what a crash at each point leaves:
 
 1. messages are written to the segment: bytes that no index entry names, cut off by the next writer;
 2. the segment is flushed to the disk: the same;
-3. entries are written to the index: a whole one counts, a torn one is cut off by the next writer;
-4. the index is flushed to the disk, and only now the append returns: the records stay.
+3. entries are written to the index: whole ones are taken over by the next writer, a torn one is
+   cut off; readers look no further than the head;
+4. the index is flushed to the disk: the same;
+5. the head is written and flushed, and only now the append returns: the records stay, and what is
+   missing of them is damage.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -21,7 +25,6 @@ from typing import NamedTuple, Self
 from filelock import FileLock, Timeout
 
 from lease_store.errors import (
-    LogCorrupt,
     RecordRefused,
     ShardBusy,
     ShardReadOnly,
@@ -29,7 +32,7 @@ from lease_store.errors import (
 )
 from lease_store.identifiers import ShardId
 from shard_sources.durable_folder import sync_folder
-from shard_sources.local_log.catalog import load_catalog
+from shard_sources.local_log.catalog import ensure_heads, load_catalog
 from shard_sources.local_log.format import (
     ENTRY_BYTES,
     MESSAGE_BYTES_MAX,
@@ -41,9 +44,13 @@ from shard_sources.local_log.format import (
     encode,
     segment_header,
 )
-from shard_sources.local_log.segments import Segment, SegmentName, list_segments
+from shard_sources.local_log.heads import Head, HeadsFile, Point
+from shard_sources.local_log.segments import Segment, SegmentName, list_segments, shard_folder
+from shard_sources.local_log.tails import writable_tail
 
 SEGMENT_BYTES_MAX = 128 * 1024 * 1024
+# What opening a writer costs is bounded by it: the index of the last segment is read as a whole.
+SEGMENT_ENTRIES_MAX = 16_384
 _FLUSH_BYTES = 16 * 1024 * 1024
 _NO_TIME = -(2**63)
 _ATTRIBUTE_OVERHEAD = 8
@@ -56,11 +63,6 @@ class AppendedRange(NamedTuple):
     end: str
 
 
-def shard_folder(root: Path, shard: ShardId) -> Path:
-    """Where the segments of a shard lie."""
-    return root / "shards" / shard
-
-
 class ShardWriter:
     """The one writer of a shard; a context manager that holds the shard's lock.
 
@@ -69,7 +71,7 @@ class ShardWriter:
         shard: the shard to append to.
         clock: the event time of records that have none.
         durable: wait for the disk at each append. Without it an append survives the death of
-            this process, but a power failure may cut the last appends off.
+            this process; a power failure before the writer is closed may cut it off.
         segment_bytes_max: a segment is closed when it has grown to this size.
         wait_s: how long to wait for another writer to finish.
         closing: open a read-only shard as well, to repair its tail.
@@ -78,7 +80,7 @@ class ShardWriter:
         LogNotFound, UnknownShard: on entry: there is no such log or shard.
         ShardReadOnly: on entry: the shard was split or merged.
         ShardBusy: on entry: somebody else is writing to the shard.
-        LogCorrupt: on entry: the last segment is damaged.
+        LogCorrupt: on entry: acknowledged records are missing, or the last ones are damaged.
         SourceUnavailable: on entry: the folder cannot be written to.
     """
 
@@ -102,12 +104,15 @@ class ShardWriter:
         self._closing = closing
         self._lock = FileLock(self._folder / "write.lock", timeout=wait_s)
         self._data = self._index = -1
-        self._end = self._size = 0
+        self._heads = HeadsFile(root, writable=True)
+        self._head = Head()
+        self._at = Point()
         self._time_max = _NO_TIME
         self._broken = False
 
     def __enter__(self) -> Self:
         load_catalog(self._root).find(self._shard)
+        ensure_heads(self._root)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
@@ -125,6 +130,7 @@ class ShardWriter:
                     f"Shard {self._shard} of {self._root} is read-only since it was split or "
                     "merged: append to its children."
                 )
+            self._heads.open()
             self._open_last()
         except OSError as error:
             self._close()
@@ -143,6 +149,11 @@ class ShardWriter:
         self._close()
 
     def _close(self) -> None:
+        if not self._broken and self._data >= 0:
+            # Without waiting for the disk, nobody was promised that this goes well.
+            with suppress(OSError):
+                self._settle()
+        self._heads.close()
         for descriptor in (self._data, self._index):
             if descriptor >= 0:
                 with suppress(OSError):
@@ -153,7 +164,7 @@ class ShardWriter:
     @property
     def end(self) -> str:
         """The cursor after the last record appended."""
-        return str(self._end)
+        return str(self._at.end)
 
     def append(self, records: Iterable[bytes | Record]) -> AppendedRange:
         """Append records in order; memory stays bounded however many there are.
@@ -164,7 +175,7 @@ class ShardWriter:
             RecordRefused: a record is too large or of another type.
             SourceUnavailable: the disk did not take them.
         """
-        begin = self._end
+        begin = self._at.end
         messages: list[Message] = []
         size = 0
         for chunk in _chunks(records):
@@ -175,11 +186,11 @@ class ShardWriter:
                 messages, size = [], 0
         if messages:
             self._commit(messages)
-        return AppendedRange(str(begin), str(self._end))
+        return AppendedRange(str(begin), str(self._at.end))
 
     def roll(self) -> None:
         """Close the segment and begin an empty one, unless the last one is empty already."""
-        if self._size > len(segment_header()):
+        if self._at.entries:
             self._begin_segment()
 
     def _commit(self, messages: list[Message]) -> None:
@@ -188,24 +199,54 @@ class ShardWriter:
                 f"The writer of shard {self._shard} stopped at an earlier error: open it again."
             )
         try:
-            if self._size >= self._segment_bytes_max:
+            if self._is_full():
                 self._begin_segment()
             entries: list[IndexEntry] = []
-            offset, position, time_max = self._end, self._size, self._time_max
+            offset, position, time_max = self._at.end, self._at.size, self._time_max
             for message in messages:
                 entry = message.placed(offset, position, time_max)
                 entries.append(entry)
                 offset, position = entry.end, entry.position_end
                 time_max = entry.time_max_so_far
+            index = b"".join(entry.pack() for entry in entries)
             _write(self._data, b"".join(message.encoded for message in messages))
             self._flush(self._data)
-            _write(self._index, b"".join(entry.pack() for entry in entries))
+            _write(self._index, index)
             self._flush(self._index)
+            point = Point(
+                first=self._at.first,
+                entries=self._at.entries + len(entries),
+                size=position,
+                end=offset,
+                index_checksum=zlib.crc32(index, self._at.index_checksum),
+            )
+            self._acknowledge(point, durable=self._durable)
         except OSError as error:
             # Part of it may be written, so positions kept here are no longer those of the files.
             self._broken = True
             raise self._unwritable(error) from error
-        self._end, self._size, self._time_max = offset, position, time_max
+        self._at, self._time_max = point, time_max
+
+    def _is_full(self) -> bool:
+        at = self._at
+        return at.size >= self._segment_bytes_max or at.entries >= SEGMENT_ENTRIES_MAX
+
+    def _acknowledge(self, point: Point, *, durable: bool) -> None:
+        """Write the head: from now on all that lies before a point must be there."""
+        head = Head(
+            sequence=self._head.sequence + 1,
+            appended=point,
+            flushed=point if durable else self._head.flushed,
+        )
+        self._heads.write(self._shard, head, durable=durable)
+        self._head = head
+
+    def _settle(self) -> None:
+        """Put on the disk what was appended without waiting for it."""
+        if self._head.flushed != self._head.appended:
+            os.fsync(self._data)
+            os.fsync(self._index)
+            self._acknowledge(self._at, durable=True)
 
     def _unwritable(self, error: OSError) -> SourceUnavailable:
         return SourceUnavailable(
@@ -217,15 +258,20 @@ class ShardWriter:
             os.fsync(descriptor)
 
     def _open_last(self) -> None:
-        names = list_segments(self._folder)
-        if not names:
+        self._head = head = self._heads.read(self._shard)
+        tail = writable_tail(self._folder, head)
+        if tail is None:
             self._begin_segment()
             return
-        name = names[-1]
-        with Segment(name, last=True) as segment:
-            count, self._end = segment.count, segment.end
+        name, count = tail.name, tail.count or 0
+        with Segment(tail) as segment:
             last = segment.entry(count - 1) if count else None
-        self._size = last.position_end if last else len(segment_header())
+            if last is not None:
+                # Damaged bytes must not be buried under new ones.
+                segment.batch(last)
+            checksum = segment.index_checksum
+        size = last.position_end if last else len(segment_header())
+        self._at = Point(name.first, count, size, tail.end, checksum)
         self._time_max = last.time_max_so_far if last else _NO_TIME
         self._data = os.open(name.data, os.O_RDWR | os.O_APPEND)
         self._index = os.open(name.index, os.O_RDWR | os.O_APPEND)
@@ -233,28 +279,26 @@ class ShardWriter:
             os.ftruncate(self._data, 0)
             _write(self._data, segment_header())
         else:
-            os.ftruncate(self._data, self._size)
+            os.ftruncate(self._data, size)
         os.ftruncate(self._index, count * ENTRY_BYTES)
-        # Always, even for a writer that does not wait for the disk: what was acknowledged before
-        # must not depend on what this one does.
+        if self._at == head.appended == head.flushed and head.certain and not head.unknown:
+            return
+        # Even for a writer that does not wait for the disk: what was acknowledged before must not
+        # depend on what this one does.
         os.fsync(self._data)
         os.fsync(self._index)
-        if last is not None:
-            self._check_last(name, last)
-
-    def _check_last(self, name: SegmentName, last: IndexEntry) -> None:
-        """Refuse to append after damaged bytes, which would bury the damage."""
-        with Segment(name, last=True) as segment:
-            rows = segment.batch(last).num_rows
-        if rows != last.records:
-            raise LogCorrupt(f"The log file {name.data} is damaged: restore it from a backup.")
+        if head.unknown:
+            self._heads.write_begin(self._shard, list_segments(self._folder)[0].first)
+        self._acknowledge(self._at, durable=True)
 
     def _begin_segment(self) -> None:
+        if self._data >= 0:
+            self._settle()
         for descriptor in (self._data, self._index):
             if descriptor >= 0:
                 os.close(descriptor)
         self._data = self._index = -1
-        name = SegmentName(self._end, self._folder)
+        name = SegmentName(self._at.end, self._folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
         # The index first: a segment without its index is damage, an index alone is nothing.
         self._index = os.open(name.index, flags, 0o644)
@@ -262,7 +306,8 @@ class ShardWriter:
         _write(self._data, segment_header())
         os.fsync(self._data)
         sync_folder(self._folder)
-        self._size, self._time_max = len(segment_header()), _NO_TIME
+        self._at = Point(name.first, size=len(segment_header()), end=name.first)
+        self._time_max = _NO_TIME
 
 
 def _write(descriptor: int, content: bytes) -> None:

@@ -33,6 +33,7 @@ class LocalLogWorld(SourceWorld):
         self._patch = pytest.MonkeyPatch()
         # No power fails here, so nothing waits for the disk.
         self._patch.setattr(writing.os, "fsync", lambda _: None)
+        self._patch.setattr(writing.os, "fdatasync", lambda _: None)
         self.source = new_log(folder / "log", segment_bytes_max=2_000)
 
     def close(self) -> None:

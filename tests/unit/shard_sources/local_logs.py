@@ -7,8 +7,7 @@ from pathlib import Path
 
 from lease_store.identifiers import ShardId
 from shard_sources.local_log import LocalLog
-from shard_sources.local_log.segments import list_segments
-from shard_sources.local_log.writing import shard_folder
+from shard_sources.local_log.segments import list_segments, shard_folder
 from shard_sources.source import ReadRange
 from tests.sources.world import values_of
 

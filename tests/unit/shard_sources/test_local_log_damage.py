@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from lease_store.errors import LogCorrupt, SourceUnavailable
 from lease_store.identifiers import ShardId
 from shard_sources.local_log import LocalLog, writing
 from shard_sources.local_log.format import ENTRY_BYTES, IndexEntry
-from shard_sources.local_log.segments import SegmentName, list_segments
-from shard_sources.local_log.writing import shard_folder
+from shard_sources.local_log.heads import HEADS_FILE
+from shard_sources.local_log.segments import SegmentName, list_segments, shard_folder
 from shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
 
@@ -42,6 +43,18 @@ def log(tmp_path: Path) -> LocalLog:
     return log
 
 
+def heads_of_first_append(log: LocalLog) -> bytes:
+    """The file of heads as it was when only the first append had returned."""
+    heads = log.root / HEADS_FILE
+    record = heads.read_bytes()
+    older = LocalLog.create(log.root.parent / "older", 1, clock=lambda: NOW)
+    older.append("0", WHOLE)
+    content = (older.root / HEADS_FILE).read_bytes()
+    shutil.rmtree(older.root)
+    assert content != record
+    return content
+
+
 def stored_entry(index: bytes, number: int) -> IndexEntry:
     entry = IndexEntry.unpack(index[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES])
     assert entry is not None
@@ -59,30 +72,73 @@ class TestTornTails:
     def test_bytes_without_an_entry_at_every_length(self, log: LocalLog) -> None:
         """Killed while it wrote the message, or before it wrote the entry."""
         (name,) = segments(log)
+        heads = heads_of_first_append(log)
         data, index = name.data.read_bytes(), name.index.read_bytes()
         whole = stored_entry(index, 0).position_end
         for length in range(whole, len(data) + 1):
             name.data.write_bytes(data[:length])
             name.index.write_bytes(index[:ENTRY_BYTES])
+            (log.root / HEADS_FILE).write_bytes(heads)
             check_repaired(log, WHOLE)
 
     def test_an_entry_torn_at_every_byte(self, log: LocalLog) -> None:
         """Killed while it wrote the entry."""
         (name,) = segments(log)
+        heads = heads_of_first_append(log)
         data, index = name.data.read_bytes(), name.index.read_bytes()
         for length in range(ENTRY_BYTES, 2 * ENTRY_BYTES):
             name.data.write_bytes(data)
             name.index.write_bytes(index[:length])
+            (log.root / HEADS_FILE).write_bytes(heads)
             check_repaired(log, WHOLE)
 
-    def test_a_message_torn_at_every_byte_below_its_entry(self, log: LocalLog) -> None:
-        """The power failed after an append that did not wait for the disk."""
+    def test_a_head_torn_at_every_byte(self, log: LocalLog) -> None:
+        """Killed while it wrote the head: the records are whole, and may count."""
+        before, after = heads_of_first_append(log), (log.root / HEADS_FILE).read_bytes()
         (name,) = segments(log)
         data, index = name.data.read_bytes(), name.index.read_bytes()
-        for length in range(stored_entry(index, 0).position_end, len(data)):
+        changed = [at for at in range(len(after)) if before[at] != after[at]]
+        for length in (*changed, len(after)):
+            name.data.write_bytes(data)
+            name.index.write_bytes(index)
+            (log.root / HEADS_FILE).write_bytes(after[:length] + before[length:])
+            if length == changed[0]:
+                assert read_all(log) == WHOLE, "nobody looks beyond a head that is whole"
+                assert log.append("0", []) == ("4", "4"), "the next writer takes them over"
+            check_repaired(log, WHOLE + LAST)
+
+    def test_a_tail_that_a_power_failure_took_from_a_writer_that_did_not_wait(
+        self, log: LocalLog
+    ) -> None:
+        """The message is torn at every byte below its entry, and the head is as it was written."""
+        (name,) = segments(log)
+        with log.writer("0", durable=False) as writer:
+            writer.append([b"fifth"])
+            heads = (log.root / HEADS_FILE).read_bytes()
+            data, index = name.data.read_bytes(), name.index.read_bytes()
+            assert read_all(log) == [*WHOLE, *LAST, b"fifth"]
+        first = stored_entry(index, 1).position_end
+        for length in range(first, len(data)):
             name.data.write_bytes(data[:length])
             name.index.write_bytes(index)
-            check_repaired(log, WHOLE)
+            (log.root / HEADS_FILE).write_bytes(heads)
+            check_repaired(log, WHOLE + LAST)
+        name.data.write_bytes(data[: first - 1])
+        name.index.write_bytes(index)
+        (log.root / HEADS_FILE).write_bytes(heads)
+        with pytest.raises(LogCorrupt):
+            read_all(log)
+
+    def test_a_writer_that_did_not_wait_has_all_on_the_disk_when_it_is_closed(
+        self, log: LocalLog
+    ) -> None:
+        (name,) = segments(log)
+        with log.writer("0", durable=False) as writer:
+            writer.append([b"fifth"])
+        data = name.data.read_bytes()
+        name.data.write_bytes(data[:-1])
+        with pytest.raises(LogCorrupt):
+            read_all(log)
 
     def test_entries_of_zeros(self, log: LocalLog) -> None:
         """The file system grew the index and lost what was written there."""
@@ -146,8 +202,10 @@ class TestDamage:
         middle = segments(log)[1]
         data = middle.data.read_bytes()
         middle.data.write_bytes(data[:-1])
-        with pytest.raises(LogCorrupt, match="ends before its last record"):
+        with pytest.raises(LogCorrupt, match="is damaged in the"):
             read_all(log)
+        with pytest.raises(LogCorrupt, match="ends before its last record"):
+            log.append("0", [b"on top"])
         middle.data.unlink()
         for attempt in (
             lambda: read_all(log),
@@ -169,20 +227,26 @@ class TestDisk:
         real = os.write
 
         def name(descriptor: int) -> str:
-            number = os.fstat(descriptor).st_ino
-            files = shard_folder(log.root, ZERO).iterdir()
-            return next(file.suffix for file in files if file.stat().st_ino == number)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            return path.suffix or path.name
 
         def write(descriptor: int, content: bytes) -> int:
             steps.append(("write", name(descriptor)))
             return real(descriptor, content)
 
-        with log.writer("0", durable=durable) as writer:
-            monkeypatch.setattr(writing.os, "write", write)
-            monkeypatch.setattr(writing.os, "fsync", lambda fd: steps.append(("flush", name(fd))))
+        def place(descriptor: int, content: bytes, _: int) -> int:
+            return write(descriptor, content)
+
+        def flush(descriptor: int) -> None:
+            steps.append(("flush", name(descriptor)))
+
+        with log.writer("0", durable=durable) as writer, monkeypatch.context() as patch:
+            patch.setattr(writing.os, "write", write)
+            patch.setattr(writing.os, "pwrite", place)
+            patch.setattr(writing.os, "fsync", flush)
+            patch.setattr(writing.os, "fdatasync", flush)
             writer.append([b"more"])
-            monkeypatch.undo()
-        whole = [("write", ".arrow"), ("flush", ".arrow"), ("write", ".index"), ("flush", ".index")]
+        whole = [(do, to) for to in (".arrow", ".index", "heads") for do in ("write", "flush")]
         assert steps == [step for step in whole if durable or step[0] == "write"]
 
     def test_a_folder_that_takes_no_writes(self, log: LocalLog) -> None:

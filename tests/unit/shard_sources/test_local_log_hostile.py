@@ -28,8 +28,7 @@ from shard_sources.local_log.format import (
     segment_header,
     segment_schema,
 )
-from shard_sources.local_log.segments import list_segments
-from shard_sources.local_log.writing import shard_folder
+from shard_sources.local_log.segments import list_segments, shard_folder
 from shard_sources.source import ReadRange
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)

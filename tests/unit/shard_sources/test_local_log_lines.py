@@ -74,7 +74,7 @@ class TestLines:
         assert read_all(log) == [b"one", b"two"]
 
     def test_more_shards_than_a_process_may_open_files(self, tmp_path: Path) -> None:
-        """Each shard takes three open files while it is written to."""
+        """Each shard takes four open files while it is written to."""
         import os
         import resource
 

@@ -1,0 +1,148 @@
+"""The tail of a shard: how much of its last segment counts, and what was never acknowledged.
+
+Above its head a shard may end in anything: a crash leaves bytes without an entry, half an entry,
+or whole entries that nobody was told of. Below its head everything must be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from lease_store.errors import LogCorrupt
+from shard_sources.local_log.format import segment_header
+from shard_sources.local_log.heads import Head, Point
+from shard_sources.local_log.segments import (
+    Segment,
+    SegmentName,
+    SegmentSpan,
+    list_from,
+)
+
+
+def acknowledged_tail(name: SegmentName, point: Point) -> SegmentSpan | None:
+    """The segment up to a point of it, or None where it does not reach there any more."""
+    span = SegmentSpan(name, point.end, point.entries)
+    with Segment(span) as segment:
+        if segment.count < point.entries or segment.size < point.size:
+            return None
+        last = segment.stored_entry(point.entries - 1)[1] if point.entries else None
+        return span if (last.end if last else name.first) == point.end else None
+
+
+def whole_tail(name: SegmentName, flushed: Point, *, verify: bool) -> SegmentSpan:
+    """The segment up to the last entry that is whole, above what was flushed of it.
+
+    `verify` reads the messages, too, so that nothing is taken for whole whose bytes a power
+    failure took away.
+
+    Raises:
+        FileNotFoundError: retention has removed the segment.
+        LogCorrupt: what was flushed is not all there.
+    """
+    floor = flushed if flushed.first == name.first else Point(name.first, end=name.first)
+    with Segment(SegmentSpan(name, floor.end, floor.entries)) as segment:
+        segment.check_whole()
+    with Segment(SegmentSpan(name, 0)) as segment:
+        count, end = floor.entries, floor.end
+        position = floor.size or len(segment_header())
+        while count < segment.count:
+            _, entry = segment.stored_entry(count)
+            if entry is None or (entry.offset, entry.position) != (end, position):
+                break
+            if entry.position_end > segment.size or (verify and not _is_whole(segment, count)):
+                break
+            count, end, position = count + 1, entry.end, entry.position_end
+    return SegmentSpan(name, end, count)
+
+
+def _is_whole(segment: Segment, number: int) -> bool:
+    try:
+        segment.batch(segment.entry(number))
+    except LogCorrupt:
+        return False
+    return True
+
+
+def tail_without_head(name: SegmentName) -> SegmentSpan:
+    """The segment up to the last entry that may be trusted, in a log that has no heads.
+
+    At its end, entries that are torn or that name bytes beyond the end of the file are what a
+    power failure leaves, and the next writer removes them; they cannot be told from records that
+    were lost. Anywhere else they are damage.
+
+    Raises:
+        FileNotFoundError: retention has removed the segment.
+        LogCorrupt: an entry is damaged.
+    """
+    with Segment(SegmentSpan(name, 0)) as segment:
+        whole, end = segment.count, name.first
+        while whole:
+            stored, entry = segment.stored_entry(whole - 1)
+            if entry is None and not _unwritten(stored):
+                raise segment.damaged_entry(whole - 1)
+            if entry is not None and entry.position_end <= segment.size:
+                end = entry.end
+                break
+            whole -= 1
+    return SegmentSpan(name, end, whole)
+
+
+def _unwritten(stored: bytes) -> bool:
+    """Whether an entry is one that a power failure left partly as zeros, not a damaged one."""
+    return not any(stored[-4:]) or not any(stored[:20])
+
+
+def writable_tail(folder: Path, head: Head) -> SegmentSpan | None:
+    """Where a writer goes on, once it is proved that all that was acknowledged is there.
+
+    Returns:
+        The last segment up to what is whole, or None where nothing was ever appended.
+
+    Raises:
+        LogCorrupt: something is missing or damaged.
+    """
+    names = list_from(folder, head.begin)
+    if head.unknown:
+        if not names:
+            return None
+        _check_sealed(names)
+        return tail_without_head(names[-1])
+    flushed = head.flushed
+    if not names and flushed.is_origin:
+        return None
+    first = names[0].first if names else None
+    if first != head.begin:
+        raise _missing(folder, head.begin)
+    _check_sealed(names)
+    last = names[-1]
+    if not flushed.is_origin and last.first < max(flushed.first, head.begin):
+        raise _missing(folder, last.first)
+    if last.first == flushed.first:
+        with Segment(SegmentSpan(last, flushed.end, flushed.entries)) as segment:
+            segment.check_whole()
+            if segment.index_checksum != flushed.index_checksum:
+                raise LogCorrupt(
+                    f"The log file {last.index} is damaged before offset {flushed.end}: restore "
+                    "it from a backup."
+                )
+    elif last.first < flushed.end:
+        raise _missing(folder, last.first)
+    return whole_tail(last, flushed, verify=True)
+
+
+def _check_sealed(names: Sequence[SegmentName]) -> None:
+    for name, following in pairwise(names):
+        try:
+            with Segment(SegmentSpan(name, following.first)) as segment:
+                segment.check_whole()
+        except FileNotFoundError:
+            continue  # retention goes on beside the writer
+
+
+def _missing(folder: Path, offset: int) -> LogCorrupt:
+    return LogCorrupt(
+        f"The log files in {folder} do not hold offset {offset}, which was written: restore them "
+        "from a backup."
+    )

@@ -1,0 +1,295 @@
+"""Records that were acknowledged are read again, or their loss is an error; never fewer records."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from lease_store.errors import LogCorrupt, LogNotFound
+from lease_store.identifiers import ShardId
+from shard_sources.local_log import LocalLog, Record
+from shard_sources.local_log.heads import HEADS_FILE, RECORD_BYTES
+from shard_sources.local_log.segments import list_segments, shard_folder
+from shard_sources.source import Limits, ReadRange
+from tests.sources.world import values_of
+from tests.unit.shard_sources.local_logs import NOW, ZERO, new_log
+
+ONE = ShardId("1")
+SEGMENT_BYTES = 1_500
+Expected = dict[ShardId, tuple[int, list[bytes]]]
+
+
+def record(shard: ShardId, number: int) -> Record:
+    value = b"%s:%d" % (shard.encode(), number)
+    return Record(value, event_time=NOW + timedelta(seconds=number))
+
+
+def filled(root: Path, appends: int = 5) -> tuple[LocalLog, Expected]:
+    """Two shards of several segments; the beginning of shard 1 was removed by retention."""
+    log = new_log(root, segment_bytes_max=SEGMENT_BYTES)
+    for shard in (ZERO, ONE):
+        for number in range(0, 3 * appends, 3):
+            log.append(shard, [record(shard, each) for each in range(number, number + 3)])
+    begin = int(log.retain(ONE, "7"))
+    assert begin == 6
+    values = {shard: [record(shard, n).value for n in range(3 * appends)] for shard in (ZERO, ONE)}
+    return log, {ZERO: (0, values[ZERO]), ONE: (begin, values[ONE][begin:])}
+
+
+def read(log: LocalLog, shard: ShardId) -> tuple[int, list[bytes]]:
+    """All that a consumer of the shard gets, and where it begins."""
+    bounds = log.bounds([shard])[shard]
+    cursor, batches = bounds.begin, []
+    while int(cursor) < int(bounds.end):
+        end = log.plan(shard, cursor, Limits(records_max=4)).end
+        batches += list(log.read(ReadRange(shard, cursor, end)))
+        cursor = end
+    return int(bounds.begin), values_of(batches)
+
+
+def outcome(action: Callable[[], object]) -> object:
+    """What an action returns, or the type of the error for damage; any other error is a defect."""
+    try:
+        return action()
+    except LogCorrupt:
+        return LogCorrupt
+
+
+def check_nothing_is_lost_in_silence(log: LocalLog, expected: Expected) -> int:
+    """Read all, seek by time, append, and read again; the number of refusals."""
+    refused = 0
+    for shard, (begin, values) in expected.items():
+        end = begin + len(values)
+        before = outcome(lambda shard=shard: read(log, shard))
+        assert before in ((begin, values), LogCorrupt)
+        at = NOW + timedelta(seconds=end - 1)
+        assert outcome(lambda at=at, shard=shard: log.cursor_at(shard, at)) in (
+            str(end - 1),
+            LogCorrupt,
+        )
+        after = NOW + timedelta(days=1)
+        found = outcome(lambda at=after, shard=shard: log.cursor_at(shard, at))
+        assert found in (str(end), LogCorrupt)
+        appended = outcome(lambda shard=shard: log.append(shard, [b"new"]))
+        assert appended in ((str(end), str(end + 1)), LogCorrupt)
+        whole = values if appended is LogCorrupt else [*values, b"new"]
+        again = outcome(lambda shard=shard: read(log, shard))
+        assert again in ((begin, whole), LogCorrupt)
+        refused += [before, appended].count(LogCorrupt)
+    return refused
+
+
+def damage(rng: random.Random, file: Path) -> str:
+    """Cut, zero, flip or remove at a random place."""
+    content = file.read_bytes()
+    kinds = ["cut", "zero", "flip", "remove", "empty"] if content else ["remove"]
+    kind = rng.choice(kinds)
+    at = rng.randrange(len(content)) if content else 0
+    match kind:
+        case "cut":
+            file.write_bytes(content[:at])
+        case "empty":
+            file.write_bytes(b"")
+        case "zero":
+            length = rng.randrange(1, len(content) - at + 1)
+            file.write_bytes(content[:at] + bytes(length) + content[at + length :])
+        case "flip":
+            flipped = bytes([content[at] ^ 1 << rng.randrange(8)])
+            file.write_bytes(content[:at] + flipped + content[at + 1 :])
+        case _:
+            file.unlink()
+    return f"{kind} {file.name} at {at}"
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".index", "heads", "catalog.json", ".lock"])
+def test_damage_at_a_random_place_of_any_file_is_never_silent(tmp_path: Path, suffix: str) -> None:
+    whole, expected = filled(tmp_path / "whole")
+    refused = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        log = LocalLog(tmp_path / str(seed), segment_bytes_max=SEGMENT_BYTES)
+        shutil.copytree(whole.root, log.root)
+        files = sorted(file for file in log.root.rglob("*") if file.name.endswith(suffix))
+        done = damage(rng, rng.choice(files))
+        try:
+            refused += check_nothing_is_lost_in_silence(log, expected)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {done}") from error
+    assert (refused > 0) is (suffix != ".lock"), "the damage was seen at all"
+
+
+def test_the_last_records_cut_emptied_or_removed(tmp_path: Path) -> None:
+    """Each way to lose the end of a shard, its whole folder included."""
+
+    def zero(file: Path) -> None:
+        file.write_bytes(bytes(file.stat().st_size))
+
+    def cut(file: Path, length: int) -> None:
+        file.write_bytes(file.read_bytes()[:-length])
+
+    whole, expected = filled(tmp_path / "whole")
+    ways: dict[str, Callable[[Path, Path], object]] = {
+        "data cut": lambda data, _: cut(data, 1),
+        "data emptied": lambda data, _: data.write_bytes(b""),
+        "data removed": lambda data, _: data.unlink(),
+        "index cut by an entry": lambda _, index: cut(index, 56),
+        "index cut by a byte": lambda _, index: cut(index, 1),
+        "index emptied": lambda _, index: index.write_bytes(b""),
+        "index zeroed": lambda _, index: zero(index),
+        "index removed": lambda _, index: index.unlink(),
+        "both removed": lambda data, index: (data.unlink(), index.unlink()),
+        "both emptied": lambda data, index: (data.write_bytes(b""), index.write_bytes(b"")),
+        "folder emptied": lambda data, _: [file.unlink() for file in data.parent.iterdir()],
+        "folder removed": lambda data, _: shutil.rmtree(data.parent),
+    }
+    for way, lose in ways.items():
+        log = LocalLog(tmp_path / way, segment_bytes_max=SEGMENT_BYTES)
+        shutil.copytree(whole.root, log.root)
+        name = list_segments(shard_folder(log.root, ZERO))[-1]
+        lose(name.data, name.index)
+        assert outcome(lambda log=log: read(log, ZERO)) is LogCorrupt, way
+        assert outcome(lambda log=log: log.append(ZERO, [b"new"])) is LogCorrupt, way
+        file = tmp_path / "lines"
+        file.write_bytes(b"a\nb\n")
+        assert outcome(lambda log=log, file=file: log.append_lines(file)) is LogCorrupt, way
+        assert read(log, ONE) == expected[ONE], "the other shard goes on"
+
+
+def test_what_lies_before_the_damage_is_read(tmp_path: Path) -> None:
+    log = new_log(tmp_path / "log")
+    log.append(ZERO, [b"first"])
+    log.append(ZERO, [b"second"])
+    (name,) = list_segments(shard_folder(log.root, ZERO))
+    name.data.write_bytes(name.data.read_bytes()[:-1])
+    plan = log.plan(ZERO, "0", Limits(records_max=1))
+    assert values_of(list(log.read(ReadRange(ZERO, "0", plan.end)))) == [b"first"]
+    with pytest.raises(LogCorrupt, match="offsets 1 to 1"):
+        list(log.read(ReadRange(ZERO, "1", "2")))
+
+
+def test_a_log_without_its_catalog_is_not_taken_for_none(tmp_path: Path) -> None:
+    log, _ = filled(tmp_path / "log")
+    (log.root / "catalog.json").unlink()
+    with pytest.raises(LogCorrupt, match="is missing"):
+        log.list_shards()
+    with pytest.raises(LogCorrupt, match="is missing"):
+        LocalLog.create(log.root, 2)
+    shutil.rmtree(log.root / "shards")
+    with pytest.raises(LogNotFound):
+        log.list_shards()
+
+
+def test_a_damaged_head_stops_its_shard_alone(tmp_path: Path) -> None:
+    log, expected = filled(tmp_path / "log")
+    heads = log.root / HEADS_FILE
+    content = heads.read_bytes()
+    heads.write_bytes(bytes(RECORD_BYTES) + content[RECORD_BYTES:])
+    with pytest.raises(LogCorrupt, match="the head of shard 0"):
+        log.bounds([ZERO])
+    with pytest.raises(LogCorrupt, match="the head of shard 0"):
+        log.append(ZERO, [b"new"])
+    assert read(log, ONE) == expected[ONE]
+
+
+def test_retention_that_was_killed_before_it_removed_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The beginning moves first; the files that are left are removed by the next retention."""
+    log, expected = filled(tmp_path / "log")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            log.retain(ZERO, "7")
+    assert read(log, ZERO) == (6, expected[ZERO][1][6:])
+    assert log.append(ZERO, [b"new"]) == ("15", "16")
+    assert log.retain(ZERO, "13") == "12"
+    assert [name.first for name in list_segments(shard_folder(log.root, ZERO))] == [12]
+    assert read(log, ZERO) == (12, [*expected[ZERO][1][12:], b"new"])
+
+
+class TestWrittenByVersion01:
+    """A log without heads: read by its indexes alone, until somebody appends to it."""
+
+    @pytest.fixture
+    def old(self, tmp_path: Path) -> tuple[LocalLog, Expected]:
+        log, expected = filled(tmp_path / "log")
+        (log.root / HEADS_FILE).unlink()
+        catalog = log.root / "catalog.json"
+        stored = json.loads(catalog.read_text("ascii"))
+        del stored["checksum"]
+        catalog.write_text(json.dumps(stored | {"version": 1}), "ascii")
+        return log, expected
+
+    def test_is_read_as_it_is(self, old: tuple[LocalLog, Expected]) -> None:
+        log, expected = old
+        for shard, content in expected.items():
+            assert read(log, shard) == content
+        assert not (log.root / HEADS_FILE).exists()
+        assert log.cursor_at(ONE, datetime(2000, 1, 1, tzinfo=UTC)) == "6"
+
+    def test_is_guarded_from_the_first_append_on(self, old: tuple[LocalLog, Expected]) -> None:
+        log, expected = old
+        assert log.append(ZERO, [b"new"]) == ("15", "16")
+        assert read(log, ZERO) == (0, [*expected[ZERO][1], b"new"])
+        assert read(log, ONE) == expected[ONE], "nobody has appended to it yet"
+        assert log.append(ONE, [b"new"]) == ("15", "16")
+        assert read(log, ONE) == (6, [*expected[ONE][1], b"new"])
+        for shard in (ZERO, ONE):
+            list_segments(shard_folder(log.root, shard))[-1].data.unlink()
+            with pytest.raises(LogCorrupt):
+                read(log, shard)
+            with pytest.raises(LogCorrupt):
+                log.append(shard, [b"more"])
+
+    def test_a_torn_tail_is_healed(self, old: tuple[LocalLog, Expected]) -> None:
+        log, expected = old
+        name = list_segments(shard_folder(log.root, ZERO))[-1]
+        with name.data.open("ab") as data, name.index.open("ab") as index:
+            data.write(b"half a message")
+            index.write(b"half")
+        assert read(log, ZERO) == expected[ZERO]
+        assert log.append(ZERO, [b"new"]) == ("15", "16")
+
+    def test_is_split_merged_and_retained(self, old: tuple[LocalLog, Expected]) -> None:
+        log, expected = old
+        assert log.retain(ZERO, "7") == "6"
+        assert read(log, ZERO) == (6, expected[ZERO][1][6:])
+        low, high = log.split(ONE)
+        log.append(low, [b"low"])
+        child = log.merge(low, high)
+        log.append(child, [b"child"])
+        assert read(log, ONE) == expected[ONE]
+        assert [read(log, shard) for shard in (low, high, child)] == [
+            (0, [b"low"]),
+            (0, []),
+            (0, [b"child"]),
+        ]
+
+    def test_an_upgrade_that_was_killed_is_made_again(
+        self, old: tuple[LocalLog, Expected], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Method: killed between the file of heads and the catalog that announces it."""
+        from shard_sources.local_log import catalog
+
+        def killed(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        log, expected = old
+        with monkeypatch.context() as patch:
+            patch.setattr(catalog, "save_catalog", killed)
+            with pytest.raises(KeyboardInterrupt):
+                log.append(ZERO, [b"new"])
+        assert (log.root / HEADS_FILE).exists()
+        for shard, content in expected.items():
+            assert read(log, shard) == content
+        assert log.append(ZERO, [b"new"]) == ("15", "16")
