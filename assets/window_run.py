@@ -24,7 +24,7 @@ from assets.sweep import ATTEMPTS_FOLDER, ship_code_of
 from lease_store.errors import RewriteRefused, SparkUnavailable, TransformError, WindowIncomplete
 from lease_store.event_windows import EventWindow
 from lease_store.identifiers import ShardId
-from lease_store.records import DataFile
+from lease_store.records import DataFile, ShardLease
 from lease_store.states import ShardState
 from lease_store.store import Changed, LeaseStore
 from shard_sources.durable_folder import make_folder, sync_folder
@@ -66,11 +66,15 @@ def shard_times(
     """
     leases = store.snapshot(stream.key).shards
     listed = {row.shard for row in stream.source.list_shards()}
-    known = [
+    return lease_times(leases), frozenset(listed - {lease.shard for lease in leases})
+
+
+def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
+    """How far each shard has come, as the lease tables say it."""
+    return [
         ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
         for lease in leases
     ]
-    return known, frozenset(listed - {lease.shard for lease in leases})
 
 
 def next_numbers(heads: Heads) -> dict[ShardId, int]:

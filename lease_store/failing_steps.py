@@ -11,11 +11,17 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lease_store.errors import LeaseholdError, StoreError, one_line, without_secrets
+from lease_store.errors import (
+    LeaseholdError,
+    SourceUnavailable,
+    StoreError,
+    one_line,
+    without_secrets,
+)
 
 _LOG = logging.getLogger(__name__)
 FIRST_WAIT_S = 5.0
@@ -24,9 +30,15 @@ STEPS_MAX = 10_000
 """The most failing steps that are remembered; of more, those that are due first are forgotten."""
 SHOWN_MAX = 20
 SILENCE_MAX = 2
+CALLS_MAX = 64
+"""The most calls in which a step for many things looks for those that fail alone."""
+_AWAY = (StoreError, SourceUnavailable)
+_AWAY_MAX = 3
+"""One thing that cannot be reached fails with all, then with its half; the other half is there."""
 _DOUBLINGS_MAX = 32
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 
 def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float = 0.0) -> float:
@@ -55,6 +67,8 @@ def sentence_of(error: Exception) -> str:
 class _Failure:
     count: int
     due_s: float
+    sentence: str
+    round: int
 
 
 @dataclass(slots=True)
@@ -73,10 +87,11 @@ class FailingSteps:
     _failures: dict[str, _Failure] = field(default_factory=dict[str, _Failure])
     _notes: list[str] = field(default_factory=list[str])
     _silence: int = 0
+    _round: int = 0
 
     def begin(self) -> None:
         """Begin a round: its notes are empty, and what nobody has tried for long is forgotten."""
-        self._notes, self._silence = [], 0
+        self._notes, self._silence, self._round = [], 0, self._round + 1
         now_s = self.clock()
         self._failures = {
             step: failure
@@ -86,9 +101,18 @@ class FailingSteps:
 
     @property
     def notes(self) -> list[str]:
-        """One line for each step that failed in this round; of very many, a number for the rest."""
-        more = len(self._notes) - SHOWN_MAX
-        return self._notes[:SHOWN_MAX] + ([f"and {more} further steps failed"] if more > 0 else [])
+        """One line for each step that failed in this round, or before and waits."""
+        now_s = self.clock()
+        lines = [
+            *self._notes,
+            *(
+                f"{step} is tried again in {failure.due_s - now_s:.0f} s ({failure.sentence})"
+                for step, failure in self._failures.items()
+                if failure.due_s > now_s and failure.round != self._round
+            ),
+        ]
+        more = len(lines) - SHOWN_MAX
+        return lines[:SHOWN_MAX] + ([f"and {more} further lines"] if more > 0 else [])
 
     @property
     def waiting(self) -> int:
@@ -142,6 +166,53 @@ class FailingSteps:
         self._failures.pop(step, None)
         return answer
 
+    def attempt_all(
+        self,
+        items: Mapping[str, Item],
+        action: Callable[[list[Item]], Answer],
+        *,
+        raises: tuple[type[Exception], ...] = (),
+    ) -> list[Answer]:
+        """Take one step for many things at once; where it fails, for halves, so that one is alone.
+
+        Args:
+            items: the things, by the name of the step for each; those that wait are left out.
+            action: the step for some of them; taking it again is harmless.
+            raises: errors that concern more than these things.
+
+        Returns:
+            The answers; together they are for all things but those that failed or wait.
+
+        Raises:
+            StoreError, SourceUnavailable: neither all nor their halves could be reached.
+        """
+        due = [(step, item) for step, item in items.items() if not self.wait_s(step)]
+        parts, answers, away = [due] if due else [], list[Answer](), 0
+        for _ in range(CALLS_MAX):
+            if not parts:
+                break
+            part = parts.pop(0)
+            try:
+                answers.append(action([item for _, item in part]))
+            except raises:
+                raise
+            except Exception as error:
+                away = away + 1 if isinstance(error, _AWAY) else 0
+                if away and (away == _AWAY_MAX or len(due) == 1):
+                    raise
+                if len(part) == 1:
+                    self.note(part[0][0], error)
+                else:
+                    middle = len(part) // 2
+                    parts += [part[:middle], part[middle:]]
+                continue
+            away = 0
+            for step, _ in part if self._failures else ():
+                self._failures.pop(step, None)
+        if left := sum(len(part) for part in parts):
+            self._notes.append(f"{left} further steps are left to the next round")
+        return answers
+
     def note(self, step: str, error: Exception, *, at_once: bool = False) -> None:
         """Take note of a step that failed elsewhere than in `attempt`."""
         before = self._failures.pop(step, None)
@@ -149,8 +220,8 @@ class FailingSteps:
         wait_s = 0.0 if at_once else retry_wait_s(count, first_s=self.first_s, max_s=self.max_s)
         if len(self._failures) >= STEPS_MAX:
             del self._failures[min(self._failures, key=lambda name: self._failures[name].due_s)]
-        self._failures[step] = _Failure(count, self.clock() + wait_s)
         sentence = sentence_of(error)
+        self._failures[step] = _Failure(count, self.clock() + wait_s, sentence, self._round)
         again = f"tried again in {wait_s:.0f} s" if wait_s else "tried again in the next round"
         self._notes.append(f"{step} failed ({sentence}), {again}")
         _LOG.warning("%s failed (%s), %s", step, sentence, again)

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from lease_store import failpoints
 from lease_store.assignment_modes import check_member
 from lease_store.assignment_plan import (
     SHOWN_SHARDS_MAX,
-    BeginTransfer,
-    CancelTransfer,
     Claim,
     Plan,
     Refusal,
@@ -24,6 +23,7 @@ from lease_store.assignment_plan import (
     rank_key,
 )
 from lease_store.errors import AssignmentConflict, NodeNameTaken, OutcomeUnknown, StoreError, shown
+from lease_store.failing_steps import FailingSteps
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import (
@@ -33,11 +33,12 @@ from lease_store.liveness import (
     recall_incarnations,
     steady_clock,
 )
+from lease_store.plan_steps import PlanSteps
 from lease_store.planning import orphans, plan
 from lease_store.records import Group, Node, Pulse, Snapshot, Timing
 from lease_store.shard_weights import planning_snapshot
 from lease_store.states import ShardState
-from lease_store.store import Beaten, Changed, LeaseStore, Registered, Stale
+from lease_store.store import Beaten, Changed, LeaseStore, Registered
 from lease_store.tick_report import TickReport
 
 ROUNDS_MAX = 4
@@ -92,6 +93,7 @@ class Rebalancer:
         self._place = place
         self._serving = serving
         self._settings = dict(settings or {})
+        self._steps = FailingSteps(clock)
         self._observations: Observations | None = None
         self._incarnations: dict[NodeName, str] = {}
         self._beaten_at: dict[NodeName, float] = {}
@@ -104,6 +106,14 @@ class Rebalancer:
         self._refusals: list[Refusal] = []
         self._statements: Counter[str] = Counter()
         self._next_beat_at = 0.0
+        self._execution = PlanSteps(
+            store,
+            key,
+            observer,
+            self._steps,
+            self._count,
+            self._say,
+        )
 
     @property
     def incarnations(self) -> Mapping[NodeName, str]:
@@ -125,6 +135,7 @@ class Rebalancer:
             UnknownGroup: there is no such group.
         """
         self._decisions, self._refusals, self._statements = [], [], Counter()
+        self._steps.begin()
         self._next_beat_at = self._clock() + self._timing.beat_s
         observations = self._recall(remembered)
         self._count("pulse")
@@ -157,6 +168,7 @@ class Rebalancer:
             rounds=rounds,
             refusals=tuple(self._refusals) + decided.refusals,
             statements=self._statements,
+            troubles=tuple(self._steps.notes),
         )
 
     def leave(self) -> list[str]:
@@ -198,6 +210,9 @@ class Rebalancer:
     def _count(self, verb: str) -> None:
         self._statements[verb] += 1
 
+    def _say(self, decision: str) -> None:
+        self._decisions.append(decision)
+
     # -- nodes ----------------------------------------------------------------------------------
 
     def _keep_alive(self, pulse: Pulse) -> bool:
@@ -206,17 +221,24 @@ class Rebalancer:
         changed = False
         for name in self._serves:
             # Those before it in the loop may just have joined or left.
-            row, pulse = known.get(name), replace(pulse, nodes=tuple(known.values()))
-            wanted = self._wanted(name)
-            if row is not None and replace(row, lease_id=wanted.lease_id) == wanted:
-                if not self._beat_due(name) or self._beat(name):
-                    continue
-                self._decisions.append(f"{name} lost its place in the group: it joins again")
-            if self._register(pulse, wanted, row):
-                known[name], changed = wanted, True
-            elif row is not None and self._resign(row, wanted):
-                known[name], changed = replace(row, incarnation=""), True
+            keep = partial(self._keep_one, name, replace(pulse, nodes=tuple(known.values())), known)
+            # Only a node whose step failed is not kept alive, and a beat cannot wait.
+            changed = self._steps.attempt(f"node {name}", keep, False, at_once=True) or changed
         return changed
+
+    def _keep_one(self, name: NodeName, pulse: Pulse, known: dict[NodeName, Node]) -> bool:
+        row, wanted = known.get(name), self._wanted(name)
+        if row is not None and replace(row, lease_id=wanted.lease_id) == wanted:
+            if not self._beat_due(name) or self._beat(name):
+                return False
+            self._decisions.append(f"{name} lost its place in the group: it joins again")
+        if self._register(pulse, wanted, row):
+            known[name] = wanted
+            return True
+        if row is not None and self._resign(row, wanted):
+            known[name] = replace(row, incarnation="")
+            return True
+        return False
 
     def _resign(self, row: Node, wanted: Node) -> bool:
         """Leave a group whose members contradict what the node says of itself now.
@@ -319,14 +341,16 @@ class Rebalancer:
                 continue
             still_s = self._observations.unchanged_s(name)
             reason = f"no beat for {still_s:.1f} s, timeout {timeout_s:g} s"
-            self._count("evict")
-            outcome = self._store.evict(
-                self._key, name, value, observer=self._observer, reason=reason
-            )
-            if isinstance(outcome, Changed):
-                self._decisions.append(f"evicted {name} ({reason}), freed {listed(outcome.shards)}")
-                evicted = True
+            evict = partial(self._evict, name, value, reason)
+            evicted = self._steps.attempt(f"evicting node {name}", evict, False) or evicted
         return evicted
+
+    def _evict(self, name: NodeName, value: int, reason: str) -> bool:
+        self._count("evict")
+        outcome = self._store.evict(self._key, name, value, observer=self._observer, reason=reason)
+        if isinstance(outcome, Changed):
+            self._decisions.append(f"evicted {name} ({reason}), freed {listed(outcome.shards)}")
+        return isinstance(outcome, Changed)
 
     # -- shards ---------------------------------------------------------------------------------
 
@@ -399,23 +423,24 @@ class Rebalancer:
     def _carry_out(self, snapshot: Snapshot, decided: Plan, lost: list[str]) -> bool:
         """Try what the plan asks of the served nodes; whether the store was asked for anything."""
         try:
-            if lost:
-                self._count("free_orphans")
-                self._store.free_orphans(self._key, observer=self._observer)
+            if lost and self._steps.attempt(
+                "freeing orphans", self._free_orphans, None, raises=(OutcomeUnknown,)
+            ):
                 self._decisions.append(f"freed {len(lost)} orphans: {lost[0]}")
                 return True
             own = [action for action in decided.actions if action.gains in self._serves]
             if own:
                 failpoints.reach(Failpoint.AFTER_PLAN)
-            asked = self._claim([action for action in own if isinstance(action, Claim)], decided)
+            claims = [action for action in own if isinstance(action, Claim)]
+            asked = self._execution.claim(claims, decided.summary)
             moves = [action for action in own if not isinstance(action, Claim)]
             for place, action in enumerate(moves):
                 if place and self._late:
                     self._decisions.append(f"{len(moves) - place} moves are left to the next tick")
                     return True
-                asked = True
-                said = self._move(action)
-                if place < SHOWN_SHARDS_MAX:
+                said = self._execution.move(action)
+                asked = asked or said is not None
+                if said is not None and place < SHOWN_SHARDS_MAX:
                     self._decisions.append(said)
             if len(moves) > SHOWN_SHARDS_MAX:
                 self._decisions.append(f"and {len(moves) - SHOWN_SHARDS_MAX} further moves alike")
@@ -426,42 +451,9 @@ class Rebalancer:
             self._snapshot = None
             return True
 
-    def _claim(self, claims: list[Claim], decided: Plan) -> bool:
-        if not claims:
-            return False
-        self._count("claim")
-        outcomes = self._store.claim(
-            self._key,
-            {claim.shard: (claim.node, claim.seen_lease_id) for claim in claims},
-            observer=self._observer,
-            reason=f"it was free; {decided.summary}",
-        )
-        failpoints.reach(Failpoint.AFTER_CLAIM)
-        for node in sorted({claim.node for claim in claims}, key=rank_key):
-            asked = [claim.shard for claim in claims if claim.node == node]
-            won = tuple(shard for shard in asked if isinstance(outcomes.get(shard), Changed))
-            if won:
-                self._decisions.append(f"{node} claimed {listed(won)}: {decided.summary}")
-            if len(won) < len(asked):
-                self._decisions.append(f"{len(asked) - len(won)} claims of {node} came too late")
-        return True
-
-    def _move(self, action: BeginTransfer | CancelTransfer) -> str:
-        """Begin or cancel a transfer; says what became of it."""
-        outcome: Changed | Stale
-        if isinstance(action, BeginTransfer):
-            self._count("begin_transfer")
-            outcome = self._store.begin_transfer(
-                self._key, action.shard, action.seen_lease_id, action.to,
-                observer=self._observer, reason=action.reason,
-            )  # fmt: skip
-        else:
-            self._count("cancel_transfer")
-            outcome = self._store.cancel_transfer(
-                self._key, action.shard, action.seen_lease_id,
-                observer=self._observer, reason=action.reason,
-            )  # fmt: skip
-        return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"
+    def _free_orphans(self) -> Changed:
+        self._count("free_orphans")
+        return self._store.free_orphans(self._key, observer=self._observer)
 
     def _complete_due(self, snapshot: Snapshot) -> bool:
         """Take over the shards whose holders let their hand-over's deadline pass."""
@@ -474,16 +466,8 @@ class Rebalancer:
             limit_s = handoff_deadline_s(snapshot.group, lease)
             if waited_s <= limit_s or (asked and self._late):
                 continue
-            asked = True
-            reason = (
-                f"{lease.consumer_owner} did not let go in {waited_s:.1f} s, limit {limit_s:g} s"
-            )
-            self._count("complete_transfer")
-            outcome = self._store.complete_transfer(
-                self._key, lease.shard, lease.lease_id, observer=self._observer, reason=reason
-            )
-            if isinstance(outcome, Changed):
-                self._decisions.append(f"{lease.lease_owner} took over {lease.shard}: {reason}")
+            done = self._execution.complete(lease, waited_s=waited_s, limit_s=limit_s)
+            asked = asked or done
         return asked
 
     def _owned(self, snapshot: Snapshot) -> dict[NodeName, tuple[ShardId, ...]]:

@@ -25,6 +25,7 @@ class TickReport:
         rounds: how many planning rounds this tick needed.
         refusals: served nodes that could not join, and why.
         statements: what the tick asked of the store, by verb.
+        troubles: one line for each step that failed; the others were taken.
     """
 
     remembered: str
@@ -37,6 +38,7 @@ class TickReport:
     rounds: int = 0
     refusals: tuple[Refusal, ...] = ()
     statements: Counter[str] = field(default_factory=Counter[str])
+    troubles: tuple[str, ...] = ()
 
     @property
     def generation(self) -> int:
@@ -46,7 +48,7 @@ class TickReport:
     @property
     def explanation(self) -> str:
         """What was decided and why, or that nothing had to be, in one line; and who is refused."""
-        refused = [str(refusal) for refusal in self.plan.refusals]
+        refused = [*(str(refusal) for refusal in self.plan.refusals), *self.troubles]
         if self.decisions:
             return "; ".join([*self.decisions, *refused])
         idle = f"nothing to change at generation {self.generation}: {self.plan.summary}"

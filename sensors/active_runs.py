@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from dagster import DagsterRun, DagsterRunStatus
 from assets.partitions import (
     NODE_TAG,
     PROCESS_TAG,
+    STREAM_TAG,
     asset_key,
     asset_op_name,
     consume_job_name,
@@ -18,9 +20,11 @@ from assets.partitions import (
 )
 from assets.shard_replay import is_replay
 from assets.shard_stream import ShardStream
+from lease_store.identifiers import ShardId
 
 PARTITION_TAG = "dagster/partition"
-RUNS_LIMIT = 1_000
+RUNS_PER_READ = 500
+SHARDS_PER_READ = 500
 ACTIVE = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,
@@ -51,9 +55,21 @@ class ActiveRun:
 
 
 def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[ActiveRun]:
-    """All runs of a stream that have not ended, launched by whomever."""
+    """Return the runs of a stream that have not ended, but for those in `queued_shards`.
+
+    Runs of the sensors name their stream from the beginning, others once they work. Only runs of
+    the stream are read: a backfill of another asset may have any number.
+    """
+    runs = {
+        run.run_id: run
+        for of_stream in (
+            dg.RunsFilter(statuses=ACTIVE, tags={STREAM_TAG: stream.name}),
+            dg.RunsFilter(statuses=ACTIVE, job_name=consume_job_name(stream)),
+        )
+        for run in _all_runs(instance, of_stream)
+    }
     found: list[ActiveRun] = []
-    for run in instance.get_runs(filters=dg.RunsFilter(statuses=ACTIVE), limit=RUNS_LIMIT):
+    for run in runs.values():
         shards = _shards_of(run, stream)
         if shards is None:
             continue
@@ -70,6 +86,47 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
             )
         )
     return found
+
+
+def queued_shards(
+    instance: dg.DagsterInstance, stream: ShardStream, shards: Sequence[ShardId]
+) -> set[ShardId]:
+    """Return those of some shards that a run for their partition is going to serve, or serves.
+
+    Such a run, of a person or a backfill, does not name its stream before it works.
+    """
+    taken: set[ShardId] = set()
+    for first in range(0, len(shards), SHARDS_PER_READ):
+        some = list(shards[first : first + SHARDS_PER_READ])
+        asked = dg.RunsFilter(statuses=ACTIVE, tags={PARTITION_TAG: some})
+        for run in _all_runs(instance, asked):
+            taken.update(ShardId(shard) for shard in _shards_of(run, stream) or ())
+    return taken & set(shards)
+
+
+def partitions_in_work(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, partitions: Collection[str]
+) -> set[str]:
+    """Return those of some partitions of an asset for which a run waits or works."""
+    keys = sorted(partitions)
+    found: set[str] = set()
+    for first in range(0, len(keys), SHARDS_PER_READ):
+        some = keys[first : first + SHARDS_PER_READ]
+        asked = dg.RunsFilter(statuses=ACTIVE, tags={PARTITION_TAG: some})
+        for run in _all_runs(instance, asked):
+            if run.asset_selection and asset in run.asset_selection:
+                found.add(run.tags[PARTITION_TAG])
+    return found
+
+
+def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[DagsterRun]:
+    cursor: str | None = None
+    while True:
+        page = instance.get_runs(filters=wanted, cursor=cursor, limit=RUNS_PER_READ)
+        yield from page
+        if len(page) < RUNS_PER_READ:
+            return
+        cursor = page[-1].run_id
 
 
 def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:

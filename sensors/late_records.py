@@ -1,24 +1,30 @@
 """Records that were committed after their hour was made: found, counted, and marked for a rerun.
 
-Looked through are batches that are new since the last look, and of these only files that reach
-back into hours that were asked for. A batch is done with when every such hour has its row: until
-then nobody can tell whether the hour's run has read it.
+Looked through are batches that are new since the last look, each once, and of these only files that
+reach back into hours that were asked for. What reaches into an hour is remembered by the number of
+the last such batch alone, until the hour's row is there: only then can anybody tell what the
+hour's run has read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from assets.committed_dataset import EventSpan, committed_dataset
 from assets.event_frontier import HOUR, hour_of
-from assets.hourly_asset import HourlyAsset, LateAction
+from assets.hourly_asset import HourlyAsset, LateAction, hour_key
 from lease_store.event_windows import EventWindow
+from lease_store.failing_steps import FailingSteps
 from lease_store.identifiers import ShardId
 from lease_store.records import Batch, ShardLease
 from lease_store.store import Changed, LeaseStore
+
+SPANS_MAX = 8
+"""The most spans of hours that are asked for one by one; more are one long span."""
 
 
 def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetime]:
@@ -37,6 +43,28 @@ def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetim
     return found
 
 
+def windows_of(
+    store: LeaseStore, hourly: HourlyAsset, hours: Collection[datetime]
+) -> dict[datetime, EventWindow]:
+    """The rows of these hours, for those that have one."""
+    found: dict[datetime, EventWindow] = {}
+    for since, until in _spans(hours):
+        rows = store.windows(hourly.stream.key, hourly.name, since=since, until=until)
+        found |= {row.start: row for row in rows if row.start in hours}
+    return found
+
+
+def _spans(hours: Collection[datetime]) -> list[tuple[datetime, datetime]]:
+    """The hours as few spans of time, which cover them all."""
+    spans: list[tuple[datetime, datetime]] = []
+    for hour in sorted(hours):
+        if spans and spans[-1][1] == hour:
+            spans[-1] = spans[-1][0], hour + HOUR
+        else:
+            spans.append((hour, hour + HOUR))
+    return spans if len(spans) <= SPANS_MAX else [(spans[0][0], spans[-1][1])]
+
+
 @dataclass(slots=True)
 class LateRecords:
     """Counts late records of one downstream asset; remembers what it has looked through.
@@ -45,120 +73,123 @@ class LateRecords:
         hourly: the asset.
         store: the lease store.
         output_root: the folder of the stream's output.
+        steps: of the sensor's ticks; an hour or a shard that fails is left out for a while.
     """
 
     hourly: HourlyAsset
     store: LeaseStore
     output_root: Path
+    steps: FailingSteps
     _next: dict[ShardId, int] | None = None
     _seen: dict[ShardId, str | None] = field(default_factory=dict[ShardId, str | None])
-    _waiting: dict[datetime, EventWindow] = field(default_factory=dict[datetime, EventWindow])
+    _ends: dict[datetime, dict[ShardId, int]] = field(
+        default_factory=dict[datetime, dict[ShardId, int]]
+    )
 
-    def look(self, shards: Sequence[ShardLease], asked_until: datetime) -> list[EventWindow]:
-        """Count what came late since the last look; the hours that it was counted for.
+    def begin(
+        self, shards: Sequence[ShardLease], asked_until: datetime
+    ) -> list[EventWindow] | None:
+        """Find out, once in a process, where to begin: the rows of all hours that may get records.
+
+        Returns:
+            Those rows; None where that was done before.
+        """
+        if self._next is not None:
+            return None
+        since = self.since(asked_until)
+        windows = self.store.windows(
+            self.hourly.stream.key, self.hourly.name, since=since, until=asked_until
+        )
+        # What the least covering hour has looked through, all have.
+        self._next = {
+            lease.shard: min((window.covered.get(lease.shard, 0) for window in windows), default=0)
+            for lease in shards
+        }
+        return windows
+
+    def since(self, asked_until: datetime) -> datetime:
+        """The first hour that late records are looked for in."""
+        within = timedelta(seconds=self.hourly.late.within_s)
+        return max(self.hourly.since, hour_of(asked_until - within))
+
+    def look(self, shards: Sequence[ShardLease], asked_until: datetime) -> None:
+        """Look through what was committed since the last look.
 
         Args:
             shards: as the lease tables have them now.
             asked_until: runs were asked for all hours before this one.
-
-        Raises:
-            LogCorrupt: a file of committed output cannot be read.
         """
-        since = max(
-            self.hourly.since,
-            hour_of(asked_until - timedelta(seconds=self.hourly.late.within_s)),
-        )
-        windows = None
-        if self._next is None:
-            windows = self._windows(since, asked_until)
-            self._next = _first_uncovered(list(windows.values()), shards)
-            self._waiting = {at: window for at, window in windows.items() if window.rerun}
+        assert self._next is not None
+        since, known = self.since(asked_until), {lease.shard: lease for lease in shards}
+        self._next = {shard: number for shard, number in self._next.items() if shard in known}
+        self._seen = {shard: at for shard, at in self._seen.items() if shard in known}
+        self._ends = {at: ends for at, ends in self._ends.items() if at >= since}
         moved = {
-            lease.shard: self._next.get(lease.shard, 0)
+            f"reading the ledger of shard {lease.shard}": lease
             for lease in shards
             if lease.check_point is not None
             and self._seen.get(lease.shard, "") != lease.check_point
         }
-        batches = list(self.store.batches_since(self.hourly.stream.key, moved)) if moved else []
-        reached = {batch: reached_hours(batch, since, asked_until) for batch in batches}
-        if any(reached.values()):
-            windows = self._windows(since, asked_until) if windows is None else windows
-        made = windows or {}
-        counted, raced = self._count(reached, made)
-        unsettled = {
-            batch.shard for batch, hours in reached.items() if raced or not hours <= made.keys()
-        }
-        for lease in shards:
-            if lease.shard in moved and lease.shard not in unsettled:
-                self._seen[lease.shard] = lease.check_point
+        self.steps.attempt_all(moved, partial(self._read, since, asked_until))
+
+    def _read(self, since: datetime, until: datetime, leases: list[ShardLease]) -> None:
+        assert self._next is not None
+        numbers = {lease.shard: self._next.get(lease.shard, 0) for lease in leases}
+        batches: Iterable[Batch] = self.store.batches_since(self.hourly.stream.key, numbers)
         for batch in batches:
-            if batch.shard not in unsettled:
-                self._next[batch.shard] = batch.sequence + 1
+            for at in reached_hours(batch, since, until):
+                self._ends.setdefault(at, {})[batch.shard] = batch.sequence + 1
+            self._next[batch.shard] = batch.sequence + 1
+        for lease in leases:
+            self._seen[lease.shard] = lease.check_point
+
+    @property
+    def hours(self) -> set[datetime]:
+        """The hours that new batches reach into and whose rows have not been looked at since."""
+        return set(self._ends)
+
+    def count(self, rows: Mapping[datetime, EventWindow]) -> list[EventWindow]:
+        """Write what is late into the rows of its hours; the rows that changed.
+
+        An hour whose file cannot be read, or whose row somebody else wrote first, is left to a
+        later tick.
+        """
+        counted: list[EventWindow] = []
+        for at in sorted(self._ends.keys() & rows.keys()):
+            step = f"counting late records of {hour_key(at)}"
+            written = self.steps.attempt(step, partial(self._count_one, rows[at]), None)
+            counted += [written] if written is not None else []
         return counted
 
-    def reruns(self) -> list[EventWindow]:
-        """Hours that wait to be made again, by start."""
-        if self._waiting:
-            found = self._windows(min(self._waiting), max(self._waiting) + HOUR)
-            self._waiting = {at: found[at] for at in self._waiting if at in found}
-            self._waiting = {at: window for at, window in self._waiting.items() if window.rerun}
-        return [self._waiting[at] for at in sorted(self._waiting)]
-
-    def _windows(self, since: datetime, until: datetime) -> dict[datetime, EventWindow]:
-        found = self.store.windows(
-            self.hourly.stream.key, self.hourly.name, since=since, until=until
+    def _count_one(self, window: EventWindow) -> EventWindow | None:
+        ends = {
+            shard: end
+            for shard, end in sorted(self._ends[window.start].items())
+            if end > window.covered.get(shard, 0)
+        }
+        late = self._rows(window, ends) if ends else 0
+        if not late:
+            del self._ends[window.start]
+            return None
+        written = replace(
+            window,
+            version=window.version + 1,
+            covered={**window.covered, **ends},
+            late=window.late + late,
+            rerun=window.rerun or self.hourly.late.action is LateAction.RERUN,
         )
-        return {window.start: window for window in found}
+        if not isinstance(self.store.put_window(self.hourly.stream.key, written), Changed):
+            return None
+        del self._ends[window.start]
+        return written
 
-    def _count(
-        self,
-        reached: Mapping[Batch, set[datetime]],
-        windows: Mapping[datetime, EventWindow],
-    ) -> tuple[list[EventWindow], bool]:
-        """Write what is late into the hours' rows; and whether somebody else wrote one first."""
-        counted: list[EventWindow] = []
-        raced = False
-        for start, window in sorted(windows.items()):
-            numbers = [
-                (batch.shard, batch.sequence)
-                for batch, hours in reached.items()
-                if start in hours and batch.sequence >= window.covered.get(batch.shard, 0)
-            ]
-            if not numbers:
-                continue
-            ends = {shard: number + 1 for shard, number in sorted(numbers)}
-            late = committed_dataset(
-                self.store,
-                self.hourly.stream.key,
-                self.output_root,
-                numbers={
-                    shard: range(window.covered.get(shard, 0), end) for shard, end in ends.items()
-                },
-                span=EventSpan(window.start, window.end),
-            ).count_rows()
-            if not late:
-                continue
-            written = replace(
-                window,
-                version=window.version + 1,
-                covered={**window.covered, **ends},
-                late=window.late + late,
-                rerun=window.rerun or self.hourly.late.action is LateAction.RERUN,
-            )
-            if not isinstance(self.store.put_window(self.hourly.stream.key, written), Changed):
-                raced = True
-                continue
-            counted.append(written)
-            if written.rerun:
-                self._waiting[start] = written
-        return counted, raced
-
-
-def _first_uncovered(
-    windows: Sequence[EventWindow], shards: Sequence[ShardLease]
-) -> dict[ShardId, int]:
-    """Where to begin for each shard after a restart: the least that any hour covers."""
-    return {
-        lease.shard: min((window.covered.get(lease.shard, 0) for window in windows), default=0)
-        for lease in shards
-    }
+    def _rows(self, window: EventWindow, ends: Mapping[ShardId, int]) -> int:
+        return committed_dataset(
+            self.store,
+            self.hourly.stream.key,
+            self.output_root,
+            numbers={
+                shard: range(window.covered.get(shard, 0), end) for shard, end in ends.items()
+            },
+            span=EventSpan(window.start, window.end),
+        ).count_rows()

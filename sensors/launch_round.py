@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 import dagster as dg
 
@@ -13,12 +15,14 @@ from assets.shard_stream import ShardStream
 from lease_store import failpoints
 from lease_store.assignment_modes import pending_bootstraps
 from lease_store.errors import LeaseLost
+from lease_store.failing_steps import FailingSteps
 from lease_store.failpoints import Failpoint
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Snapshot
+from lease_store.states import ShardState
 from lease_store.store import Changed, LeaseStore, Opened
 from lease_store.tick_report import TickReport
-from sensors.active_runs import ActiveRun, active_runs
+from sensors.active_runs import SHARDS_PER_READ, ActiveRun, active_runs, queued_shards
 from sensors.launching import (
     IdleShard,
     Launch,
@@ -27,7 +31,8 @@ from sensors.launching import (
     choose_launches,
     work_left,
 )
-from sensors.source_bounds import bounds_of
+from shard_sources.lag import bounds_of
+from shard_sources.source import ShardBounds
 
 FINISHED_PER_ROUND_MAX = 100
 
@@ -59,6 +64,10 @@ class LaunchRounds:
     clock: Callable[[], float]
     new_id: Callable[[], str]
     _history: LaunchHistory = field(default_factory=LaunchHistory)
+    _steps: FailingSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._steps = FailingSteps(self.clock)
 
     def run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
         """One round on what a tick of rebalancing found.
@@ -67,18 +76,19 @@ class LaunchRounds:
             SourceError: the source cannot tell what its shards hold.
             StoreError: the lease store does not answer.
         """
-        notes: list[str] = []
-        active = active_runs(instance, self.stream)
         if report.snapshot.group.paused:
-            return Round(notes=(*notes, "the group is paused: nothing is launched"))
-        ready = self._ready(report, active, notes)
-        runs_active = Counter(NodeName(run.node) for run in active if run.node)
-        launches = choose_launches(
-            ready,
-            history=self._history,
-            runs_active=runs_active,
-            shards_per_run=self.stream.shards_per_run,
+            return Round(notes=("the group is paused: nothing is launched",))
+        notes: list[str] = []
+        self._steps.begin()
+        self._history.keep(
+            {row.shard for row in report.snapshot.shards if row.state is not ShardState.OVER}
         )
+        active = active_runs(instance, self.stream)
+        ready = self._ready(report, active, notes)
+        launches, queued = self._choose(instance, ready, active)
+        ready = [idle for idle in ready if idle.shard not in queued]
+        if queued:
+            notes.append(f"{_count(len(queued))} left to runs for single partitions")
         check_points = {idle.shard: idle.check_point for idle in ready}
         for launch in launches:
             self._history.note(launch, check_points, self.clock())
@@ -88,7 +98,31 @@ class LaunchRounds:
         launched = sum(len(launch.shards) for launch in launches)
         if launched < len(ready):
             notes.append(f"{_count(len(ready) - launched)} left until a run of the node has ended")
-        return Round(tuple(launches), tuple(notes))
+        return Round(tuple(launches), (*notes, *self._steps.notes))
+
+    def _choose(
+        self, instance: dg.DagsterInstance, ready: list[IdleShard], active: list[ActiveRun]
+    ) -> tuple[list[Launch], set[ShardId]]:
+        """Runs for shards that wait for no other run, and the shards that do."""
+        runs_active = Counter(NodeName(run.node) for run in active if run.node)
+        queued: set[ShardId] = set()
+        free: set[ShardId] = set()
+        while True:
+            launches = choose_launches(
+                [idle for idle in ready if idle.shard not in queued],
+                history=self._history,
+                runs_active=runs_active,
+                shards_per_run=self.stream.shards_per_run,
+            )
+            chosen = {shard for launch in launches for shard in launch.shards}
+            if chosen <= free:
+                return launches, queued
+            # Those behind them are asked for, too: a backfill may hold thousands.
+            rest = (i.shard for i in ready if i.shard not in free | queued | chosen)
+            asked = [*(chosen - free), *islice(rest, SHARDS_PER_READ)]
+            found = queued_shards(instance, self.stream, asked)
+            queued |= found
+            free |= set(asked) - found
 
     def _ready(
         self, report: TickReport, active: list[ActiveRun], notes: list[str]
@@ -99,33 +133,54 @@ class LaunchRounds:
         # The least recently served first: what is probed one by one comes round in its turn.
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
-        bounds, unanswered = bounds_of(self.stream.source, places)
-        notes.extend(unanswered)
-        starting = pending_bootstraps(report.snapshot)
-        ready: list[IdleShard] = []
-        children = {row.shard for row in report.snapshot.shards if row.parents}
-        position = report.snapshot.group.initial_position
-        waiting = finished = 0
-        for shard, node in idle.items():
-            if shard not in bounds:
-                continue
-            check_point = report.progress[shard].check_point
-            work = work_left(check_point, bounds[shard], position, child=shard in children)
-            work = Work.READ if shard in starting else work
-            if work is Work.FINISH and finished < FINISHED_PER_ROUND_MAX:
-                finished += self._finish(shard, node, bounds[shard].end)
-            elif work is Work.READ and self._history.wait_s(shard, check_point, self.clock()):
-                waiting += 1
-            elif work is Work.READ:
-                ready.append(IdleShard(shard, node, check_point, bounds[shard]))
-        if waiting:
+        bounds = bounds_of(self.stream.source, places, self._steps)
+        works = self._works(report, places, bounds)
+        finishing = [shard for shard, work in works.items() if work is Work.FINISH]
+        finished = sum(
+            self._steps.attempt(
+                f"finishing shard {shard}",
+                partial(self._finish, shard, idle[shard], bounds[shard].end),
+                False,
+            )
+            for shard in finishing[:FINISHED_PER_ROUND_MAX]
+        )
+        unread = [shard for shard, work in works.items() if work is Work.READ]
+        ready = [
+            IdleShard(shard, idle[shard], places[shard], bounds[shard])
+            for shard in unread
+            if not self._history.wait_s(shard, places[shard], self.clock())
+        ]
+        if waiting := len(unread) - len(ready):
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
         if finished:
             notes.append(f"finished {_count(finished)}, read to the end before")
-        if idle and not ready and not waiting and not unanswered:
+        if idle and not unread and not self._steps.notes:
             notes.append(f"nothing to read in {_count(len(idle))} that no run serves")
         notes.append(f"active runs: {len(active)}")
         return ready
+
+    def _works(
+        self,
+        report: TickReport,
+        places: Mapping[ShardId, str | None],
+        bounds: Mapping[ShardId, ShardBounds],
+    ) -> dict[ShardId, Work]:
+        """What each shard asks for."""
+        snapshot = report.snapshot
+        starting = pending_bootstraps(snapshot)
+        children = {row.shard for row in snapshot.shards if row.parents}
+        position = snapshot.group.initial_position
+
+        def work(shard: ShardId) -> Work:
+            if shard in starting:
+                return Work.READ
+            return work_left(places[shard], bounds[shard], position, child=shard in children)
+
+        return {
+            shard: self._steps.attempt(f"shard {shard}", partial(work, shard), Work.NONE)
+            for shard in places
+            if shard in bounds
+        }
 
     def _idle(self, report: TickReport, taken: set[str]) -> dict[ShardId, NodeName]:
         subscribable = _subscribable(report.snapshot)

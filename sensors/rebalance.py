@@ -1,5 +1,6 @@
 """The sensor that rebalances a stream's group for the served nodes and launches their runs."""
 
+import logging
 from threading import Lock
 
 import dagster as dg
@@ -9,11 +10,16 @@ from assets.instance_address import ensure_instance_address
 from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
+from lease_store.failing_steps import sentence_of
 from lease_store.liveness import Clock, steady_clock
+from lease_store.tick_report import TickReport
 from sensors import EVERY_LOOP_S
+from sensors.launch_round import Round
 from sensors.rebalance_memory import RebalanceMemory
 from sensors.run_requests import run_request
 from sensors.tick_mark import leave_tick_mark
+
+_LOG = logging.getLogger(__name__)
 
 
 def build_rebalance_sensor(
@@ -58,7 +64,7 @@ def build_rebalance_sensor(
             known = memory(context.instance)
             report = known.tick(remembered)
             remembered, ticked = report.remembered, True
-            found = known.rounds.run(context.instance, report)
+            found = _launched(known, context.instance, report)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
@@ -67,10 +73,13 @@ def build_rebalance_sensor(
                 leave_tick_mark(context, stream.key)
             busy.release()
         said = "; ".join((report.explanation, *found.notes))
-        context.log.info(said)
+        log = context.log.warning if report.troubles else context.log.info
+        log(said)
         incarnations = {node.name: node.incarnation for node in report.snapshot.nodes}
         requests = [
-            run_request(stream, launch, incarnations[launch.node]) for launch in found.launches
+            run_request(stream, launch, incarnations[launch.node])
+            for launch in found.launches
+            if launch.node in incarnations
         ]
         return dg.SensorResult(
             run_requests=requests, skip_reason=None if requests else said, cursor=remembered
@@ -82,3 +91,13 @@ def build_rebalance_sensor(
 def _beating(deployment: Deployment) -> str:
     """The beginning of the description: whom the sensor itself keeps alive."""
     return "S" if deployment.agents else f"Keeps {', '.join(deployment.nodes)} alive, s"
+
+
+def _launched(known: RebalanceMemory, instance: dg.DagsterInstance, report: TickReport) -> Round:
+    """A round of launching; one that fails leaves what the tick did, and what it remembers."""
+    try:
+        return known.rounds.run(instance, report)
+    except Exception as error:
+        if not isinstance(error, LeaseholdError):
+            _LOG.error("No run is launched: %s", sentence_of(error), exc_info=error)
+        return Round(notes=(f"nothing is launched: {sentence_of(error)}",))

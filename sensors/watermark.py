@@ -5,37 +5,31 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import dagster as dg
 
 from assets.deployment import Deployment
-from assets.event_frontier import HOUR, Frontier, ShardTime, complete_hours, frontier
+from assets.event_frontier import HOUR, Frontier, complete_hours, frontier
 from assets.hourly_asset import HourlyAsset, WindowConfig, hour_key
 from assets.partitions import STREAM_TAG
-from assets.window_run import shard_times
+from assets.window_run import lease_times
 from lease_store.errors import LeaseholdError, SourceUnavailable
 from lease_store.event_windows import EventWindow
+from lease_store.failing_steps import FailingSteps
 from lease_store.identifiers import ShardId
 from lease_store.liveness import Clock, steady_clock
 from lease_store.records import ShardLease
+from lease_store.states import ShardState
 from lease_store.store import LeaseStore
 from sensors import EVERY_LOOP_S
-from sensors.late_records import LateRecords
-from sensors.source_bounds import bounds_of
+from sensors.active_runs import partitions_in_work
+from sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
+from sensors.late_records import LateRecords, windows_of
+from shard_sources.lag import bounds_of
 
 HOURS_PER_TICK_MAX = 24
-
-
-def asked_until(cursor: str | None, since: datetime) -> datetime:
-    """The first hour that no run was asked for; an unreadable cursor begins anew.
-
-    Asking again is harmless: Dagster launches one run per run key.
-    """
-    try:
-        found = datetime.fromisoformat(cursor or "")
-    except ValueError:
-        return since
-    return max(found, since) if found.tzinfo is not None else since
+UNKNOWN = Frontier(None, None, "it is not known which hours are complete")
 
 
 @dataclass(slots=True)
@@ -87,68 +81,94 @@ class WatermarkRounds:
     clock: Clock
     _idle: IdleShards = field(default_factory=IdleShards)
     _late: LateRecords | None = None
-    _asked_again: dict[datetime, tuple[int, float]] = field(
-        default_factory=dict[datetime, tuple[int, float]]
-    )
+    _steps: FailingSteps = field(init=False)
+    _asked: AskedHours = field(init=False)
 
-    def tick(self, cursor: str | None) -> dg.SensorResult:
-        """Ask for what is complete; the cursor is the first hour that was not asked for.
+    def __post_init__(self) -> None:
+        self._steps = FailingSteps(self.clock)
+        self._asked = AskedHours(self.clock, self.hourly.late.wait_s, self.hourly.since)
+
+    def tick(self, cursor: str | None, in_work: HoursInWork) -> dg.SensorResult:
+        """Ask for what is complete, and again for what was not made.
+
+        Args:
+            cursor: of the tick before.
+            in_work: those of some hours for which a run waits or works.
 
         Raises:
-            SourceError: the source does not answer.
             StoreError: the lease store does not answer.
         """
-        hourly, store = self.hourly, self.deployment.store()
-        next_hour = asked_until(cursor, hourly.since)
-        shards, unlisted = shard_times(store, hourly.stream)
-        leases = store.snapshot(hourly.stream.key).shards
-        found = self._frontier(shards, unlisted, leases)
-        hours = complete_hours(next_hour, found.until, HOURS_PER_TICK_MAX)
+        self._steps.begin()
+        asked, store = self._asked, self.deployment.store()
+        remembers = asked.recall(cursor, self.hourly.since)
+        leases = store.snapshot(self.hourly.stream.key).shards
+        found, hours = self._steps.attempt(
+            "looking for complete hours", partial(self._complete, leases), (UNKNOWN, [])
+        )
         launchable = self._launchable(hours)
-        late = self._late_records(store)
-        counted = late.look(leases, next_hour)
-        requests = [self._request(hour, "complete") for hour in launchable]
-        requests += [
-            self._request(window.start, f"late.{window.version}")
-            for window in self._due_again(late.reruns())
-        ]
-        if launchable:
-            next_hour = launchable[-1] + HOUR
-        said = self._said(found, next_hour, launchable, len(hours) - len(launchable), counted)
+        counted = self._steps.attempt(
+            "looking for late records",
+            partial(self._look_late, store, leases, remembers=remembers),
+            [],
+        )
+        again = self._steps.attempt(
+            "looking for hours to ask for again", partial(asked.due, in_work), []
+        )
+        requests = [self._request(at) for at in again]
+        for at in launchable:
+            requests.append(self._request(at))
+            asked.next = at + HOUR
+        cursor = asked.remember()
+        said = self._said(found, launchable, len(hours) - len(launchable), counted)
         return dg.SensorResult(
             run_requests=requests,
             asset_events=[self._observation(window) for window in counted],
             skip_reason=None if requests else said,
-            cursor=next_hour.isoformat(),
+            cursor=cursor,
         )
 
-    def _frontier(
-        self,
-        shards: Sequence[ShardTime],
-        unlisted: Collection[ShardId],
-        leases: Sequence[ShardLease],
-    ) -> Frontier:
-        allowance_s = self.hourly.idle_after_s
-        if allowance_s is not None:
+    @property
+    def troubles(self) -> list[str]:
+        """One line for each failed step of the newest tick, and for hours asked for in vain."""
+        return [*self._asked.notes(), *self._steps.notes]
+
+    def _complete(self, leases: Sequence[ShardLease]) -> tuple[Frontier, list[datetime]]:
+        """Up to when all output is complete, and the hours that nobody was asked for.
+
+        The source is asked for its shards only where that matters, and after the lease tables, or
+        an hour could be taken for complete too early; see `shard_times`.
+        """
+        times = lease_times(leases)
+        if self.hourly.idle_after_s is not None:
             idle = self._idle.idle(
-                self._caught_up(leases), now_s=self.clock(), allowance_s=allowance_s
+                self._caught_up(leases), now_s=self.clock(), allowance_s=self.hourly.idle_after_s
             )
-            shards = [replace(shard, idle=shard.shard in idle) for shard in shards]
+            times = [replace(shard, idle=shard.shard in idle) for shard in times]
         out_of_order = timedelta(seconds=self.hourly.out_of_order_s)
-        return frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
+        found = frontier(times, out_of_order=out_of_order)
+        if self._asked.crowded or not self._hours_until(found):
+            return found, []
+        listed = {row.shard for row in self.hourly.stream.source.list_shards()}
+        unlisted = listed - {lease.shard for lease in leases}
+        found = frontier(times, unlisted=unlisted, out_of_order=out_of_order)
+        return found, self._hours_until(found)
+
+    def _hours_until(self, found: Frontier) -> list[datetime]:
+        return complete_hours(self._asked.next, found.until, HOURS_PER_TICK_MAX)
 
     def _caught_up(self, leases: Sequence[ShardLease]) -> dict[ShardId, str | None]:
         """The checkpoints of shards that have nothing to read; none where nobody can tell."""
+        places = {
+            lease.shard: lease.check_point for lease in leases if lease.state is not ShardState.OVER
+        }
         try:
-            places = {lease.shard: lease.check_point for lease in leases}
-            bounds, _ = bounds_of(self.hourly.stream.source, places)
+            bounds = bounds_of(self.hourly.stream.source, places, self._steps)
         except SourceUnavailable:
             return {}
         return {
-            lease.shard: lease.check_point
-            for lease in leases
-            if lease.shard in bounds
-            and (lease.check_point or bounds[lease.shard].begin) == bounds[lease.shard].end
+            shard: place
+            for shard, place in places.items()
+            if shard in bounds and (place or bounds[shard].begin) == bounds[shard].end
         }
 
     def _launchable(self, hours: Sequence[datetime]) -> list[datetime]:
@@ -158,30 +178,43 @@ class WatermarkRounds:
         last = self.hourly.partitions.get_last_partition_key()
         return [hour for hour in hours if last is not None and hour_key(hour) <= last]
 
-    def _late_records(self, store: LeaseStore) -> LateRecords:
-        if self._late is None:
+    def _look_late(
+        self, store: LeaseStore, leases: Sequence[ShardLease], *, remembers: bool
+    ) -> list[EventWindow]:
+        """Settle what was made, and count what came late; the rows that changed."""
+        asked, late = self._asked, self._late
+        if late is None:
             root = self.deployment.output_folder(self.hourly.stream.key)
-            self._late = LateRecords(self.hourly, store, root)
-        return self._late
+            late = LateRecords(self.hourly, store, root, self._steps)
+        first = late.begin(leases, asked.next)
+        self._late = late
+        if first is not None:
+            self._take_up(late, first, remembers=remembers)
+        late.look(leases, asked.next)
+        rows = windows_of(store, self.hourly, late.hours | asked.owed.keys())
+        asked.settle(rows)
+        counted = late.count(rows)
+        for window in counted:
+            if window.rerun:
+                asked.owe(window)
+        return counted
 
-    def _due_again(self, waiting: Sequence[EventWindow]) -> list[EventWindow]:
-        """Hours to make again now: not the same twice, and none too often."""
-        now_s = self.clock()
-        self._asked_again = {
-            window.start: self._asked_again[window.start]
-            for window in waiting
-            if window.start in self._asked_again
-        }
-        due: list[EventWindow] = []
-        for window in waiting:
-            version, at_s = self._asked_again.get(window.start, (0, float("-inf")))
-            if version != window.version and now_s - at_s >= self.hourly.late.wait_s:
-                self._asked_again[window.start] = (window.version, now_s)
-                due.append(window)
-        return due
+    def _take_up(
+        self, late: LateRecords, windows: Sequence[EventWindow], *, remembers: bool
+    ) -> None:
+        """Take over, once in a process, what a cursor that was lost does not tell."""
+        made = {window.start for window in windows}
+        for window in windows:
+            if window.rerun:
+                self._asked.owe(window)
+        at = late.since(self._asked.next)
+        while not remembers and at < self._asked.next and len(self._asked.owed) < OWED_MAX:
+            if at not in made:
+                self._asked.owed[at] = OwedHour(attempts=1)
+            at += HOUR
 
-    def _request(self, hour: datetime, why: str) -> dg.RunRequest:
-        key = hour_key(hour)
+    def _request(self, at: datetime) -> dg.RunRequest:
+        key, why = hour_key(at), self._asked.ask(at).why
         return dg.RunRequest(
             run_key=f"{self.hourly.name}:{key}:{why}",
             partition_key=key,
@@ -205,7 +238,6 @@ class WatermarkRounds:
     def _said(
         self,
         found: Frontier,
-        next_hour: datetime,
         launched: Sequence[datetime],
         early: int,
         counted: Sequence[EventWindow],
@@ -215,11 +247,13 @@ class WatermarkRounds:
             parts.append(f"asked for {len(launched)} hours from {hour_key(launched[0])} on")
         if early:
             parts.append(f"{early} hours lie ahead of this host's clock")
+        if self._asked.crowded:
+            parts.append("no further hours are asked for until runs of the former ones have ended")
         for window in counted:
             action = self.hourly.late.action.value
             parts.append(f"{window.late} late records of {hour_key(window.start)}: {action}")
-        parts.append(f"next is {next_hour.astimezone(UTC).isoformat()}")
-        return "; ".join(parts)
+        parts.append(f"next is {self._asked.next.astimezone(UTC).isoformat()}")
+        return "; ".join([*parts, *self.troubles])
 
 
 def build_watermark_sensor(
@@ -234,14 +268,21 @@ def build_watermark_sensor(
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Asks for an hour of {hourly.name} when every shard of {hourly.stream.name} "
-        "has passed it, and counts the records that come too late for theirs.",
+        "has passed it, again where its run failed, and counts the records that come too late for "
+        "theirs.",
     )
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        def in_work(hours: Collection[datetime]) -> set[datetime]:
+            keys = {hour_key(at): at for at in hours}
+            return {keys[key] for key in partitions_in_work(context.instance, hourly.key, keys)}
+
         try:
-            result = rounds.tick(context.cursor)
+            result = rounds.tick(context.cursor, in_work)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
+        for trouble in rounds.troubles:
+            context.log.warning(trouble)
         return result
 
     return watermark

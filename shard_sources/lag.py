@@ -1,30 +1,63 @@
-"""The lag of a group's shards: what is in the log and not yet committed."""
+"""The bounds of many shards, and their lag: what is in the log and not yet committed.
+
+A shard for which the source cannot answer hides none of the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 
-from lease_store.errors import LeaseholdError
+from lease_store.errors import LeaseholdError, SourceRefused, SourceThrottled
+from lease_store.failing_steps import FailingSteps
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardLease
-from shard_sources.source import ShardSource, bounds_for
+from lease_store.states import ShardState
+from shard_sources.source import ShardBounds, ShardSource, bounds_for
+
+
+def bounds_of(
+    source: ShardSource, cursors: Mapping[ShardId, str | None], steps: FailingSteps
+) -> dict[ShardId, ShardBounds]:
+    """Return the bounds that the source knows; what it raises for a shard is noted in `steps`.
+
+    Args:
+        source: the log.
+        cursors: where the reader of each shard stands; None where it has not begun.
+        steps: of the caller's rounds; a shard that failed is left out until its wait is over.
+
+    Raises:
+        SourceUnavailable, SourceRefused: the source does not answer at all.
+    """
+
+    def ask(shards: list[ShardId]) -> dict[ShardId, ShardBounds]:
+        return bounds_for(source, {shard: cursors[shard] for shard in shards})
+
+    items = {f"asking for the bounds of shard {shard}": shard for shard in cursors}
+    answers = steps.attempt_all(items, ask, raises=(SourceRefused, SourceThrottled))
+    return {shard: bounds for answer in answers for shard, bounds in answer.items()}
 
 
 def lags_of(
     source: ShardSource, leases: Iterable[ShardLease]
 ) -> tuple[dict[ShardId, int | None], str]:
-    """Unread records of each shard, None where the source cannot tell.
+    """Return the unread records of each shard, None where the source cannot tell.
 
-    A source that does not answer is a sentence beside an empty answer, not an error: lag is for
-    people to look at.
+    A source that does not answer is a sentence beside unknown lags, not an error: lag is for
+    people to look at. A shard that is over has none, and is not asked for.
     """
     rows = list(leases)
+    lags: dict[ShardId, int | None] = {
+        lease.shard: 0 if lease.state is ShardState.OVER else None for lease in rows
+    }
+    read = {row.shard: row.check_point for row in rows if row.state is not ShardState.OVER}
+    steps = FailingSteps(lambda: 0.0)
     try:
-        bounds = bounds_for(source, {lease.shard: lease.check_point for lease in rows})
-        return {
-            shard: source.lag(shard, lease.check_point or bounds[shard].begin, bounds[shard])
-            for lease in rows
-            if (shard := lease.shard) in bounds
-        }, ""
+        bounds = bounds_of(source, read, steps)
     except LeaseholdError as error:
-        return {}, str(error)
+        return lags, str(error)
+    for shard, known in bounds.items():
+        cursor = read[shard] or known.begin
+        what = f"counting the unread records of shard {shard}"
+        lags[shard] = steps.attempt(what, partial(source.lag, shard, cursor, known), None)
+    return lags, "; ".join(steps.notes)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lease_store.errors import LeaseholdError, SourceUnavailable, StoreUnavailable
 from lease_store.failing_steps import (
+    CALLS_MAX,
     FIRST_WAIT_S,
     SHOWN_MAX,
     STEPS_MAX,
@@ -93,6 +94,12 @@ def test_what_failed_is_named_for_people_and_in_the_log(
     assert "in action" in caplog.text, "the frames of what nobody foresaw"
     assert "s3cret" not in caplog.text
     round_.steps.begin()
+    round_.now_s += 1
+    assert round_.steps.notes == [
+        "shard 1 is tried again in 4 s (OSError: mysql://***@db/x is gone)",
+        "shard 2 is tried again in 4 s (Shard 2 is damaged: restore it.)",
+    ]
+    round_.now_s += FIRST_WAIT_S
     assert round_.steps.notes == []
 
 
@@ -134,8 +141,68 @@ def test_what_is_remembered_is_bounded(round_: Round) -> None:
         round_.take(f"shard {number}", ValueError("x"))
     assert round_.steps.waiting == STEPS_MAX
     assert len(round_.steps.notes) == SHOWN_MAX + 1
-    assert round_.steps.notes[-1] == f"and {STEPS_MAX + 50 - SHOWN_MAX} further steps failed"
+    assert round_.steps.notes[-1] == f"and {STEPS_MAX + 50 - SHOWN_MAX} further lines"
     round_.now_s += FIRST_WAIT_S + 2 * WAIT_MAX_S + 1
     round_.steps.begin()
     assert round_.take("shard 7") == "done"
     assert round_.steps._failures == {}, "what nobody tries any more is forgotten"
+
+
+class Things:
+    """A call for many numbers at once that cannot bear some of them."""
+
+    def __init__(self, *broken: int, error: Exception | None = None) -> None:
+        self.broken, self.calls = set(broken), 0
+        self.error = error or ZeroDivisionError("x")
+
+    def __call__(self, numbers: list[int]) -> list[int]:
+        self.calls += 1
+        if self.broken & set(numbers):
+            raise self.error
+        return numbers
+
+
+def taken(round_: Round, things: Things, count: int) -> list[int]:
+    items = {f"shard {number}": number for number in range(count)}
+    return sorted(n for part in round_.steps.attempt_all(items, things) for n in part)
+
+
+def test_of_many_things_only_those_that_fail_are_left_out(round_: Round) -> None:
+    things = Things(7, 700)
+    assert taken(round_, things, 1_000) == [n for n in range(1_000) if n not in (7, 700)]
+    assert things.calls < 45
+    assert [note.split(" failed")[0] for note in round_.steps.notes] == ["shard 7", "shard 700"]
+    things.calls = 0
+    assert len(taken(round_, things, 1_000)) == 998
+    assert things.calls == 1, "what waits is not asked for"
+    round_.now_s += FIRST_WAIT_S
+    things.broken.clear()
+    assert len(taken(round_, things, 1_000)) == 1_000
+    assert round_.steps.waiting == 0
+
+
+def test_where_all_things_fail_the_calls_are_bounded(round_: Round) -> None:
+    things = Things(*range(1_000))
+    assert taken(round_, things, 1_000) == []
+    assert things.calls == CALLS_MAX
+    assert "left to the next round" in round_.steps.notes[-1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 1_000])
+def test_a_service_that_is_away_ends_the_round_after_three_calls(round_: Round, count: int) -> None:
+    things = Things(*range(count), error=SourceUnavailable("The log does not answer."))
+    with pytest.raises(SourceUnavailable):
+        taken(round_, things, count)
+    assert things.calls == min(count + (count > 1), 3)
+
+
+def test_one_thing_that_cannot_be_reached_is_left_out(round_: Round) -> None:
+    things = Things(5, error=SourceUnavailable("Partition 5 has no leader."))
+    assert len(taken(round_, things, 64)) == 63
+
+
+def test_an_error_that_concerns_all_things_is_the_callers(round_: Round) -> None:
+    things = Things(1)
+    with pytest.raises(ZeroDivisionError):
+        round_.steps.attempt_all({"a": 1, "b": 2}, things, raises=(ZeroDivisionError,))
+    assert things.calls == 1

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from assets.partitions import asset_key, asset_op_name
-from sensors.active_runs import PARTITION_TAG, active_runs
+from assets.partitions import STREAM_TAG, asset_key, asset_op_name, consume_job_name
+from lease_store.identifiers import ShardId
+from sensors.active_runs import PARTITION_TAG, active_runs, partitions_in_work, queued_shards
 from tests.unit.sensors.streams import scripted_stream
 
 
@@ -27,8 +29,65 @@ def test_a_replay_serves_no_shard_so_that_consumption_goes_on_beside_it(
                 run_config=run_config,
                 asset_selection=frozenset([asset_key(stream)]),
                 status=dg.DagsterRunStatus.STARTED,
-                tags={PARTITION_TAG: "0"},
+                tags={PARTITION_TAG: "0", STREAM_TAG: stream.name},
             )
         )
         (found,) = active_runs(instance, stream)
     assert found.shards == served
+
+
+def many_runs(instance: dg.DagsterInstance, count: int, **fields: Any) -> None:
+    for number in range(count):
+        tags = {PARTITION_TAG: str(number), **fields.get("tags", {})}
+        instance.add_run(
+            dg.DagsterRun(
+                job_name="__ASSET_JOB",
+                run_id=str(uuid.UUID(int=number + 1)),
+                status=dg.DagsterRunStatus.NOT_STARTED,
+                **{**fields, "tags": tags},
+            )
+        )
+
+
+def test_a_large_backfill_of_another_asset_hides_no_run_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Method: the backfill is newer than our run, and larger than a page of the runs read."""
+    monkeypatch.setattr("sensors.active_runs.RUNS_PER_READ", 4)
+    stream, _ = scripted_stream(1)
+    with dg.DagsterInstance.ephemeral() as instance:
+        for run_id in ("1", "2", "3"):
+            instance.add_run(
+                dg.DagsterRun(
+                    job_name=consume_job_name(stream),
+                    run_id=f"ffffffff-0000-0000-0000-00000000000{run_id}",
+                    status=dg.DagsterRunStatus.STARTED,
+                    tags={STREAM_TAG: stream.name} if run_id == "1" else {},
+                )
+            )
+        many_runs(instance, 9, asset_selection=frozenset([dg.AssetKey("another")]))
+        assert len(active_runs(instance, stream)) == 3
+        shards = [ShardId(str(number)) for number in range(9)]
+        assert queued_shards(instance, stream, shards) == set()
+
+
+def test_shards_that_a_backfill_of_ours_is_going_to_serve_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of the UI names its stream only when it works; its partition is known before."""
+    monkeypatch.setattr("sensors.active_runs.RUNS_PER_READ", 4)
+    monkeypatch.setattr("sensors.active_runs.SHARDS_PER_READ", 5)
+    stream, _ = scripted_stream(1)
+    with dg.DagsterInstance.ephemeral() as instance:
+        many_runs(instance, 11, asset_selection=frozenset([asset_key(stream)]))
+        assert active_runs(instance, stream) == []
+        shards = [ShardId(str(number)) for number in range(20)]
+        assert queued_shards(instance, stream, shards) == set(shards[:11])
+
+
+def test_hours_in_work_are_those_of_the_asset_itself() -> None:
+    stream, _ = scripted_stream(1)
+    with dg.DagsterInstance.ephemeral() as instance:
+        many_runs(instance, 2, asset_selection=frozenset([dg.AssetKey("hourly")]))
+        assert partitions_in_work(instance, dg.AssetKey("hourly"), ["0", "1", "2"]) == {"0", "1"}
+        assert partitions_in_work(instance, asset_key(stream), ["0"]) == set()

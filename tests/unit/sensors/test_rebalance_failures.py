@@ -1,0 +1,86 @@
+"""Rounds of launching in which a shard, a source or Dagster raises something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus
+
+from assets.partitions import asset_key
+from lease_store.identifiers import ShardId
+from sensors.launching import work_left
+from shard_sources.source import ShardBounds
+from tests.unit.sensors.streams import ScriptedSource
+from tests.unit.sensors.test_rebalance import A, Scene, said, served
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+def test_what_nobody_foresaw_of_one_shard_stops_no_other(instance, monkeypatch):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = dict.fromkeys("0123", 5)
+    bounds = ScriptedSource.bounds
+
+    def broken(self: ScriptedSource, shards: list[ShardId]):
+        if ShardId("2") in shards:
+            raise ZeroDivisionError("unforeseen")
+        return bounds(self, shards)
+
+    monkeypatch.setattr(ScriptedSource, "bounds", broken)
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"0", "1", "3"})
+    scene.add_run(request, DagsterRunStatus.STARTED)
+    assert "shard 2 is tried again" in said(scene.tick())
+
+
+def test_a_shard_whose_work_cannot_be_told_stops_no_other(instance, monkeypatch):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = {"0": 5, "1": 6, "2": 7, "3": 8}
+
+    def broken(check_point: str | None, bounds: ShardBounds, *args: object, **given: object):
+        if bounds.end == "7":
+            raise KeyError("unforeseen")
+        return work_left(check_point, bounds, "begin")
+
+    monkeypatch.setattr("sensors.launch_round.work_left", broken)
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"0", "1", "3"})
+
+
+def test_launching_that_fails_keeps_leases_and_memory(instance, monkeypatch):
+    """Goal: Dagster's storage is away for runs alone; the nodes beat, and nobody is forgotten."""
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr("sensors.launch_round.active_runs", broken)
+    explanation = said(scene.tick())
+    assert "nothing is launched: ZeroDivisionError: unforeseen" in explanation
+    assert scene.row("0").consumer_owner == A
+    assert scene.cursor
+
+
+def test_a_shard_that_a_queued_run_of_a_person_serves_is_left_to_it(instance):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = dict.fromkeys("0123", 5)
+    instance.add_run(
+        dg.DagsterRun(
+            job_name="__ASSET_JOB",
+            status=DagsterRunStatus.NOT_STARTED,
+            asset_selection=frozenset([asset_key(scene.stream)]),
+            tags={"dagster/partition": "1"},
+        )
+    )
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"0", "2", "3"})
