@@ -71,10 +71,10 @@ class PinnedShards:
         if not early:
             self._beat()
         why = self._obstacle(shard)
-        asked = early and refusal is not None and refusal.asked
-        if not why and asked:
+        if not why and early and refusal is not None and refusal.asked:
             why = REFUSED_BEFORE
-        if not why:
+        asks = not why
+        if asks:
             settings = self._member.settings
             pinned = {**(settings.pinned or {}), shard: bootstrap}
             self._member.offer(replace(settings, pinned=pinned))
@@ -82,10 +82,10 @@ class PinnedShards:
             if shard in self._confirmed():
                 self._refusals.pop(shard, None)
                 return
-            asked, why = True, self._obstacle(shard) or REFUSED_BEFORE
+            why = self._obstacle(shard) or REFUSED_BEFORE
             self.withdraw(shard)
-        if not early:
-            self._refusals[shard] = self._refused(refusal, asked=asked)
+        if asks or not early:
+            self._refusals[shard] = self._refused(refusal, asked=asks)
         raise ShardOccupied(
             f"Shard {shown(shard)} of group {self._member.group.key} cannot be connected on node "
             f"{self._member.node}: {why}."

@@ -246,6 +246,7 @@ class PullClient:
             ShardNotOpen: it is not connected, or was handed over.
             GapHeld: records were removed before they were read, and the group holds at gaps.
             SourceUnavailable: the log does not answer.
+            StoreError: no beat was confirmed in time, nor now: nothing is read until one is.
         """
         self._raise_problem()
         if shard is not None:

@@ -112,6 +112,26 @@ def test_a_shard_that_only_looked_free_is_asked_for_again_after_a_growing_pause(
     assert client.connect(S0) == "0"
 
 
+def test_a_shard_that_just_became_free_is_asked_for_once(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    """The first refusal was seen and cost nothing; the second one is found out by a write."""
+    a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
+    a.connect(S0)
+    with pytest.raises(ShardOccupied, match="it is a's"):
+        b.connect(S0)
+    a.shutdown()
+    b.beat()
+    store.claim = lambda *args, **_: dict.fromkeys(args[1], Stale())  # pyright: ignore
+    with pytest.raises(ShardOccupied):
+        b.connect(S0)
+    before = traces(store)
+    for _ in range(10):
+        with pytest.raises(ShardOccupied, match="a moment ago"):
+            b.connect(S0)
+    assert traces(store) == before
+
+
 def test_a_shard_that_another_node_asks_for_is_left_to_it(
     clock: VirtualClock, feed: ListFeed, store: MemoryStore
 ):
