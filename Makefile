@@ -1,16 +1,17 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test check chaos lint types format bench simulate-release install install-dev constraints clean
+.PHONY: help demo ui test check chaos lint types format bench simulate-release soak install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 # The folder of the demo and of `make ui`; the files of the demo's input; how many processes run the
-# tests; arguments for pytest and for the release simulation.
+# tests; arguments for pytest, for the release simulation and for the soak.
 HOME_DIR ?= .leasehold
 INPUT ?=
 TEST_PROCESSES ?= 3
 PYTEST_ARGS ?=
 SIMULATION_ARGS ?=
+SOAK_ARGS ?=
 export PYTHON
 
 help: ## List all targets
@@ -46,6 +47,9 @@ bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
 
 simulate-release: $(VENV)/.stamp-dev ## Simulate the protocol over 20,000 seeds of 5,000 steps (hours of CPU time)
 	@$(BIN)/python -m tests.simulation.release $(SIMULATION_ARGS)
+
+soak: $(VENV)/.stamp-dev ## Play two years of each shape of deployment under a virtual clock (an hour)
+	@$(BIN)/python -m tests.simulation.soak $(SOAK_ARGS)
 
 chaos: $(VENV)/.stamp-dev ## Kill 100 processes and freeze 100 at random; every record must be left once
 	@sh scripts/test_tools.sh

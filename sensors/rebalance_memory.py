@@ -80,8 +80,8 @@ class RebalanceMemory:
 
     def _tick(self, remembered: str) -> TickReport:
         report = self._rebalancer.tick(remembered)
-        self._upkeep.add(report.statements)
         if self._deployment.upkeep_file is not None:
+            self._upkeep.add(report.statements)
             noted = self._upkeep.report(
                 term_s=report.snapshot.group.timeout_s,
                 nodes=len(report.owned),

@@ -1,0 +1,311 @@
+"""One Dagster deployment: its daemon, its code server with the real sensors, its runs and agents.
+
+The instance is a real one in memory, whose runs of yesterday are deleted, as an operator's
+retention does. The daemon is the loop that calls the sensors and launches what they ask for; it
+keeps run keys for ever. Each code server and each agent is a real object of this process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster import DagsterRun, DagsterRunStatus
+
+from assets.consume_job import build_consume_job
+from assets.deployment import Deployment
+from assets.hourly_asset import HourlyAsset
+from assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from assets.shard_stream import ShardStream
+from lease_store.identifiers import NodeName
+from lease_store.process_identity import ProcessIdentity
+from lease_store.records import Timing
+from orchestration.code_server import CodeServer
+from orchestration.node_agent import NodeAgent
+from orchestration.node_directory import Endpoint
+from sensors.janitor import build_janitor_sensor
+from sensors.on_commit import build_on_commit_sensor
+from sensors.outbox import build_outbox_sensor
+from sensors.rebalance import build_rebalance_sensor
+from sensors.shard_list import build_shard_list_sensor
+from sensors.watermark import build_watermark_sensor
+from tests.simulation.soak.remembered_storage import RememberedStorage
+from tests.simulation.soak.run_double import RunDouble
+from tests.simulation.soak.virtual_time import Killed, Process, Terminated, VirtualTime
+
+if TYPE_CHECKING:
+    from tests.simulation.soak.world import World
+
+KEPT_RUNS_S = 86_400.0
+PARTITION_TAG = "dagster/partition"
+AT = Endpoint("127.0.0.1", 4202)
+DEAD = "server|dead"
+DEAD_ON_A_HOST = "host|dead"
+"""The notes of processes that are gone: from one's own host, and from a node's, where only the
+node's agent can see it."""
+
+
+@dataclass
+class Place:
+    """A stream as a deployment serves it."""
+
+    stream: ShardStream
+    deployment: Deployment
+
+
+class ServerDouble(CodeServer):
+    """A node's code server, which answers while its host is up."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ProcessIdentity] = []
+
+    @property
+    def silent_s(self) -> float:
+        return 0.0
+
+    def look(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        """No process to end."""
+
+
+class DagsterDouble:
+    """A deployment.
+
+    Args:
+        name: for messages.
+        nodes: the nodes of its setting, or those that have agents.
+        agents: whether an agent beats for each node.
+        hourly: the downstream asset that this deployment makes; None where another does.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        nodes: Sequence[str],
+        *,
+        agents: bool,
+        streams: Sequence[ShardStream],
+        hourly: HourlyAsset | None,
+        folder: Path,
+    ) -> None:
+        self.world, self.name, self.folder = world, name, folder
+        self.time: VirtualTime = world.time
+        self.nodes = [NodeName(node) for node in nodes]
+        self.agents, self.hourly = agents, hourly
+        self.instance = dg.DagsterInstance.ephemeral()
+        self._remember()
+        self.instance._run_launcher = _Launcher(self)  # type: ignore[assignment]
+        self.daemon_up = True
+        self.cursors: dict[str, str | None] = {}
+        self.messages: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
+        self.runs: dict[str, RunDouble] = {}
+        self.launched = 0
+        self._keys: set[tuple[str, str]] = set()
+        self._ended: deque[tuple[float, str]] = deque()
+        self._ids = itertools.count()
+        connection = world.store.connect()
+        # Where agents beat, the setting names a node that nobody has, as after an installation.
+        serves = (NodeName("local"),) if agents else tuple(self.nodes)
+        deployment = Deployment(
+            lambda: connection, serves, Timing(), lambda _: world.output, agents=agents
+        )
+        self.streams = {stream.name: Place(stream, deployment) for stream in streams}
+        self.sensors: dict[str, dg.SensorDefinition] = {}
+        self.restart_code_server()
+        self.live_agents: dict[NodeName, Process] = {}
+        for node in self.nodes if agents else ():
+            self.start_agent(node)
+
+    def _remember(self) -> None:
+        """Keep Dagster's answers until something is written, in both of its storages."""
+        instance: Any = self.instance
+        instance._run_storage = RememberedStorage(instance._run_storage)
+        instance._event_storage = RememberedStorage(instance._event_storage)
+
+    # -- code server ----------------------------------------------------------------------------
+
+    def restart_code_server(self) -> None:
+        """Build the sensors anew: what was only in their memory is gone."""
+        sensors: list[dg.SensorDefinition] = []
+        for place in self.streams.values():
+            stream, deployment = place.stream, place.deployment
+            job = build_consume_job(stream, deployment)
+            sensors.append(self._built(build_shard_list_sensor, stream, deployment))
+            sensors.append(self._built(build_rebalance_sensor, stream, deployment, job))
+            sensors.append(self._built(build_janitor_sensor, stream, deployment))
+            sensors.append(self._built(build_outbox_sensor, stream, deployment))
+            if stream.on_commit is not None:
+                sensors.append(self._built(build_on_commit_sensor, stream, deployment))
+            if self.hourly is not None and self.hourly.stream is stream:
+                sensors.append(self._built(build_watermark_sensor, self.hourly, deployment))
+        self.sensors = {sensor.name: sensor for sensor in sensors}
+        self._contexts = {
+            name: dg.build_sensor_context(
+                instance=self.instance, cursor=self.cursors.get(name), sensor_name=name
+            )
+            for name in self.sensors
+        }
+
+    def _built(self, builder: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """A sensor or an agent on virtual time: with the clock and the chance that it takes."""
+        given = {"clock": self.time.clock, "jitter": self.world.chance.random}
+        wanted = inspect.signature(builder).parameters
+        options |= {name: value for name, value in given.items() if name in wanted}
+        return builder(*args, **options)
+
+    # -- daemon ---------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One loop of the daemon: every sensor once, then the runs that were asked for."""
+        if not self.daemon_up:
+            return
+        for name, sensor in self.sensors.items():
+            before = self.world.store.cost.copy()
+            try:
+                result = self._evaluate(name, sensor)
+            except Exception as error:
+                self.world.watch.tick_failed(self, name, error)
+                continue
+            spent = self.world.store.cost.since(before)
+            self.world.watch.tick_cost(self, name, spent)
+            self._carry_out(name, result)
+
+    def _evaluate(self, name: str, sensor: dg.SensorDefinition) -> dg.SensorResult:
+        # One context for all ticks of a sensor: making one costs more than most ticks.
+        context: Any = self._contexts[name]
+        context._cursor = self.cursors.get(name)
+        result: Any = sensor._raw_fn(context)
+        if isinstance(result, dg.SkipReason):
+            return dg.SensorResult(skip_reason=result, cursor=context.cursor)
+        return result
+
+    def _carry_out(self, name: str, result: dg.SensorResult) -> None:
+        self.cursors[name] = result.cursor
+        skip = result.skip_reason
+        self.messages[name] = str(getattr(skip, "skip_message", skip) or "")
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        for request in result.dynamic_partitions_requests or ():
+            self.instance.add_dynamic_partitions(
+                request.partitions_def_name, list(request.partition_keys)
+            )
+        for request in result.run_requests or ():
+            self.launch(name, request)
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def launch(self, sensor: str, request: dg.RunRequest) -> None:
+        """Start a run, unless the sensor has used its key before."""
+        if request.run_key is not None:
+            if (sensor, request.run_key) in self._keys:
+                return
+            self._keys.add((sensor, request.run_key))
+        tags = {str(key): str(value) for key, value in request.tags.items()}
+        if request.partition_key is not None:
+            tags[PARTITION_TAG] = request.partition_key
+        if request.run_key is not None:
+            tags["dagster/run_key"] = request.run_key
+        run = DagsterRun(
+            job_name=request.job_name or "__ASSET_JOB",
+            run_id=f"{self.name}-{next(self._ids)}",
+            run_config=dict(request.run_config),
+            tags=tags | {"dagster/sensor_name": sensor},
+            status=DagsterRunStatus.STARTED,
+            asset_selection=frozenset(request.asset_selection or ()) or None,
+        )
+        self.instance.add_run(run)
+        self.launched += 1
+        node = tags.get(NODE_TAG)
+        if self.agents and node and NodeName(node) not in self.live_agents:
+            self.instance.report_run_failed(run, f"Node {node} has no code server now.")
+            return
+        process = Process(f"run {run.run_id}")
+        double = RunDouble(self, run, tags[STREAM_TAG], process)
+        self.runs[run.run_id] = double
+        self.time.spawn(process, double.work)
+
+    def run_ended(self, double: RunDouble, failure: str) -> None:
+        """A run's process has come to its end; `failure` is empty where all went well."""
+        self.runs.pop(double.run.run_id, None)
+        self._ended.append((self.time.now_s, double.run.run_id))
+        if failure:
+            self.failures[double.stream] = failure
+
+    def kill_run(self, run_id: str) -> None:
+        """A run's process dies without a word."""
+        double = self.runs.pop(run_id)
+        self.instance.add_run_tags(run_id, {PROCESS_TAG: DEAD_ON_A_HOST if self.agents else DEAD})
+        self._ended.append((self.time.now_s, run_id))
+        self.time.end(double.process, Killed())
+
+    def delete_old_runs(self) -> None:
+        """Delete what ended more than a day ago, as an operator's retention does."""
+        while self._ended and self._ended[0][0] < self.time.now_s - KEPT_RUNS_S:
+            self.instance.delete_run(self._ended.popleft()[1])
+
+    # -- agents ---------------------------------------------------------------------------------
+
+    def start_agent(self, node: NodeName) -> None:
+        """Start the agent of a node, and with it the node's code server."""
+        folder = self.folder / node
+        folder.mkdir(parents=True, exist_ok=True)
+        process = Process(f"agent of {node}")
+        store = self.world.store.connect(process)
+        told = self.time.threading().Event()
+        rows = {
+            place.stream.key: place.stream.node(node, address="") for place in self.streams.values()
+        }
+        agent = self._built(
+            NodeAgent,
+            node,
+            rows,
+            store=store,
+            instance=self.instance,
+            server=ServerDouble(),
+            spark=None,
+            folder=folder,
+            advertised=AT,
+            leave_timeout_s=60.0,
+        )
+        self.time.spawn(process, lambda: agent.run(told))
+        self.live_agents[node] = process
+
+    def kill_host(self, node: NodeName) -> None:
+        """A node's host goes down with its agent and its runs."""
+        self.time.end(self.live_agents.pop(node), Killed())
+        for run_id, double in list(self.runs.items()):
+            if double.run.tags.get(NODE_TAG) == node:
+                self.kill_run(run_id)
+
+    def alive(self, node: NodeName) -> bool:
+        """Whether somebody beats for a node now."""
+        if node not in self.nodes:
+            return False
+        return node in self.live_agents if self.agents else self.daemon_up
+
+
+class _Launcher:
+    """Dagster's launcher, as far as the janitor asks it: ends a run where its process is there."""
+
+    def __init__(self, deployment: DagsterDouble) -> None:
+        self._deployment = deployment
+
+    def terminate(self, run_id: str) -> bool:
+        double = self._deployment.runs.get(run_id)
+        if double is None:
+            return False
+        self._deployment.time.end(double.process, Terminated())
+        return True
+
+    def dispose(self) -> None:
+        """Nothing to let go of."""

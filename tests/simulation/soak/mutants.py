@@ -1,0 +1,119 @@
+"""Mutants for the soak: each takes one remedy out of the code, and something stands still again.
+
+As the mutants of `tests.simulation.mutants` do for the protocol, these show that the soak can
+fail: each names the scene that notices it, and what its finding has to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from lease_store.errors import UnknownShard
+from lease_store.identifiers import NodeName, ShardId
+from lease_store.liveness import Observations
+from lease_store.node_membership import NodeMembership
+from sensors.hook_delivery import HookDelivery
+from shard_sources.source import Limits, PlannedRange, ShardBounds
+from tests.simulation.soak.scenes import SCENES
+from tests.simulation.soak.synthetic_log import LogShard, SyntheticLog
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A remedy that is taken out.
+
+    Attributes:
+        name: what the code does without it.
+        scene: the name of the scene that notices.
+        patches: what stands in the place of what, by dotted name.
+        finding: what the scene's finding must contain.
+    """
+
+    name: str
+    scene: str
+    patches: Mapping[str, object]
+    finding: str
+
+    def findings(self) -> list[str]:
+        """Play the scene with the remedy taken out; its findings."""
+        with ExitStack() as stack:
+            for place, mutation in self.patches.items():
+                stack.enter_context(mock.patch(place, mutation))
+            return SCENES[self.scene].play()
+
+
+def _unbounded_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float = 0.0) -> float:
+    """The wait is cut to the longest one only after it has grown beyond all numbers."""
+    return min(first_s * 2 ** max(failures - 1, 0), max_s) * (1 - jitter / 2)
+
+
+def _node_of_the_setting(self: HookDelivery, address: str) -> tuple[NodeName, str] | None:
+    """The node that may call the hook is looked for among those of the setting."""
+    deployment = self._deployment
+    for node in deployment.store().pulse(self._stream.key).nodes:
+        if node.member and node.name in deployment.nodes:
+            return node.name, node.incarnation
+    return None
+
+
+def _bounds_of_listed(self: SyntheticLog, shards: list[ShardId]) -> dict[ShardId, ShardBounds]:
+    """A source knows nothing of a shard that retention has removed."""
+    self._answer()
+    return {shard: self._bounds(_listed(self.shards[shard])) for shard in shards}
+
+
+def _plan_of_listed(self: SyntheticLog, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+    """As for the bounds."""
+    return _PLAN(self, _listed(self.shards[shard]).shard, start, limits)
+
+
+def _listed(entry: LogShard) -> LogShard:
+    if entry.gone:
+        raise UnknownShard(f"The log has no shard {entry.shard!r}.")
+    return entry
+
+
+_PLAN = SyntheticLog.plan
+_LOG = "tests.simulation.soak.synthetic_log.SyntheticLog"
+
+MUTANTS = [
+    Mutant(
+        "a wait that grows before it is bounded",
+        "a shard fails for ever",
+        {"sensors.launching.retry_wait_s": _unbounded_wait_s},
+        "parcels",
+    ),
+    Mutant(
+        "hooks are called by the nodes of a setting",
+        "hooks where nodes have agents",
+        {"sensors.hook_delivery.HookDelivery._live_node": _node_of_the_setting},
+        "on_commit was not called",
+    ),
+    Mutant(
+        "a shard that was removed is unknown",
+        "a shard is removed",
+        {f"{_LOG}.bounds": _bounds_of_listed, f"{_LOG}.plan": _plan_of_listed},
+        "shard 0 of orders/default stood still",
+    ),
+    Mutant(
+        "a node takes shards though its daemon is down",
+        "a daemon is down",
+        {f"{NodeMembership.__module__}.NodeMembership.planner_silent_s": 0.0},
+        "of orders/default stood still",
+    ),
+    Mutant(
+        "time without a look counts as silence",
+        "the store is away",
+        {f"{Observations.__module__}.Observations._uncounted_s": lambda *_: 0.0},
+        "is alive and was evicted",
+    ),
+]
+
+
+def shown(findings: list[str]) -> Any:
+    """Findings as a failed test shows them."""
+    return "\n".join(findings) or "no finding"

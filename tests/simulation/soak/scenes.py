@@ -1,0 +1,69 @@
+"""Short scenes: one thing goes wrong in one shape, for as long as its defect needs to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation.soak import script
+from tests.simulation.soak.script import DAY_S, HOUR_S, SMALL, Builder
+from tests.simulation.soak.world import Incident, Pace, Shape, World, quiet, world
+
+BEGIN_S = 1.5 * HOUR_S
+SCENE_PACE = Pace(quiet_s=300.0, traffic_s=1_800.0)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A short soak.
+
+    Attributes:
+        shape: of deployment.
+        until_s: how long it lasts, in virtual seconds.
+        builders: what happens, one after the other from the beginning of the second hour on.
+        options: of the world.
+    """
+
+    shape: Shape
+    until_s: float
+    builders: tuple[Builder, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def incidents(self) -> list[Incident]:
+        """The steps of all incidents."""
+        found: list[Incident] = []
+        at_s = BEGIN_S
+        for builder in self.builders:
+            steps = builder(at_s, SMALL, 0)
+            found += steps
+            at_s = max(step.at_s for step in steps) + SMALL.spacing_s
+        return found
+
+    def play(self) -> list[str]:
+        """Play it up to the first finding, or to its end; the findings."""
+        given: dict[str, Any] = {"pace": SCENE_PACE, "parcels": 0}
+        with quiet(), world(self.shape, **(given | self.options)) as played:
+            played.run(self.until_s, self.incidents(), first=True)
+            return list(played.watch.findings.values())
+
+
+def _both_daemons(at_s: float, lengths: script.Lengths, number: int) -> list[Incident]:
+    """The daemon of the deployment with agents is down for a day."""
+
+    def down(made: World) -> None:
+        made.deployments[0].daemon_up = False
+
+    return [Incident(at_s, "the daemon with agents is down", down)]
+
+
+ONE_FAILS: dict[str, Any] = {"orders": 0, "parcels": 2, "pace": Pace(300.0, 14_400.0)}
+
+SCENES: dict[str, Scene] = {
+    "a shard fails for ever": Scene(Shape.EMBEDDED, 4 * DAY_S, (), ONE_FAILS),
+    "hooks where nodes have agents": Scene(Shape.AGENTS, 2 * HOUR_S),
+    "a shard is removed": Scene(Shape.EMBEDDED, 8 * HOUR_S, (script.shard_removed,)),
+    "a daemon is down": Scene(Shape.TWO, 6 * HOUR_S, (_both_daemons,)),
+    "the store is away": Scene(
+        Shape.TWO, 3 * HOUR_S, (script.store_away,), {"orders": 0, "parcels": 4, "failing": False}
+    ),
+}

@@ -1,0 +1,23 @@
+"""Short soaks of one thing each: no finding as the code is, one in every mutant of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.soak.mutants import MUTANTS, Mutant, shown
+from tests.simulation.soak.scenes import SCENES
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_scene_has_no_finding(name: str) -> None:
+    assert SCENES[name].play() == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_remedy_that_is_taken_out_is_noticed(mutant: Mutant) -> None:
+    findings = mutant.findings()
+    assert any(mutant.finding in finding for finding in findings), shown(findings)
+
+
+def test_every_scene_has_a_mutant() -> None:
+    assert {mutant.scene for mutant in MUTANTS} == set(SCENES)

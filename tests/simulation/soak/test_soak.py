@@ -1,0 +1,25 @@
+"""The soak in a small form: every incident once in each shape, and nothing stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.soak.script import BUILDERS, SMALL
+from tests.simulation.soak.whole import soak
+from tests.simulation.soak.world import Pace, Shape
+
+DAYS = 1.0
+PACE = Pace(quiet_s=900.0, traffic_s=7_200.0)
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_nothing_stands_still_though_everything_fails_once(shape: Shape) -> None:
+    outcome = soak(shape, DAYS, SMALL, PACE)
+    assert outcome.findings == ()
+    assert outcome.incidents >= len(BUILDERS)
+    # Without these figures there was nothing to find.
+    assert outcome.commits > 80
+    assert outcome.hook_calls > 50
+    assert outcome.hours > 20
+    assert outcome.gaps >= 2
+    assert outcome.late_records

@@ -1,0 +1,338 @@
+"""A world to soak in: logs, a lease store, one or two deployments, and what happens to them.
+
+Time moves in steps. While something has to happen (records are unread, a run is at work, an
+incident is a moment old) a step is a tick of 5 s, as the daemon's. In between it is as long as
+`quiet_s`: what is left out are ticks in which every living process would have beaten and nothing
+else would have been due, and those beats are made up for in one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from assets.commit_hook import CommittedBatch
+from assets.event_frontier import HOUR
+from assets.hourly_asset import HourlyAsset, LateAction, LatePolicy
+from assets.shard_stream import ShardStream
+from lease_store.errors import UnknownGroup
+from lease_store.heartbeat import Heartbeat
+from lease_store.identifiers import GroupKey
+from lease_store.memory_store import MemoryStore
+from lease_store.records import GapPolicy, Snapshot
+from lease_store.states import ShardState
+from lease_store.store import LeaseStore
+from shard_sources.source import Limits
+from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST, DagsterDouble
+from tests.simulation.soak.run_double import Moods, SweeperDouble
+from tests.simulation.soak.synthetic_log import SyntheticLog
+from tests.simulation.soak.virtual_time import VirtualTime
+from tests.simulation.soak.watch import TICK_S, Watch
+from tests.simulation.soak.watched_store import WatchedStore
+
+BEGAN = datetime(2020, 1, 1, tzinfo=UTC)
+"""The virtual wall clock at second 0: long ago, so that Dagster knows every hour's partition."""
+ALERT_S = 60.0
+"""For how long after an incident steps are short."""
+LEAD_S = 30.0
+"""How long before an incident steps are short."""
+SIZES_EVERY = 200
+DAY_S = 86_400.0
+MONTH_S = 30 * DAY_S
+RECORDS_PER_APPEND = 10
+
+
+class Shape(StrEnum):
+    """How the nodes are deployed."""
+
+    EMBEDDED = "embedded"
+    AGENTS = "agents"
+    TWO = "two deployments"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a soak is coarsened.
+
+    Attributes:
+        quiet_s: the longest step.
+        traffic_s: how often each shard gets records.
+    """
+
+    quiet_s: float = 3_600.0
+    traffic_s: float = 14_400.0
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that happens at a moment, in virtual seconds."""
+
+    at_s: float
+    name: str
+    action: Callable[[World], object]
+
+
+@dataclass
+class World:
+    """One shape of deployment over years.
+
+    `orders` has hours, splits and most of the incidents; `parcels` is the stream one shard of
+    which fails for ever.
+    """
+
+    shape: Shape
+    folder: Path
+    time: VirtualTime
+    pace: Pace = field(default_factory=Pace)
+    seed: int = 0
+    orders: int = 4
+    parcels: int = 3
+    failing: bool = True
+    new_store: Callable[[], LeaseStore] = MemoryStore
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.since = BEGAN
+        self.hook_fails = False
+        self.incidents: list[str] = []
+        self.say: Callable[[str], object] = lambda _: None
+        self._alert_until_s = ALERT_S
+        self._traffic_at_s = 0.0
+        self._said_s = 0.0
+        self.steps = 0
+        self.watch = Watch(self)
+        self.store = WatchedStore(self.new_store(), self.time, self.watch)
+        self.logs: dict[str, SyntheticLog] = {}
+        self.keys: dict[str, GroupKey] = {}
+        self._moods: dict[str, Moods] = {}
+        self._streams: list[ShardStream] = []
+        for name, shards in (("orders", self.orders), ("parcels", self.parcels)):
+            if shards:
+                self._declare(name, shards)
+        if self.failing and self.parcels:
+            self._moods["parcels"].failing |= {self.logs["parcels"].open_shards()[0]}
+        self.deployments = self._deploy()
+
+    def _declare(self, name: str, shards: int) -> None:
+        log = self.logs[name] = SyntheticLog(shards)
+        stream = ShardStream(
+            name=name,
+            source=log,  # pyright: ignore[reportArgumentType]
+            limits=Limits(records_max=10 * RECORDS_PER_APPEND),
+            gap_policy=GapPolicy.HOLD if self.shape is Shape.EMBEDDED else GapPolicy.BEGIN,
+            on_commit=self._hook if name == "orders" else None,
+        )
+        self.keys[name] = stream.key
+        self._moods[name] = Moods(set(), set())
+        self._streams.append(stream)
+
+    def _deploy(self) -> list[DagsterDouble]:
+        hourly = None
+        if "orders" in self.logs:
+            hourly = HourlyAsset(
+                self._streams[0],
+                "orders_hours",
+                transform=lambda frame: frame,
+                since=self.since,
+                late=LatePolicy(LateAction.RERUN),
+            )
+        built = partial(self._deployment, streams=self._streams)
+        if self.shape is Shape.EMBEDDED:
+            return [built("embedded", "ab", agents=False, hourly=hourly)]
+        if self.shape is Shape.AGENTS:
+            return [built("agents", "abc", agents=True, hourly=hourly)]
+        return [
+            built("north", "ab", agents=True, hourly=hourly),
+            built("south", "cd", agents=False, hourly=None),
+        ]
+
+    def _deployment(
+        self, name: str, nodes: str, *, agents: bool, hourly: Any, streams: Sequence[ShardStream]
+    ) -> DagsterDouble:
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        return DagsterDouble(
+            self, name, tuple(nodes), agents=agents, streams=streams, hourly=hourly, folder=folder
+        )
+
+    @property
+    def output(self) -> Path:
+        """The folder of committed output, which all deployments share."""
+        return self.folder / "output"
+
+    # -- what others ask ------------------------------------------------------------------------
+
+    @property
+    def quiet_s(self) -> float:
+        """The longest step."""
+        return self.pace.quiet_s
+
+    @property
+    def now(self) -> datetime:
+        """The virtual wall clock, for event times alone."""
+        return BEGAN + timedelta(seconds=self.time.now_s)
+
+    @property
+    def shards_ever(self) -> int:
+        """How many shards the logs ever had."""
+        return sum(len(log.shards) for log in self.logs.values())
+
+    def moods(self, stream: str) -> Moods:
+        """What goes wrong in the runs of a stream."""
+        return self._moods[stream]
+
+    def snapshot(self, key: GroupKey) -> Snapshot | None:
+        """A group as the store has it, without anybody's asking; None before it is made."""
+        try:
+            return self.store.store.snapshot(key)
+        except UnknownGroup:
+            return None
+
+    def frontier(self, stream: str) -> datetime | None:
+        """Up to which event time the output of a stream is complete."""
+        snapshot = self.snapshot(self.keys[stream])
+        known = {lease.shard for lease in snapshot.shards} if snapshot else set()
+        if snapshot is None or known < self.logs[stream].shards.keys():
+            return None
+        marks = [row.watermark for row in snapshot.shards if row.state is not ShardState.OVER]
+        return None if None in marks or not marks else min(mark for mark in marks if mark)
+
+    def _hook(self, batch: CommittedBatch) -> None:
+        if self.hook_fails:
+            raise RuntimeError("The service behind the hook is away.")
+        self.watch.hooked(batch.key, batch.batch_id)
+
+    def update_group(self, stream: str, **changes: Any) -> None:
+        """Change a group's settings, as an operator does."""
+        group = self.store.store.pulse(self.keys[stream]).group
+        self.store.store.update_group(replace(group, **changes), observer="soak")
+
+    def append_late(self, stream: str, records: int) -> None:
+        """Append records to one shard for an hour that was made a while ago."""
+        hour = self.watch.next_hour - 5 * HOUR
+        if hour < self.since or not self.watch.made(hour):
+            return
+        log = self.logs[stream]
+        log.append(log.open_shards()[0], records, hour, late=True)
+        self.watch.late_expected[hour] += records + self.watch.late_of(hour)
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def run(
+        self, until_s: float, incidents: Sequence[Incident] = (), *, first: bool = False
+    ) -> None:
+        """Go on until a moment, or with `first` until there is a finding."""
+        waiting = sorted(incidents, key=lambda each: each.at_s)
+        while self.time.now_s < until_s and not (first and self.watch.findings):
+            while waiting and waiting[0].at_s <= self.time.now_s:
+                incident = waiting.pop(0)
+                self.incidents.append(incident.name)
+                incident.action(self)
+                self._alert_until_s = self.time.now_s + ALERT_S
+            self._append()
+            self._step()
+            # Ordinary ticks come before an incident, so that everybody has just looked.
+            next_s = waiting[0].at_s - LEAD_S if waiting else until_s
+            self._go_on(min(next_s, self._traffic_at_s))
+
+    def _append(self) -> None:
+        if self.time.now_s < self._traffic_at_s:
+            return
+        self._traffic_at_s = self.time.now_s + self.pace.traffic_s
+        for log in self.logs.values():
+            for shard in log.open_shards():
+                log.append(shard, RECORDS_PER_APPEND, self.now)
+
+    def _step(self) -> None:
+        # Who comes first is chance: daemons among each other, and before or after agents and runs.
+        turns = [self.time.settle, *(deployment.tick for deployment in self.deployments)]
+        self.chance.shuffle(turns)
+        for turn in turns:
+            turn()
+        self.time.settle()
+        self.watch.look()
+        self.steps += 1
+        if self.time.now_s >= self._said_s + MONTH_S:
+            self._said_s += MONTH_S
+            self.say(
+                f"{self.shape}: day {self.time.now_s / DAY_S:,.0f}, {self.steps:,} steps, "
+                f"{len(self.watch.findings)} findings"
+            )
+        if self.steps % SIZES_EVERY == 0:
+            self.watch.look_at_sizes()
+            self.watch.look_at_outbox()
+            for deployment in self.deployments:
+                deployment.delete_old_runs()
+
+    def _go_on(self, next_s: float) -> None:
+        busy = self.watch.due or any(deployment.runs for deployment in self.deployments)
+        left_s = next_s - self.time.now_s
+        if busy or self.time.now_s < self._alert_until_s or left_s <= TICK_S:
+            self.time.now_s += TICK_S
+            return
+        self.time.now_s += min(self.quiet_s, left_s)
+        self._make_up()
+
+    def _make_up(self) -> None:
+        """The beats of the ticks that were left out, as one."""
+        for key in self.keys.values():
+            snapshot = self.snapshot(key)
+            for node in snapshot.nodes if snapshot and not self.store.down else ():
+                if node.member and any(each.alive(node.name) for each in self.deployments):
+                    self.store.store.beat(key, node.name, node.incarnation)
+
+
+@contextmanager
+def world(shape: Shape, **options: Any) -> Generator[World]:
+    """A world whose code sees virtual time and doubles of processes and of Spark."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        virtual = VirtualTime()
+        worlds: list[World] = []
+
+        def sweeper(*, stream: ShardStream, run: str, doomed: Any, output_root: Path, **_: Any):
+            made = worlds[0]
+            deployment = next(each for each in made.deployments if run in each.runs)
+            log, moods = made.logs[stream.name], made.moods(stream.name)
+            return SweeperDouble(deployment, run, log, moods, output_root, doomed)
+
+        doubles = {
+            "orchestration.node_agent.threading": virtual.threading(),
+            "orchestration.node_agent.say": lambda _: None,
+            "orchestration.node_agent.process_gone": lambda note: note in (DEAD, DEAD_ON_A_HOST),
+            "sensors.janitor.process_gone": lambda note: note == DEAD,
+            "lease_store.heartbeat.threading": virtual.threading(),
+            "assets.node_consumption.Heartbeat": partial(Heartbeat, clock=virtual.clock),
+            "assets.node_consumption.SparkSweeper": sweeper,
+            "assets.node_consumption.time": virtual.time(),
+            "assets.consume_job.time": virtual.time(),
+            "assets.consume_job.process_note": lambda: "a strand of the soak",
+        }
+        for place, double in doubles.items():
+            stack.enter_context(mock.patch(place, double))
+        worlds.append(World(shape, folder, virtual, **options))
+        yield worlds[0]
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """No logs and no warnings: those of years are for nobody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
