@@ -6,24 +6,24 @@ it is found at once, and not by the first lost update.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import ExceptionContext
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 
 from lease_store.database_errors import Verdict, verdict
+from lease_store.database_transport import transport
 from lease_store.errors import InvalidSetting, StoreError, shown
 
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 4  # above the lock wait; a look at a frozen server and one more stay under 10 s
 LOCK_WAIT_S = 2
-IDLE_S = 20  # the server ends an idle session, and with it whatever it had locked
-IDLE_TRANSACTION_S = 5  # and much sooner where it holds locks in an open transaction (MariaDB)
+IDLE_S = 20  # the server ends a session that rests in the pool for longer
+IDLE_TRANSACTION_S = 5  # and much sooner one in use, which may have rows locked
 RECYCLE_S = 15  # the pool replaces a connection before the server ends it
 POOL_SIZE = 5
 SQL_MODE = (
@@ -32,6 +32,7 @@ SQL_MODE = (
 )
 WRITE_OPTION = "leasehold_write"
 READ_ONLY_INFO = "leasehold_read_only"
+_FRESH_INFO = "leasehold_fresh"
 _UNKNOWN_VARIABLE = 1193
 
 
@@ -101,12 +102,12 @@ def _give_up_connection(context: ExceptionContext) -> None:
 
 
 def _mysql_engine(url: URL, statement_s: int) -> Engine:
-    url, arguments = _tls(url)
+    url, arguments = transport(url)
     engine = create_engine(
         url,
         pool_size=POOL_SIZE,
-        pool_pre_ping=True,
         pool_recycle=RECYCLE_S,
+        pool_reset_on_return=None,  # `_limit_idle_time` does so
         pool_timeout=READ_TIMEOUT_S,
         hide_parameters=True,
         connect_args={
@@ -124,57 +125,63 @@ def _mysql_engine(url: URL, statement_s: int) -> Engine:
 
     def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
-            _prepare_session(cursor, encrypted=encrypted, longer_s=longer_s)
+            _prepare_session(cursor, encrypted=encrypted, in_use_s=IDLE_TRANSACTION_S + longer_s)
             record.info[READ_ONLY_INFO] = _read_only(cursor)
         connection.commit()
+        record.info[_FRESH_INFO] = True
 
     event.listen(engine, "connect", prepare)
+    _limit_idle_time(engine, in_use_s=IDLE_TRANSACTION_S + longer_s, at_rest_s=IDLE_S + longer_s)
     return engine
 
 
-def _tls(url: URL) -> tuple[URL, dict[str, Any]]:
-    """The URL without its `ssl_*` options, and a context that verifies certificate and host.
+def _limit_idle_time(engine: Engine, *, in_use_s: int, at_rest_s: int) -> None:
+    """Have the server end a silent session soon while it is in use, and later while it rests.
 
-    The driver's own reading of these options would accept any certificate.
+    A process that freezes within a transaction:
+    1. It has changed the row of its group, and is stopped before its COMMIT.
+    2. Every other node waits for that row, and gives up after the lock wait, again and again.
+    3. The server undoes the transaction once the session was silent for its `wait_timeout`.
+    4. A limit as short as that at all times would end the sessions that rest between two beats.
+
+    Setting the limit when a connection leaves the pool finds out that it is broken, and when it
+    comes back nothing is left to roll back after a COMMIT: the two statements cost as much as a
+    ping and a rollback, which they replace.
     """
-    query = dict(url.query)
-    options = {name: query.pop(name) for name in tuple(query) if name.startswith("ssl_")}
-    if not options:
-        return url, {}
-    unknown = sorted(options.keys() - {"ssl_ca", "ssl_cert", "ssl_key"})
-    if unknown:
-        raise InvalidSetting(
-            f"The lease store's URL has the TLS option {shown(unknown[0])}: use ssl_ca, ssl_cert "
-            "and ssl_key; certificate and host name are always verified."
-        )
-    try:
-        context = ssl.create_default_context(cafile=_path(options.get("ssl_ca")))
-        if "ssl_cert" in options:
-            certificate = _path(options["ssl_cert"])
-            context.load_cert_chain(str(certificate), keyfile=_path(options.get("ssl_key")))
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidSetting(
-            f"The lease store's TLS files cannot be read ({error.strerror or error}): check "
-            "ssl_ca, ssl_cert and ssl_key in its URL."
-        ) from None
-    return url.set(query=query), {"ssl": context}
+
+    from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
+
+    def leave_pool(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        if record.info.pop(_FRESH_INFO, False):
+            return
+        try:
+            _limit(connection, in_use_s)
+        except connection.Error as error:
+            raise InvalidatePoolError from error
+
+    def come_back(connection: Any, _record: ConnectionPoolEntry, state: PoolResetState) -> None:
+        if state.terminate_only:
+            return
+        if not state.transaction_was_reset and connection.server_status & SERVER_STATUS_IN_TRANS:
+            connection.rollback()
+        _limit(connection, at_rest_s)
+
+    event.listen(engine, "checkout", leave_pool)
+    event.listen(engine, "reset", come_back)
 
 
-def _path(option: str | tuple[str, ...] | None) -> str | None:
-    return option[0] if isinstance(option, tuple) else option
+def _limit(connection: Any, seconds: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION wait_timeout = %s", (seconds,))
 
 
-def _prepare_session(cursor: Any, *, encrypted: bool, longer_s: int) -> None:
+def _prepare_session(cursor: Any, *, encrypted: bool, in_use_s: int) -> None:
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     cursor.execute(
         "SET SESSION sql_mode = %s, time_zone = '+00:00', innodb_lock_wait_timeout = %s, "
         "wait_timeout = %s",
-        (SQL_MODE, LOCK_WAIT_S, IDLE_S + longer_s),
+        (SQL_MODE, LOCK_WAIT_S, in_use_s),
     )
-    cursor.execute("SELECT VERSION()")
-    if "MariaDB" in str(cursor.fetchone()[0]):
-        idle_s = IDLE_TRANSACTION_S + longer_s
-        cursor.execute("SET SESSION idle_transaction_timeout = %s", (idle_s,))
     _assert_session(cursor)
     if encrypted:
         cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Connection,
     Double,
     Index,
     Integer,
@@ -22,11 +23,17 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    column,
+    func,
+    inspect,
+    select,
+    table,
 )
 from sqlalchemy.exc import DBAPIError
 
 from lease_store.columns import AutoNumber, EventTime, ExactText, JsonText, ServerTime, server_time
 from lease_store.database_errors import error_number
+from lease_store.errors import StoreError
 
 revision = "0001"
 down_revision = None
@@ -34,6 +41,7 @@ branch_labels = None
 depends_on = None
 
 _NO_TRIGGERS_ALLOWED = 1419
+_NOT_GRANTED = 1142
 _log = logging.getLogger(__name__)
 
 metadata = MetaData()
@@ -73,11 +81,11 @@ def _times() -> tuple[Column[Any], Column[Any]]:
 
 def _grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
     checks: list[CheckConstraint] = []
-    for column in columns:
-        name = f"{table}_{column}_grammar"
-        glob = f"{column} GLOB '[A-Za-z0-9]*' AND {column} NOT GLOB '*[^A-Za-z0-9._-]*'"
+    for each in columns:
+        name = f"{table}_{each}_grammar"
+        glob = f"{each} GLOB '[A-Za-z0-9]*' AND {each} NOT GLOB '*[^A-Za-z0-9._-]*'"
         # MySQL refuses regular expressions on binary strings, hence the conversion.
-        text = f"CONVERT({column} USING latin1)"
+        text = f"CONVERT({each} USING latin1)"
         regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
         checks.append(CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
         checks.append(CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
@@ -236,6 +244,7 @@ Table(
 
 # The nodes' table has none: a trigger would blank the LAST_INSERT_ID() that a beat reports its
 # counter with, and that counter only serves liveness.
+_TRIGGER = "shard_lease_only_upwards"
 _ONLY_UPWARDS = {
     "sqlite": (
         "CREATE TRIGGER shard_lease_only_upwards BEFORE UPDATE ON loghub_client_shard_lease "
@@ -252,14 +261,51 @@ _ONLY_UPWARDS = {
 
 
 def upgrade() -> None:
-    """Create the tables, and a trigger that keeps fencing numbers from going down even by hand."""
+    """Create the tables, and a trigger that keeps fencing numbers from going down even by hand.
+
+    MySQL commits every change of a table by itself: an upgrade that was cut off, or refused for
+    want of a privilege, goes on where it stopped.
+
+    Raises:
+        StoreError: the account may not create triggers.
+    """
     connection = op.get_bind()
-    metadata.create_all(connection, checkfirst=False)
+    metadata.create_all(connection, checkfirst=True)
+    for each in metadata.sorted_tables:
+        indexes = {index["name"] for index in inspect(connection).get_indexes(each.name)}
+        for index in sorted(each.indexes, key=lambda index: str(index.name)):
+            if index.name not in indexes:
+                index.create(connection)
+    if not _guarded(connection):
+        _guard(connection)
+
+
+def _guarded(connection: Connection) -> bool:
+    """Tell whether the trigger is there."""
+    if connection.dialect.name == "sqlite":
+        triggers = table("sqlite_master", column("name"), column("type"))
+        mine = select(triggers.c.name).where(triggers.c.type == "trigger")
+        return _TRIGGER in connection.execute(mine).scalars()
+    triggers = table(
+        "TRIGGERS", column("TRIGGER_NAME"), column("TRIGGER_SCHEMA"), schema="information_schema"
+    )
+    mine = select(triggers.c.TRIGGER_NAME).where(func.database() == triggers.c.TRIGGER_SCHEMA)
+    return _TRIGGER in connection.execute(mine).scalars()
+
+
+def _guard(connection: Connection) -> None:
     try:
         connection.exec_driver_sql(_ONLY_UPWARDS[connection.dialect.name])
     except DBAPIError as error:
-        if error_number(error) != _NO_TRIGGERS_ALLOWED:
+        if error_number(error) == _NO_TRIGGERS_ALLOWED:
+            # With a binary log, MySQL wants SUPER for triggers; the code's own conditions hold
+            # without them, they only guard against statements typed by hand.
+            _log.warning("The server allows no triggers: fencing numbers can be edited by hand.")
+            return
+        if error_number(error) != _NOT_GRANTED:
             raise
-        # With a binary log, MySQL wants SUPER for triggers; the code's own conditions hold
-        # without them, they only guard against statements typed by hand.
-        _log.warning("The server allows no triggers: fencing numbers can be edited by hand.")
+        raise StoreError(
+            f"The lease store's account may not create triggers in {connection.engine.url.database}"
+            ": grant it TRIGGER there as well, and run `leasehold db upgrade` again, which goes on "
+            "where it stopped."
+        ) from error

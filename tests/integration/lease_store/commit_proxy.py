@@ -1,4 +1,4 @@
-"""A TCP proxy in front of MariaDB that cuts the connection right before or right after COMMIT."""
+"""A TCP proxy before a server that cuts the connection right before or right after COMMIT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ class Cut(Enum):
 
 
 class CommitProxy:
-    """Forwards everything until a cut is armed; then the next COMMIT ends its connection."""
+    """Forwards everything until a cut is armed; then the next COMMIT ends its connection.
+
+    Attributes:
+        port: on 127.0.0.1; whoever connects must not ask for TLS, which the proxy cannot read.
+        done: the cuts that were made.
+        queries: the texts of the statements that passed.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -27,6 +33,7 @@ class CommitProxy:
         self.port = int(self._listener.getsockname()[1])
         self._cuts: list[Cut] = []
         self.done: list[Cut] = []
+        self.queries: list[str] = []
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -67,7 +74,10 @@ class CommitProxy:
         """From the client to the server, packet by packet."""
         with contextlib.suppress(OSError):
             while (packet := _packet(client)) is not None:
-                is_commit = packet[_HEADER] == _COM_QUERY and packet[_HEADER + 1 :] == b"COMMIT"
+                query = packet[_HEADER + 1 :] if packet[_HEADER] == _COM_QUERY else None
+                if query is not None:
+                    self.queries.append(query.decode(errors="replace"))
+                is_commit = query == b"COMMIT"
                 if is_commit and self._cuts:
                     cut = self._cuts.pop(0)
                     self.done.append(cut)

@@ -21,7 +21,7 @@ from lease_store.store import Beaten, Changed, Opened, Registered
 from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
 from tests.integration.lease_store.commit_proxy import CommitProxy, Cut
 
-pytestmark = pytest.mark.mariadb
+pytestmark = pytest.mark.servers("mariadb", "mysql")
 
 
 @dataclass(frozen=True)

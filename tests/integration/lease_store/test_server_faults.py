@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from lease_store.engine import IDLE_TRANSACTION_S
 from lease_store.errors import StoreReadOnly, StoreUnavailable
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.store import Beaten, Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y
+from tests.database_server import DatabaseServer
 from tests.freezing import freeze
-from tests.mariadb import MariaDB
 
-pytestmark = pytest.mark.mariadb
+pytestmark = pytest.mark.servers("mariadb", "mysql")
 
 ANSWER_MAX_S = 10.0
 
@@ -32,9 +31,9 @@ def database(world: World) -> str:
 
 
 @contextmanager
-def locked(mariadb: MariaDB, world: World, statement: str) -> Generator[Any]:
+def locked(server: DatabaseServer, world: World, statement: str) -> Generator[Any]:
     """Somebody else's open transaction that has run a statement."""
-    connection = mariadb.connect(database(world))
+    connection = server.connect(database(world))
     try:
         connection.autocommit(False)
         with connection.cursor() as cursor:
@@ -62,11 +61,11 @@ def held(world: World) -> Any:
     return world.hold(A, X)[0]
 
 
-def test_a_row_that_stays_locked_is_reported_in_time(mariadb: MariaDB, world: World) -> None:
+def test_a_row_that_stays_locked_is_reported_in_time(server: DatabaseServer, world: World) -> None:
     """The default wait is 50 s, longer than any lease: ours ends well within a beat's trust."""
     held(world)
     lock = "SELECT * FROM loghub_client_worker_instance FOR UPDATE"
-    with locked(mariadb, world, lock):
+    with locked(server, world, lock):
 
         def beat() -> None:
             with pytest.raises(StoreUnavailable, match="busy"):
@@ -76,11 +75,11 @@ def test_a_row_that_stays_locked_is_reported_in_time(mariadb: MariaDB, world: Wo
     assert world.store.beat(world.key, A, "a-1") == Beaten(2)
 
 
-def test_a_short_lock_only_delays(mariadb: MariaDB, world: World) -> None:
+def test_a_short_lock_only_delays(server: DatabaseServer, world: World) -> None:
     """A lock wait that ran out is repeated as a whole transaction, and leaves nothing half done."""
     held(world)
     lock = "SELECT * FROM loghub_client_shard_lease WHERE shard_id = 'y' FOR UPDATE"
-    with locked(mariadb, world, lock) as other:
+    with locked(server, world, lock) as other:
         timer = threading.Timer(2.3, other.commit)
         timer.start()
         claims = {Y: (A, 0)}
@@ -92,7 +91,7 @@ def test_a_short_lock_only_delays(mariadb: MariaDB, world: World) -> None:
     assert generation == 5  # two joins, one list, two claims: the failed attempt left none
 
 
-def test_deadlocks_are_survived(mariadb: MariaDB, world: World) -> None:
+def test_deadlocks_are_survived(server: DatabaseServer, world: World) -> None:
     """Another program locks our rows in the opposite order, again and again."""
     held(world)
     stop = threading.Event()
@@ -104,7 +103,7 @@ def test_deadlocks_are_survived(mariadb: MariaDB, world: World) -> None:
 
         while not stop.is_set():
             try:
-                with locked(mariadb, world, first) as other, other.cursor() as cursor:
+                with locked(server, world, first) as other, other.cursor() as cursor:
                     cursor.execute(second)
                     other.commit()
             except pymysql.err.OperationalError:
@@ -125,7 +124,9 @@ def test_deadlocks_are_survived(mariadb: MariaDB, world: World) -> None:
     assert world.edges(Y) == [1] + [3, 4] * 10
 
 
-def test_many_nodes_claim_many_shards_without_deadlock(mariadb: MariaDB, world: World) -> None:
+def test_many_nodes_claim_many_shards_without_deadlock(
+    server: DatabaseServer, world: World
+) -> None:
     world.group()
     nodes = [NodeName(f"n{number}") for number in range(6)]
     shards = [ShardId(f"s{number:03}") for number in range(60)]
@@ -146,27 +147,8 @@ def test_many_nodes_claim_many_shards_without_deadlock(mariadb: MariaDB, world: 
     assert all(world.edges(shard) == [1, 3] for shard in shards[:5])
 
 
-def test_a_dead_clients_locks_do_not_last(mariadb: MariaDB, world: World) -> None:
-    """A process that is stopped in the middle of a transaction keeps its locks: the server ends
-    such a session within seconds, and not after the default of eight hours."""
-    held(world)
-    stopped = world.store._transactions.engine.connect()
-    deadline = time.monotonic() + IDLE_TRANSACTION_S + ANSWER_MAX_S
-    try:
-        stopped.execute(text("SELECT * FROM loghub_client_worker_instance FOR UPDATE"))
-        outcome = None
-        while outcome is None and time.monotonic() < deadline:
-            try:
-                outcome = world.store.beat(world.key, A, "a-1")
-            except StoreUnavailable:
-                continue
-        assert outcome == Beaten(2)
-    finally:
-        stopped.invalidate()
-        stopped.close()
-
-
-def test_a_frozen_server_is_noticed(mariadb: MariaDB, world: World) -> None:
+@pytest.mark.servers("mariadb")
+def test_a_frozen_server_is_noticed(server: DatabaseServer, world: World) -> None:
     """Without time-outs a client would wait for ever on a server that accepts and never answers."""
     held(world)
 
@@ -174,77 +156,80 @@ def test_a_frozen_server_is_noticed(mariadb: MariaDB, world: World) -> None:
         with pytest.raises(StoreUnavailable, match="does not answer"):
             world.store.pulse(world.key)
 
-    freeze(mariadb.pid)
+    freeze(server.pid)
     try:
         assert timed(look) < ANSWER_MAX_S
     finally:
-        os.kill(mariadb.pid, signal.SIGCONT)
+        os.kill(server.pid, signal.SIGCONT)
     assert world.store.pulse(world.key).group.key == world.key
 
 
-def test_killed_connections_are_replaced(mariadb: MariaDB, world: World) -> None:
+def test_killed_connections_are_replaced(server: DatabaseServer, world: World) -> None:
     tenure = held(world)
     # Connections of other databases may end by themselves meanwhile.
-    rows = mariadb.execute(
+    rows = server.execute(
         f"SELECT id FROM information_schema.processlist WHERE db = '{database(world)}'"
     )
     assert rows
-    mariadb.execute(*(f"KILL {identity}" for (identity,) in rows))
+    server.execute(*(f"KILL {identity}" for (identity,) in rows))
     assert isinstance(world.consume(tenure, "0", "5"), Changed)
 
 
-def test_a_restarted_server_is_found_again(mariadb: MariaDB, world: World) -> None:
+def test_a_restarted_server_is_found_again(server: DatabaseServer, world: World) -> None:
     tenure = held(world)
     world.intend(tenure, "0", "5")
-    mariadb.stop(kill=True)
+    server.stop(kill=True)
     try:
         with pytest.raises(StoreUnavailable):
             world.store.pulse(world.key)
     finally:
-        mariadb.start()
+        server.start()
     assert isinstance(world.consume(tenure, "0", "5"), Changed)
     assert world.shard(X).check_point == "5"
 
 
-def test_a_demoted_server_is_let_go(mariadb: MariaDB, world: World) -> None:
+def test_a_demoted_server_is_let_go(server: DatabaseServer, world: World) -> None:
     """Error 1290 leaves the driver's connection healthy: it must not stay in the pool."""
     held(world)
     engine = world.store._transactions.engine
     before = connection_id(engine)
     assert connection_id(engine) == before
-    mariadb.execute("SET GLOBAL read_only = 1")
+    server.execute("SET GLOBAL read_only = 1")
     try:
         with pytest.raises(StoreReadOnly, match="primary"):
             world.store.beat(world.key, A, "a-1")
         assert connection_id(engine) != before
         assert world.store.pulse(world.key).group.key == world.key
     finally:
-        mariadb.execute("SET GLOBAL read_only = 0")
+        server.execute("SET GLOBAL read_only = 0")
     assert world.store.beat(world.key, A, "a-1") == Beaten(2)
 
 
 def test_an_account_that_could_write_to_a_replica_does_not(
-    mariadb: MariaDB, mariadb_url: str
+    server: DatabaseServer, server_url: str
 ) -> None:
     """The server refuses ordinary accounts only, so that ours looks for itself."""
     from lease_store import open_store
 
-    mariadb.execute(f"GRANT ALL ON *.* TO 'mighty'@'127.0.0.1' IDENTIFIED BY '{mariadb.password}'")
-    url = mariadb.url(mariadb_url.rsplit("/", 1)[1], user="mighty")
-    open_store(mariadb_url, upgrade=True).close()
+    server.execute(
+        f"CREATE USER 'mighty'@'127.0.0.1' IDENTIFIED BY '{server.password}'",
+        "GRANT ALL ON *.* TO 'mighty'@'127.0.0.1'",
+    )
+    url = server.url(server_url.rsplit("/", 1)[1], user="mighty")
+    open_store(server_url, upgrade=True).close()
     world = World(open_store(url), GroupKey.parse("group", "stream"))
     held(world)
     world.store.close()
-    mariadb.execute("SET GLOBAL read_only = 1")
+    server.execute("SET GLOBAL read_only = 1")
     try:
         with pytest.raises(StoreReadOnly, match="primary"):
             world.store.beat(world.key, A, "a-1")
         assert world.node(A).lease_id == 1
     finally:
-        mariadb.execute("SET GLOBAL read_only = 0")
+        server.execute("SET GLOBAL read_only = 0")
     assert world.store.beat(world.key, A, "a-1") == Beaten(2)
     world.store.close()
-    mariadb.execute("DROP USER 'mighty'@'127.0.0.1'")
+    server.execute("DROP USER 'mighty'@'127.0.0.1'")
 
 
 def test_a_long_lived_connection_is_not_frozen_in_time(world: World) -> None:
@@ -273,6 +258,7 @@ def test_an_idle_tick_is_three_statements(world: World) -> None:
     assert world.store.statements == {"pulse": 1, "beat": 1, "progress": 1}
 
 
+@pytest.mark.servers("mariadb")
 def test_ten_thousand_shards(world: World) -> None:
     """Long lists travel in pieces that fit a packet."""
     world.group()

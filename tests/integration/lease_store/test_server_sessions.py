@@ -1,4 +1,4 @@
-"""What MariaDB does to leases unless its sessions are set up for them: isolation to time zone."""
+"""What servers do to leases unless sessions are set up for them: isolation to time zone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 from lease_store import open_store
-from lease_store.engine import LOCK_WAIT_S, open_engine, parse_url
+from lease_store.engine import (
+    IDLE_S,
+    IDLE_TRANSACTION_S,
+    LOCK_WAIT_S,
+    open_engine,
+    parse_url,
+)
 from lease_store.errors import StoreError
 from lease_store.identifiers import ShardId
 from lease_store.records import ShardLease
@@ -20,9 +26,10 @@ from lease_store.sql_store.rows import shard_from
 from lease_store.store import Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, B, World, X
-from tests.mariadb import MariaDB
+from tests.database_server import DatabaseServer
+from tests.integration.lease_store.commit_proxy import CommitProxy
 
-pytestmark = pytest.mark.mariadb
+pytestmark = pytest.mark.servers("mariadb", "mysql")
 
 
 def one_value(store: SqlStore, query: str) -> object:
@@ -32,16 +39,45 @@ def one_value(store: SqlStore, query: str) -> object:
 
 
 def test_every_session_is_set_up(store: SqlStore) -> None:
-    assert one_value(store, "SELECT @@tx_isolation") == "READ-COMMITTED"
+    with store._transactions.engine.connect() as connection:
+        assert connection.get_isolation_level() == "READ COMMITTED"
     assert "STRICT_ALL_TABLES" in str(one_value(store, "SELECT @@sql_mode"))
     assert one_value(store, "SELECT @@time_zone") == "+00:00"
     assert one_value(store, "SELECT @@innodb_lock_wait_timeout") == LOCK_WAIT_S
-    assert one_value(store, "SELECT @@wait_timeout") == 20
-    assert one_value(store, "SELECT @@idle_transaction_timeout") == 5
+
+
+def test_a_silent_session_ends_soon_in_use_and_later_at_rest(
+    server: DatabaseServer, store: SqlStore
+) -> None:
+    """A frozen client must not keep its locks; a session that rests between two beats must stay."""
+    store.groups()
+    engine = store._transactions.engine
+    with engine.connect() as connection:
+        limit, number = connection.execute(text("SELECT @@wait_timeout, CONNECTION_ID()")).one()
+        assert limit == IDLE_TRANSACTION_S
+        connection.commit()
+    # Straight from the pool, without what happens when a connection leaves it for use.
+    record = engine.pool._pool.queue[-1]  # pyright: ignore[reportAttributeAccessIssue]
+    with record.dbapi_connection.cursor() as cursor:
+        cursor.execute("SELECT @@wait_timeout, CONNECTION_ID()")
+        assert cursor.fetchone() == (IDLE_S, number)
+
+
+def test_a_beat_costs_four_round_trips(through_proxy: World, proxy: CommitProxy) -> None:
+    """Limits of idle time come in the place of a ping and a rollback, and add none."""
+    through_proxy.group()
+    through_proxy.join(A)
+    proxy.queries.clear()
+    through_proxy.store.beat(through_proxy.key, A, "a-1")
+    limit, update, commit, rest = proxy.queries
+    assert limit == f"SET SESSION wait_timeout = {IDLE_TRANSACTION_S}"
+    assert update.startswith("UPDATE loghub_client_worker_instance")
+    assert commit == "COMMIT"
+    assert rest == f"SET SESSION wait_timeout = {IDLE_S}"
 
 
 def test_a_session_that_cannot_be_set_up_is_refused(
-    mariadb: MariaDB, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+    server: DatabaseServer, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something between us and the server rewrites settings: said at connect, not by a lost
     update."""
@@ -49,7 +85,7 @@ def test_a_session_that_cannot_be_set_up_is_refused(
 
     monkeypatch.setattr(engine, "SQL_MODE", "ANSI_QUOTES")
     with pytest.raises(StoreError, match="strict sql_mode"):
-        open_store(mariadb_url, upgrade=True)
+        open_store(server_url, upgrade=True)
 
 
 def test_a_verb_sees_what_others_committed_meanwhile(world: World) -> None:
@@ -93,7 +129,7 @@ def test_a_large_group_is_read_by_a_machine_that_takes_its_time(
 
 def idle_for_a_second_at_most(connection: Any, *_: object) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SET SESSION idle_transaction_timeout = 1")
+        cursor.execute("SET SESSION wait_timeout = 1")
 
 
 def test_no_update_is_lost_between_two_sessions(world: World) -> None:
@@ -123,7 +159,7 @@ def test_a_write_that_changes_nothing_still_counts_its_row(world: World) -> None
     assert world.shard(X).check_point == "5"
 
 
-def test_times_do_not_follow_the_servers_zone(mariadb: MariaDB, world: World) -> None:
+def test_times_do_not_follow_the_servers_zone(server: DatabaseServer, world: World) -> None:
     """With the server at +09:00 and then at -11:00, moments and `update_time` stay in UTC."""
     world.group()
     world.join(A)
@@ -132,21 +168,21 @@ def test_times_do_not_follow_the_servers_zone(mariadb: MariaDB, world: World) ->
     database = str(world.store._transactions.engine.url.database)
     try:
         for number, zone in enumerate(("+09:00", "-11:00")):
-            mariadb.execute(f"SET GLOBAL time_zone = '{zone}'")
+            server.execute(f"SET GLOBAL time_zone = '{zone}'")
             world.store.close()
             start, end = str(number), str(number + 1)
             assert isinstance(world.consume(tenure, start, end, number, watermark=NOON), Changed)
             assert world.shard(X).watermark == NOON
-            ((updated,),) = mariadb.execute(
+            ((updated,),) = server.execute(
                 "SELECT update_time FROM loghub_client_shard_lease", database=database
             )
             away = abs(updated.replace(tzinfo=UTC) - datetime.now(UTC))
             assert away < timedelta(minutes=5)
     finally:
-        mariadb.execute("SET GLOBAL time_zone = 'SYSTEM'")
+        server.execute("SET GLOBAL time_zone = 'SYSTEM'")
 
 
-def test_the_databases_clock_decides_nothing(mariadb: MariaDB, world: World) -> None:
+def test_the_databases_clock_decides_nothing(server: DatabaseServer, world: World) -> None:
     """The clock that sessions see is set a year back between two verbs: nobody loses anything."""
     world.group()
     world.join(A)
@@ -160,10 +196,10 @@ def test_the_databases_clock_decides_nothing(mariadb: MariaDB, world: World) -> 
     assert world.store.review([tenure])[X].current
 
 
-def test_times_for_people_have_microseconds(mariadb: MariaDB, world: World) -> None:
+def test_times_for_people_have_microseconds(server: DatabaseServer, world: World) -> None:
     database = str(world.store._transactions.engine.url.database)
     world.group()
-    rows = mariadb.execute(
+    rows = server.execute(
         "SELECT table_name, column_name, column_type FROM information_schema.columns "
         f"WHERE table_schema = '{database}' AND data_type IN ('datetime', 'timestamp')"
     )
@@ -171,11 +207,11 @@ def test_times_for_people_have_microseconds(mariadb: MariaDB, world: World) -> N
     assert {column_type for _, _, column_type in rows} == {"datetime(6)"}
 
 
-def test_names_are_bytes_in_every_key(mariadb: MariaDB, world: World) -> None:
-    """MariaDB's text would take `a`, `A`, and `a` with a blank for one key; VARBINARY does not."""
+def test_names_are_bytes_in_every_key(server: DatabaseServer, world: World) -> None:
+    """Text would take `a`, `A`, and `a` with a blank for one key; VARBINARY does not."""
     database = str(world.store._transactions.engine.url.database)
     world.group()
-    rows = mariadb.execute(
+    rows = server.execute(
         "SELECT column_name, data_type FROM information_schema.columns "
         f"WHERE table_schema = '{database}' AND column_key = 'PRI' AND data_type <> 'bigint' "
         "AND table_name <> 'leasehold_schema'"
@@ -188,13 +224,16 @@ def test_names_are_bytes_in_every_key(mariadb: MariaDB, world: World) -> None:
 
 @pytest.mark.parametrize("name", ["á", "a ", "", "-a", "a\n", "a/b", "a" * 65])
 def test_names_out_of_grammar_are_refused_by_the_table_too(
-    store: SqlStore, mariadb: MariaDB, name: str
+    store: SqlStore, server: DatabaseServer, name: str
 ) -> None:
     store.groups()
     database = str(store._transactions.engine.url.database)
-    connection = mariadb.connect(database)
+    connection = server.connect(database)
     try:
-        with connection.cursor() as cursor, pytest.raises(Exception, match=r"CONSTRAINT|too long"):
+        with (
+            connection.cursor() as cursor,
+            pytest.raises(Exception, match=r"(?i)constraint|too long"),
+        ):
             cursor.execute(
                 "INSERT INTO consumer_group (consume_group, logstream_sig, ordered, timeout_s, "
                 "handoff_limit_s, assignment, initial_position, weighted, paused, generation, "
@@ -219,7 +258,7 @@ def test_text_that_is_too_long_is_refused_and_not_cut(world: World) -> None:
 
 @pytest.mark.parametrize("column", ["consumer_epoch", "lease_id"])
 def test_fencing_numbers_cannot_be_lowered_by_hand(
-    mariadb: MariaDB, world: World, column: str
+    server: DatabaseServer, world: World, column: str
 ) -> None:
     world.group()
     world.join(A, B)
@@ -237,8 +276,8 @@ def test_values_are_not_in_error_texts(world: World) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_passwords_are_not_in_errors_or_reprs(mariadb: MariaDB, mariadb_url: str) -> None:
-    wrong = mariadb_url.replace("leasehold-test", "hunter2")
+def test_passwords_are_not_in_errors_or_reprs(server: DatabaseServer, server_url: str) -> None:
+    wrong = server_url.replace("leasehold-test", "hunter2")
     with pytest.raises(StoreError, match="1045") as caught:
         open_store(wrong, upgrade=True)
     chain: BaseException | None = caught.value
@@ -248,16 +287,17 @@ def test_passwords_are_not_in_errors_or_reprs(mariadb: MariaDB, mariadb_url: str
     assert "hunter2" not in repr(open_store(wrong)._transactions.engine)
 
 
+@pytest.mark.servers("mariadb")
 @pytest.mark.parametrize("snapshot_isolation", [0, 1])
 def test_with_mariadbs_own_snapshot_isolation(
-    mariadb: MariaDB, world: World, snapshot_isolation: int
+    server: DatabaseServer, world: World, snapshot_isolation: int
 ) -> None:
     """Newer MariaDB raises 1020 where older ones match no row: both end in the same outcome."""
     from tests.conformance import test_races
 
-    mariadb.execute(f"SET GLOBAL innodb_snapshot_isolation = {snapshot_isolation}")
+    server.execute(f"SET GLOBAL innodb_snapshot_isolation = {snapshot_isolation}")
     try:
         world.store.close()
         test_races.test_one_claim_wins(world)
     finally:
-        mariadb.execute("SET GLOBAL innodb_snapshot_isolation = 0")
+        server.execute("SET GLOBAL innodb_snapshot_isolation = 0")

@@ -1,0 +1,169 @@
+"""An upgrade that is cut off after any of its statements, or refused, goes on when it is repeated.
+
+Method: an upgrade is killed after its first statement that changes something, repeated and killed
+after the next one, and so on to the end. What the database commits by itself stays, so that every
+state between two statements of every revision is one that an upgrade begins with. Where a killed
+upgrade leaves nothing, the next one gets one statement further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import DBAPIError
+
+from lease_store import open_store
+from lease_store.database_errors import error_number
+from lease_store.engine import open_engine, parse_url
+from lease_store.errors import StoreError
+from lease_store.schema import HEAD, VERSION_TABLE, upgrade
+from lease_store.tables import metadata
+from tests.conformance.world import A, World, X
+from tests.database_server import DatabaseServer
+from tests.integration.lease_store.conftest import KEY
+
+LOOKING = ("SELECT", "SHOW", "PRAGMA", "BEGIN", "DESCRIBE", "SET")
+ATTEMPTS_MAX = 200
+WITHOUT_TRIGGER = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "INDEX", "DROP")
+
+
+class Killed(BaseException):
+    """The process that upgrades is no more."""
+
+
+class Executioner:
+    """Kills each upgrade one statement later than the one before it that began alike.
+
+    Attributes:
+        seen: all statements that changed something.
+        last_ones: those that an upgrade was killed after.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.seen: list[str] = []
+        self.last_ones: list[str] = []
+        self._first = ""
+        self._allowed = self._passed = 0
+        event.listen(engine, "after_cursor_execute", self)
+
+    def survives(self, engine: Engine) -> bool:
+        """Upgrade; tell whether it came to its end."""
+        self._allowed += 1
+        self._passed = 0
+        try:
+            upgrade(engine)
+        except Killed:
+            return False
+        return True
+
+    def __call__(self, connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip().upper().startswith(LOOKING):
+            return
+        self._passed += 1
+        self.seen.append(statement)
+        if self._passed == 1 and statement != self._first:
+            # What was done before has stayed.
+            self._first, self._allowed = statement, 1
+        if self._passed == self._allowed:
+            self.last_ones.append(statement)
+            cursor.close()
+            connection.invalidate()
+            raise Killed
+
+
+SERVERS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mariadb", "mysql")]
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """An engine on an empty database."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/leases.db"
+    else:
+        url = str(request.getfixturevalue(f"{request.param}_url"))
+    opened = open_engine(parse_url(url))
+    yield opened
+    opened.dispose()
+
+
+def test_an_upgrade_goes_on_wherever_it_was_killed(engine: Engine) -> None:
+    executioner = Executioner(engine)
+    assert any(executioner.survives(engine) for _ in range(ATTEMPTS_MAX))
+    assert set(executioner.last_ones) == set(executioner.seen)
+    made = [each for each in set(executioner.seen) if "CREATE TABLE" in each]
+    assert len(made) == len(metadata.tables) + 1
+    assert any("CREATE TRIGGER" in each for each in executioner.last_ones)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "include_object": ours}
+        )
+        assert compare_metadata(context, metadata) == []
+        version = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+        assert version.scalars().all() == [HEAD]
+    assert guarded(engine)
+
+
+def ours(_object: Any, name: str | None, kind: str, *_: Any) -> bool:
+    return not (kind == "table" and name in (VERSION_TABLE, "sqlite_sequence"))
+
+
+def guarded(engine: Engine) -> bool:
+    """Whether a fencing number cannot be lowered by hand."""
+    store = open_store(engine.url.render_as_string(hide_password=False))
+    world = World(store, KEY)
+    world.group()
+    world.join(A)
+    world.add(X)
+    world.claim(A, X)
+    store.close()
+    lowered = "UPDATE loghub_client_shard_lease SET lease_id = lease_id - 1"
+    with engine.connect() as connection, pytest.raises(DBAPIError, match="never go down"):
+        connection.execute(text(lowered))
+    return True
+
+
+@pytest.mark.servers("mariadb", "mysql")
+def test_an_account_that_may_make_no_trigger_is_told_so_and_goes_on(
+    server: DatabaseServer, server_url: str
+) -> None:
+    database = server_url.rsplit("/", 1)[1]
+    server.grant(database, *WITHOUT_TRIGGER, user="maker")
+    store = open_store(server.url(database, user="maker"))
+    with pytest.raises(StoreError) as refused:
+        store.upgrade()
+    assert str(refused.value) == (
+        f"The lease store's account may not create triggers in {database}: grant it TRIGGER there "
+        "as well, and run `leasehold db upgrade` again, which goes on where it stopped."
+    )
+    assert isinstance(refused.value.__cause__, DBAPIError)
+    assert error_number(refused.value.__cause__) == 1142
+    store.close()  # a session goes on with the privileges that it began with
+    server.grant(database, "TRIGGER", user="maker")
+    store.upgrade()
+    assert store.schema_revision() == HEAD
+    store.close()
+    engine = open_engine(parse_url(server_url))
+    assert guarded(engine)
+    engine.dispose()
+    server.execute("DROP USER 'maker'@'127.0.0.1'")
+
+
+@pytest.mark.servers("mysql")
+def test_a_server_that_allows_no_triggers_is_upgraded_without(
+    server: DatabaseServer, server_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a binary log, which MySQL has by default, they need a setting or a mighty account."""
+    server.execute("SET GLOBAL log_bin_trust_function_creators = 0")
+    try:
+        store = open_store(server_url, upgrade=True)
+    finally:
+        server.execute("SET GLOBAL log_bin_trust_function_creators = 1")
+    assert "fencing numbers can be edited by hand" in caplog.text
+    assert store.schema_revision() == HEAD
+    store.close()
