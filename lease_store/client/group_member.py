@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from threading import RLock
 
+from lease_store.client.beat_trust import BeatTrust
 from lease_store.client.held_shards import HeldShards
 from lease_store.errors import (
     AssignmentConflict,
@@ -25,14 +26,12 @@ from lease_store.errors import (
     NodeNameTaken,
     ShardNotOpen,
     StoreError,
-    StoreUnavailable,
 )
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.liveness import Clock, steady_clock
 from lease_store.rebalancing import Rebalancer
 from lease_store.records import (
     BEAT_FRACTION_MAX,
-    TRUST_FRACTION,
     Group,
     Node,
     ShardLease,
@@ -40,7 +39,7 @@ from lease_store.records import (
     Timing,
 )
 from lease_store.states import ShardState
-from lease_store.store import Beaten, LeaseStore, NotHeld, OpenByOther, Opened
+from lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
 from lease_store.tick_report import TickReport
 
 FLUSH_DEFAULT_S = 5.0
@@ -89,7 +88,15 @@ class GroupMember:
         self._rebalancer: Rebalancer | None = None
         self._report: TickReport | None = None
         self._beat_s = 0.0
-        self._trusted_until = float("-inf")
+        self._trust = BeatTrust(
+            store,
+            key,
+            self._node,
+            incarnation=incarnation,
+            shards=self._shards,
+            clock=clock,
+            beating=self._beating,
+        )
 
     # -- membership -----------------------------------------------------------------------------
 
@@ -106,12 +113,12 @@ class GroupMember:
     @property
     def trusted(self) -> bool:
         """Whether the member may rely on its leases: a recent beat was confirmed."""
-        return self._clock() < self._trusted_until
+        return self._trust.lasts
 
     @property
     def trusted_until(self) -> float:
         """The moment, on the clock given, at which trust ends unless a beat renews it."""
-        return self._trusted_until
+        return self._trust.until
 
     @property
     def group(self) -> Group:
@@ -196,12 +203,12 @@ class GroupMember:
             group = report.snapshot.group
             if not self._is_member(report):
                 self._shards.end_all(f"Node {self._node} is no member of group {group.key} now.")
-                self._trusted_until = float("-inf")
+                self._trust.end()
                 raise next(iter(self.refusals), self._expelled())
             self._beat_s = group.timeout_s * BEAT_FRACTION_MAX
             # Counted from before the beat was sent, and only where there was one.
             if report.statements["beat"] or report.statements["register"]:
-                self._trusted_until = started + group.timeout_s * TRUST_FRACTION
+                self._trust.renew(started, group.timeout_s)
             self._shards.compare(judged, report.progress)
             self._shards.flush_due()
             ended = self._shards.ended() & set(held)
@@ -235,7 +242,7 @@ class GroupMember:
             if self._rebalancer is not None:
                 self._rebalancer.leave()
                 self._rebalancer = None
-            self._trusted_until = float("-inf")
+            self._trust.end()
             lost += self._shards.take_untold()
             if lost:
                 raise lost[0]
@@ -251,7 +258,7 @@ class GroupMember:
             failure: StoreError | None = None
             for shard in self._shards.standing():
                 try:
-                    self._confirm_trust()
+                    self._trust.confirm()
                     self._shards.release(shard, "its client shut down")
                 except LeaseLost as error:
                     lost.append(error)
@@ -290,7 +297,7 @@ class GroupMember:
             ShardNotOpen: the shard is not open here.
             StoreError: no beat was confirmed in time, nor now: nothing more may be read.
         """
-        self._confirm_trust()
+        self._trust.confirm()
         self._shards.require(shard, tenure)
 
     def save_checkpoint(
@@ -310,7 +317,7 @@ class GroupMember:
         # Remembered first: it is saved once the store says that the tenure goes on.
         self._shards.save(shard, cursor, persist=False, tenure=tenure)
         try:
-            self._confirm_trust()
+            self._trust.confirm()
         except StoreError:
             if persist:
                 raise
@@ -330,7 +337,7 @@ class GroupMember:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
             CheckpointRefused: the gap does not begin at the checkpoint.
         """
-        self._confirm_trust()
+        self._trust.confirm()
         self._shards.record_gap(shard, start=start, end=end, reason=reason, skip=skip)
 
     def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
@@ -351,7 +358,7 @@ class GroupMember:
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
         """
-        self._confirm_trust()
+        self._trust.confirm()
         self._shards.finish(shard, cursor)
 
     def release(self, shard: ShardId) -> None:
@@ -362,7 +369,7 @@ class GroupMember:
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
         """
-        self._confirm_trust()
+        self._trust.confirm()
         self._shards.release(shard, LET_GO)
 
     def lease(self, shard: ShardId) -> ShardLease | None:
@@ -393,46 +400,6 @@ class GroupMember:
             node.name == self._node and node.incarnation == self._settings.incarnation
             for node in report.snapshot.nodes
         )
-
-    def _confirm_trust(self) -> None:
-        """Beat first where no beat was confirmed in time, and learn which tenures go on.
-
-        1. The last beat is confirmed; then the process stands still for longer than its trust. By
-           its own clock it stops: it reads, saves and opens nothing.
-        2. A beat under its incarnation is confirmed. So nobody has evicted it, which takes the
-           incarnation away; and from here an eviction needs the whole timeout again.
-        3. After that it reads its shards' rows. One that has its epoch and run still was opened by
-           nobody else since: every opening raises the epoch, and none ever falls. Nobody has read
-           on from its checkpoint, so it goes on where it stood, under the same tenure.
-        4. Had another node taken its shards and saved, 2 would be refused or 3 would differ: its
-           tenures are over. Whatever comes after 3, each write names the tenure, and the store
-           refuses it once that is over.
-
-        Raises:
-            StoreError: the store does not answer; nothing is trusted, and nothing is given up.
-        """
-        if self.trusted or self._trusted_until == float("-inf"):
-            return
-        with self._beating:
-            if self.trusted:
-                return
-            judged = self._shards.standing()
-            started = self._clock()
-            beat = self._store.beat(self._key, self._node, self._settings.incarnation)
-            if not isinstance(beat, Beaten):
-                self._trusted_until = float("-inf")
-                self._shards.end_all(
-                    f"Node {self._node} had no beat confirmed in time, and has lost its place and "
-                    f"its shards in group {self._key}."
-                )
-                return
-            self._shards.compare(judged, self._store.progress(self._key, (self._node,)))
-            self._trusted_until = started + self.group.timeout_s * TRUST_FRACTION
-        if not self.trusted:
-            raise StoreUnavailable(
-                f"The lease store answers too slowly for the timeout of group {self._key}: node "
-                f"{self._node} may not rely on its shards, and tries again."
-            )
 
     def _confirmed(self, report: TickReport, ended: Collection[ShardId]) -> tuple[ShardId, ...]:
         if report.snapshot.group.paused:

@@ -1,0 +1,106 @@
+"""The trust of a member in its shards: it lasts from a confirmed beat, and a beat renews it."""
+
+from __future__ import annotations
+
+from threading import RLock
+
+from lease_store.client.held_shards import HeldShards
+from lease_store.errors import StoreUnavailable
+from lease_store.identifiers import GroupKey, NodeName
+from lease_store.liveness import Clock
+from lease_store.records import TRUST_FRACTION
+from lease_store.store import Beaten, LeaseStore
+
+
+class BeatTrust:
+    """Until when one member may rely on its leases.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        node: the member.
+        incarnation: under which it beats.
+        shards: what it has open.
+        clock: monotonic seconds.
+        beating: held while the member beats.
+    """
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        key: GroupKey,
+        node: NodeName,
+        *,
+        incarnation: str,
+        shards: HeldShards,
+        clock: Clock,
+        beating: RLock,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._node = node
+        self._incarnation = incarnation
+        self._shards = shards
+        self._clock = clock
+        self._beating = beating
+        self._timeout_s = 0.0
+        self._until = float("-inf")
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a recent beat was confirmed."""
+        return self._clock() < self._until
+
+    @property
+    def until(self) -> float:
+        """The moment, on the clock given, at which trust ends; minus infinity where none began."""
+        return self._until
+
+    def renew(self, sent_at: float, timeout_s: float) -> None:
+        """A beat that was sent at a moment is confirmed; the group's timeout is T."""
+        self._timeout_s = timeout_s
+        self._until = sent_at + timeout_s * TRUST_FRACTION
+
+    def end(self) -> None:
+        """The member has no place in the group now."""
+        self._until = float("-inf")
+
+    def confirm(self) -> None:
+        """Beat first where no beat was confirmed in time, and learn which tenures go on.
+
+        1. The last beat is confirmed; then the process stands still for longer than its trust. By
+           its own clock it stops: it reads, saves and opens nothing.
+        2. A beat under its incarnation is confirmed. So nobody has evicted it, which takes the
+           incarnation away; and from here an eviction needs the whole timeout again.
+        3. After that it reads its shards' rows. One that has its epoch and run still was opened by
+           nobody else since: every opening raises the epoch, and none ever falls. Nobody has read
+           on from its checkpoint, so it goes on where it stood, under the same tenure.
+        4. Had another node taken its shards and saved, 2 would be refused or 3 would differ: its
+           tenures are over. Whatever comes after 3, each write names the tenure, and the store
+           refuses it once that is over.
+
+        Raises:
+            StoreError: the store does not answer; nothing is trusted, and nothing is given up.
+        """
+        if self.lasts or self._until == float("-inf"):
+            return
+        with self._beating:
+            if self.lasts:
+                return
+            judged = self._shards.standing()
+            sent_at = self._clock()
+            beat = self._store.beat(self._key, self._node, self._incarnation)
+            if not isinstance(beat, Beaten):
+                self.end()
+                self._shards.end_all(
+                    f"Node {self._node} had no beat confirmed in time, and has lost its place and "
+                    f"its shards in group {self._key}."
+                )
+                return
+            self._shards.compare(judged, self._store.progress(self._key, (self._node,)))
+            self.renew(sent_at, self._timeout_s)
+        if not self.lasts:
+            raise StoreUnavailable(
+                f"The lease store answers too slowly for the timeout of group {self._key}: node "
+                f"{self._node} may not rely on its shards, and tries again."
+            )
