@@ -11,6 +11,7 @@ import dagster as dg
 from assets.deployment import Deployment
 from assets.event_frontier import HOUR, hour_of
 from assets.partitions import STREAM_TAG, asset_key
+from assets.shard_replay import rewriter_ended
 from assets.shard_stream import ShardStream, Transform
 from assets.spark_resource import SparkResource
 from assets.window_run import WindowMade, make_window
@@ -170,6 +171,7 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
                 session=lambda: spark.spark_session,
                 out_of_order=timedelta(seconds=hourly.out_of_order_s),
                 even_if_incomplete=config.even_if_incomplete,
+                ended=lambda other: rewriter_ended(context.instance, other),
             )
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

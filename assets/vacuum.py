@@ -3,8 +3,9 @@
 A file may be unnamed because its attempt failed, because it was swapped out (its age counts from
 the swap), or because its attempt is still under way. What keeps the last kind, beside its age:
 
-1. An attempt begins: its intent, or its claim to rewrite, is in the store before its first file.
-2. Vacuum lists the files, then reads intents and claims, then the ledger.
+1. An attempt begins: its intent, its claim to rewrite, or its attempt to make an hour is in the
+   store before its first file.
+2. Vacuum lists the files, then reads intents, claims and attempts, then the ledger.
 3. The attempt is under way at the second look: its folder bears its run's name, and is kept.
 4. Or it has ended by then: what it committed is named by the ledger at the third look.
 
@@ -81,10 +82,12 @@ def vacuum(
     now_ns = _file_system_time_ns(output_root)
     files, folders = _listed(output_root, now_ns)
     working = {claim.run for claim in store.rewrites(key)}
+    making = {each.attempt for each in store.window_attempts(key)}
     working |= {head.intent for head in store.heads(key).values() if head.intent is not None}
     named = {file.path for batch in store.each_batch(key) for file in batch.files}
     named |= {file.path for window in store.windows(key) for file in window.files}
     kept = _attempts_of(working, {Path(found.path).parts[1] for found in (*files, *folders)})
+    kept |= making
     others = [found for found in files if found.path not in named]
     idle = [found for found in others if Path(found.path).parts[1] not in kept]
     old = [found for found in idle if found.age > older_than]

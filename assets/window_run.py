@@ -6,6 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,12 +17,18 @@ from assets.committed_output import parquet_frame
 from assets.deployment import Deployment
 from assets.event_frontier import ShardTime, frontier
 from assets.ledger_view import Heads
-from assets.rewriting import touch_replaced
+from assets.rewriting import Ended, touch_replaced
 from assets.shard_stream import ShardStream, Transform
 from assets.spark_failures import session_is_gone, users_error
 from assets.spark_sweeper import attempt_label
 from assets.sweep import ATTEMPTS_FOLDER, ship_code_of
-from lease_store.errors import RewriteRefused, SparkUnavailable, TransformError, WindowIncomplete
+from lease_store.errors import (
+    RewriteRefused,
+    SparkUnavailable,
+    StoreError,
+    TransformError,
+    WindowIncomplete,
+)
 from lease_store.event_windows import EventWindow
 from lease_store.identifiers import ShardId
 from lease_store.records import DataFile, ShardLease
@@ -94,12 +101,15 @@ def make_window(
     session: Callable[[], SparkSession],
     out_of_order: timedelta = timedelta(0),
     even_if_incomplete: bool = False,
+    ended: Ended = lambda _: False,
 ) -> WindowMade:
     """Make `[start, end)` of a downstream asset from all that is committed now.
 
     The files are written into a folder that belongs to this attempt alone; the window's row then
     names them in the place of the old ones, if nobody wrote the row meanwhile. Else what was made
-    may lack records that somebody counted in, and is made again.
+    may lack records that somebody counted in, and is made again. The attempt is in the store before
+    its first file, and ends with the write of the row: vacuum leaves its files alone until then.
+    `ended` tells whether another run is known to have ended: its attempts are then forgotten.
 
     Raises:
         WindowIncomplete: a shard may still deliver records of the window.
@@ -110,18 +120,30 @@ def make_window(
     store, root = deployment.store(), deployment.output_folder(stream.key)
     if not even_if_incomplete:
         _check_complete(store, stream, asset=asset, start=start, end=end, out_of_order=out_of_order)
+    for each in store.window_attempts(stream.key):
+        if ended(each.run):
+            store.end_window(stream.key, each.attempt)
     for _ in range(TRIES_MAX):
         overlapping = store.windows(stream.key, asset, since=start, until=end)
         known = next((window for window in overlapping if window.start == start), None)
         span = EventSpan(start, end)
         parts, heads = listed_parts(store, stream.key, root, span=span)
-        attempt = f"{ATTEMPTS_FOLDER}/{attempt_label(run)}-{uuid.uuid4().hex}"
+        name = f"{attempt_label(run)}-{uuid.uuid4().hex}"
+        attempt = f"{ATTEMPTS_FOLDER}/{name}"
         files: tuple[DataFile, ...] = ()
-        if parts:
-            make_folder(root / ATTEMPTS_FOLDER, exist_ok=True)
-            # An hour without records has no columns either that a transform could work on.
-            _write(session(), stream, parts, span=span, transform=transform, folder=root / attempt)
-            files = _files(root, attempt)
+        store.begin_window(stream.key, name, run)
+        try:
+            if parts:
+                make_folder(root / ATTEMPTS_FOLDER, exist_ok=True)
+                # An hour without records has no columns either that a transform could work on.
+                folder = root / attempt
+                _write(session(), stream, parts, span=span, transform=transform, folder=folder)
+                files = _files(root, attempt)
+        except BaseException:
+            # A store that does not answer keeps the attempt until a later run finds this one ended.
+            with suppress(StoreError):
+                store.end_window(stream.key, name)
+            raise
         window = EventWindow(
             asset,
             start,
@@ -137,9 +159,10 @@ def make_window(
         )
         replaced = known.files if known else ()
         touch_replaced(root, replaced)
-        if isinstance(store.put_window(stream.key, window), Changed):
+        if isinstance(store.put_window(stream.key, window, attempt=name), Changed):
             touch_replaced(root, replaced)
             return WindowMade(window, len(parts))
+        store.end_window(stream.key, name)
         shutil.rmtree(root / attempt, ignore_errors=True)
     raise RewriteRefused(
         f"The hour {start.isoformat()} of {asset} changed {TRIES_MAX} times while this run made "

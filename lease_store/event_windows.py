@@ -51,6 +51,21 @@ class EventWindow:
     made_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WindowAttempt:
+    """An attempt to make a window that is under way: vacuum leaves its files alone.
+
+    Attributes:
+        attempt: its name, which is used once; its folder of files bears it.
+        run: the run that makes it.
+        at: when it began; for people only.
+    """
+
+    attempt: str
+    run: str
+    at: datetime
+
+
 class WindowStore(Protocol):
     """The verbs of a lease store that concern windows of event time."""
 
@@ -65,9 +80,25 @@ class WindowStore(Protocol):
         """The windows that overlap `[since, until)`, of one asset or all, by asset and start."""
         ...
 
-    def put_window(self, key: GroupKey, window: EventWindow) -> Changed | Stale:
+    def put_window(
+        self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
+    ) -> Changed | Stale:
         """Write a window whose stored version is one less; version 1 is its first.
 
-        `Stale` where the stored version is another. Repeating a write that happened is `Changed`.
+        With `attempt`, that attempt ends in the same transaction. `Stale` where the stored version
+        is another, or the attempt is not under way any more: somebody ended it, and its files may
+        be gone. Repeating a write that happened is `Changed`.
         """
+        ...
+
+    def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
+        """Record an attempt, before its first file; repeating it is harmless."""
+        ...
+
+    def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
+        """Forget an attempt whose files nobody needs; `Stale` where it is not under way."""
+        ...
+
+    def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
+        """The attempts under way, by name."""
         ...

@@ -296,6 +296,20 @@ event_window = Table(
     **TABLE_OPTIONS,
 )
 
+window_attempt = Table(
+    "window_attempt",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    # Rows are used again: there are as many as attempts were ever under way at once.
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    # Empty where none is under way: the account of a running node may not delete rows.
+    _name("attempt"),
+    _name("run"),
+    Column("begun_at", EventTime, nullable=False),
+    **TABLE_OPTIONS,
+)
+
 GROUP_TABLES = (
     worker_instance,
     shard_lease,
@@ -306,5 +320,6 @@ GROUP_TABLES = (
     rewrite_claim,
     delivery_claim,
     event_window,
+    window_attempt,
     consumer_group,
 )

@@ -10,7 +10,7 @@ from datetime import datetime
 from threading import RLock
 
 from lease_store.clock import utc_now
-from lease_store.event_windows import EventWindow
+from lease_store.event_windows import EventWindow, WindowAttempt
 from lease_store.history import ShardTotals
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import (
@@ -52,6 +52,7 @@ class GroupRows:
     windows: dict[tuple[str, datetime], EventWindow] = field(
         default_factory=dict[tuple[str, datetime], EventWindow]
     )
+    window_attempts: dict[str, WindowAttempt] = field(default_factory=dict[str, WindowAttempt])
 
     def copy(self) -> GroupRows:
         """The rows as they are now."""
@@ -69,6 +70,7 @@ class GroupRows:
             self.turn_of,
             self.turn_epoch,
             dict(self.windows),
+            dict(self.window_attempts),
         )
 
     @property

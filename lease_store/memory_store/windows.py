@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from lease_store.event_windows import EventWindow
+from lease_store.event_windows import EventWindow, WindowAttempt
 from lease_store.identifiers import GroupKey
 from lease_store.memory_store.rows import MemoryRows
 from lease_store.store import Changed, Stale
@@ -31,7 +31,9 @@ class MemoryWindows(MemoryRows):
                 and (until is None or window.start < until)
             ]
 
-    def put_window(self, key: GroupKey, window: EventWindow) -> Changed | Stale:
+    def put_window(
+        self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
+    ) -> Changed | Stale:
         """See `WindowStore.put_window`."""
         with self._rows("put_window", key) as rows:
             known = rows.windows.get((window.asset, window.start))
@@ -39,5 +41,25 @@ class MemoryWindows(MemoryRows):
                 return Changed()
             if window.version != (known.version if known else 0) + 1:
                 return Stale()
+            if attempt is not None and rows.window_attempts.pop(attempt, None) is None:
+                return Stale()
             rows.windows[window.asset, window.start] = window
             return Changed()
+
+    def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
+        """See `WindowStore.begin_window`."""
+        with self._rows("begin_window", key) as rows:
+            begun = WindowAttempt(attempt, run, self._clock())
+            rows.window_attempts.setdefault(attempt, begun)
+            return Changed()
+
+    def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
+        """See `WindowStore.end_window`."""
+        with self._rows("end_window", key) as rows:
+            ended = rows.window_attempts.pop(attempt, None)
+            return Stale() if ended is None else Changed()
+
+    def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
+        """See `WindowStore.window_attempts`."""
+        with self._rows("window_attempts", key) as rows:
+            return [rows.window_attempts[name] for name in sorted(rows.window_attempts)]

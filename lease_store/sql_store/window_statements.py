@@ -9,7 +9,7 @@ from sqlalchemy import Insert, Select, Update, insert, select, update
 
 from lease_store.identifiers import GroupKey
 from lease_store.sql_store.statements import of_group
-from lease_store.tables import event_window
+from lease_store.tables import event_window, window_attempt
 
 
 def select_windows(
@@ -57,4 +57,38 @@ def update_window(
             event_window.c.version == seen_version,
         )
         .values(values)
+    )
+
+
+def select_attempts(key: GroupKey, *, lock: bool = False) -> Select[Any]:
+    """All rows for attempts, those that are free included, by slot."""
+    chosen = select(window_attempt).where(of_group(window_attempt, key))
+    chosen = chosen.order_by(window_attempt.c.slot)
+    return chosen.with_for_update() if lock else chosen
+
+
+def insert_attempt(values: dict[str, Any]) -> Insert:
+    """A row for one more attempt at the same time; its key refuses a second one."""
+    return insert(window_attempt).values(values)
+
+
+def fill_slot(key: GroupKey, slot: int, values: dict[str, Any]) -> Update:
+    """An attempt in a row that is free."""
+    return (
+        update(window_attempt)
+        .where(
+            of_group(window_attempt, key),
+            window_attempt.c.slot == slot,
+            window_attempt.c.attempt == "",
+        )
+        .values(values)
+    )
+
+
+def free_slot(key: GroupKey, attempt: str) -> Update:
+    """The row of an attempt, free for another."""
+    return (
+        update(window_attempt)
+        .where(of_group(window_attempt, key), window_attempt.c.attempt == attempt)
+        .values(attempt="", run="")
     )

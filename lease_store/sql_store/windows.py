@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
-from lease_store.event_windows import EventWindow
+from lease_store.event_windows import EventWindow, WindowAttempt
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.sql_store import window_statements as statements
 from lease_store.sql_store.rows import Row, file_from, file_values, key_values
@@ -36,7 +36,9 @@ class SqlWindows(SqlTenures):
 
         return self._read("windows", work)
 
-    def put_window(self, key: GroupKey, window: EventWindow) -> Changed | Stale:
+    def put_window(
+        self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
+    ) -> Changed | Stale:
         """See `WindowStore.put_window`."""
 
         def stored(tx: Transaction) -> EventWindow | None:
@@ -50,6 +52,8 @@ class SqlWindows(SqlTenures):
             if known == window:
                 return tx.abandon(Changed())
             if window.version != (known.version if known else 0) + 1:
+                return tx.abandon(Stale())
+            if attempt is not None and not self._freed(tx, key, attempt):
                 return tx.abandon(Stale())
             values = window_values(window)
             if known is not None:
@@ -72,6 +76,65 @@ class SqlWindows(SqlTenures):
             return stored(tx) == window
 
         return self._write("put_window", work, mark=mark)
+
+    def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
+        """See `WindowStore.begin_window`."""
+
+        def work(tx: Transaction) -> Changed:
+            self._group(tx, key)
+            # The whole group is locked by its rows; where there is none, the key decides.
+            chosen = statements.select_attempts(key, lock=True)
+            rows = list(tx.connection.execute(chosen).mappings())
+            if any(row["attempt"] == attempt for row in rows):
+                return tx.abandon(Changed())
+            values = {"attempt": attempt, "run": run, "begun_at": self._clock()}
+            free = next((row["slot"] for row in rows if not row["attempt"]), None)
+            if free is not None:
+                self._change_row(tx, statements.fill_slot(key, free, values))
+                return Changed()
+            slot = max((row["slot"] for row in rows), default=-1) + 1
+            try:
+                added = key_values(key) | {"slot": slot} | values
+                tx.connection.execute(statements.insert_attempt(added))
+            except IntegrityError:
+                # Somebody took the slot between our look and our insert: look again.
+                raise Raced from None
+            return Changed()
+
+        return self._write("begin_window", work)
+
+    def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
+        """See `WindowStore.end_window`."""
+        sent = False
+
+        def work(tx: Transaction) -> Changed | Stale:
+            nonlocal sent
+            self._group(tx, key)
+            if self._freed(tx, key, attempt):
+                sent = True
+                return Changed()
+            # A name is used once: whatever an earlier try of this call did, it stays.
+            return tx.abandon(Changed() if sent else Stale())
+
+        return self._write("end_window", work)
+
+    def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
+        """See `WindowStore.window_attempts`."""
+
+        def work(tx: Transaction) -> list[WindowAttempt]:
+            self._group(tx, key)
+            rows = tx.connection.execute(statements.select_attempts(key)).mappings()
+            found = [
+                WindowAttempt(row["attempt"], row["run"], row["begun_at"])
+                for row in rows
+                if row["attempt"]
+            ]
+            return sorted(found, key=lambda each: each.attempt)
+
+        return self._read("window_attempts", work)
+
+    def _freed(self, tx: Transaction, key: GroupKey, attempt: str) -> bool:
+        return tx.connection.execute(statements.free_slot(key, attempt)).rowcount == 1
 
 
 def window_values(window: EventWindow) -> dict[str, Any]:

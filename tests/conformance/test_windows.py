@@ -109,3 +109,44 @@ def test_a_watermark_never_goes_back(world: World) -> None:
     world.consume(tenure, "1", "2", 1, watermark=NOON - HOUR)
     world.consume(tenure, "2", "3", 2)
     assert world.shard(X).watermark == NOON
+
+
+def test_an_attempt_is_under_way_until_its_window_is_written(world: World) -> None:
+    world.group()
+    for _ in range(2):
+        assert world.store.begin_window(world.key, "try-1", "run-1") == Changed()
+    assert world.store.begin_window(world.key, "try-2", "run-2") == Changed()
+    attempts = world.store.window_attempts(world.key)
+    assert [(each.attempt, each.run) for each in attempts] == [
+        ("try-1", "run-1"),
+        ("try-2", "run-2"),
+    ]
+    first = window(run="run-1")
+    for _ in range(2):
+        assert world.store.put_window(world.key, first, attempt="try-1") == Changed()
+    assert [each.attempt for each in world.store.window_attempts(world.key)] == ["try-2"]
+    assert world.store.put_window(world.key, replace(first, run="run-2"), attempt="try-2") == (
+        Stale()
+    ), "the other one was faster"
+    assert [each.attempt for each in world.store.window_attempts(world.key)] == ["try-2"]
+    assert world.store.end_window(world.key, "try-2") == Changed()
+    assert world.store.end_window(world.key, "try-2") == Stale()
+    assert world.store.window_attempts(world.key) == []
+    assert world.store.begin_window(world.key, "try-3", "run-3") == Changed()
+    assert [each.attempt for each in world.store.window_attempts(world.key)] == ["try-3"]
+
+
+def test_an_attempt_that_somebody_ended_writes_nothing(world: World) -> None:
+    """Its files may be gone: vacuum keeps them no longer."""
+    world.group()
+    world.store.begin_window(world.key, "try-1", "run-1")
+    world.store.end_window(world.key, "try-1")
+    assert world.store.put_window(world.key, window(), attempt="try-1") == Stale()
+    assert world.store.windows(world.key) == []
+
+
+def test_attempts_that_begin_at_once_are_all_under_way(world: World) -> None:
+    world.group()
+    names = [f"try-{number}" for number in range(4)]
+    at_once(*(lambda name=name: world.store.begin_window(world.key, name, "run") for name in names))
+    assert [each.attempt for each in world.store.window_attempts(world.key)] == names

@@ -99,6 +99,20 @@ def test_attempts_under_way_stay_however_old(scene: Scene) -> None:
     assert run(scene).in_progress == 1
 
 
+def test_the_hour_that_is_being_made_stays_however_old(scene: Scene) -> None:
+    """Its row names no file yet; once the attempt is given up, they are like any others."""
+    scene.store.begin_window(scene.key, "run-7", "run")
+    path = orphan(scene, "run-7", "part-0.parquet")
+    other = orphan(scene, "run-71", "part-0.parquet")
+    age_all(scene)
+    report = run(scene)
+    assert (report.removed, report.in_progress) == (("attempts/run-71/part-0.parquet",), 1)
+    assert path.exists()
+    assert not other.exists()
+    scene.store.end_window(scene.key, "run-7")
+    assert run(scene).removed == ("attempts/run-7/part-0.parquet",)
+
+
 def test_swapped_files_are_kept_for_readers_that_began_before(scene: Scene) -> None:
     """1. a reader lists old files; 2. compaction swaps; 3. vacuum runs; 4. the reader goes on."""
     age_all(scene)

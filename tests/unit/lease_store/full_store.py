@@ -38,6 +38,7 @@ def fill(world: World) -> None:
     window = EventWindow("hourly", NOON, NOON + timedelta(hours=1))
     full = replace(window, run="run-1", files=files, records=2, covered={X: 4, Y: 0}, made_at=NOON)
     assert world.store.put_window(KEY, full) == Changed()
+    assert world.store.begin_window(KEY, "run-2-1", "run-2") == Changed()
     for tenure in (x, y):
         world.store.close_tenure(tenure, reason="test")
     world.store.update_group(replace(group, paused=True), observer="test")
