@@ -52,7 +52,7 @@ def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
     """The checks of a stream's asset, one result per partition."""
     described = {
         NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
-        LAG: f"At most {stream.lag_max} records of the shard are still unread.",
+        LAG: f"At most {stream.lag_max} records of the shard are still unread, and that is known.",
         QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
     }
     partitions = shard_partitions(stream)
@@ -103,10 +103,16 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
 
 def _lag(stream: ShardStream, lag: int | None) -> ShardCheck:
     if lag is None:
-        return ShardCheck(LAG, True, "The source cannot tell how many records are unread.", {})
+        # A check that passes says that somebody looked: where nobody could, it must not.
+        said = (
+            f"It is not known whether more than {stream.lag_max} records are unread: the shard is "
+            "behind its end, and its source does not count records, or the source did not answer. "
+            "See whether the next run catches up."
+        )
+        return ShardCheck(LAG, False, said, {"lag_known": False})
     passed = lag <= stream.lag_max
     said = f"{lag} records are unread; the limit is {stream.lag_max}."
-    return ShardCheck(LAG, passed, said, {"lag": lag})
+    return ShardCheck(LAG, passed, said, {"lag": lag, "lag_known": True})
 
 
 def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:

@@ -111,8 +111,11 @@ class StoreCollector(Collector):
         source = self._deployment.source(key)
         if source is not None:
             lags, trouble = lags_of(source, snapshot.shards)
-            families.source_up.add_metric(of, 0 if trouble else 1)
+            known = any(lag is not None for lag in lags.values())
+            families.source_up.add_metric(of, 0 if trouble and not known else 1)
             for shard, lag in lags.items():
+                # An alert on a lag that is missing, or not a number, would never fire.
+                families.lag_known.add_metric([*of, shard], int(lag is not None))
                 if lag is not None:
                     families.lag.add_metric([*of, shard], lag)
         report = self._deployment.upkeep(key)
@@ -129,6 +132,9 @@ class _Families:
         self.up = gauge("leasehold_up", "Whether the lease store answered this scrape", ())
         self.source_up = gauge("leasehold_source_up", "Whether the source told its lag", OF_GROUP)
         self.lag = gauge("leasehold_lag_records", "Unread records of a shard", OF_SHARD)
+        self.lag_known = gauge(
+            "leasehold_lag_known", "Whether the unread records of a shard are known", OF_SHARD
+        )
         self.shards = gauge("leasehold_shards", "Shards by state", (*OF_GROUP, "state"))
         self.watermark = gauge(
             "leasehold_watermark_timestamp_seconds", "Event time a shard has come to", OF_SHARD

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import dagster as dg
 from dagster import DagsterRun
@@ -16,6 +17,7 @@ from assets.partitions import definition_name
 from assets.run_process import ended_runs, process_gone
 from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
+from lease_store.failing_steps import FailingSteps
 from lease_store.identifiers import NodeName
 from lease_store.liveness import Clock, steady_clock
 from lease_store.records import Progress, Pulse
@@ -42,6 +44,10 @@ class Janitor:
     clock: Clock
     new_id: Callable[[], str]
     _holding: HoldingMemory = field(default_factory=HoldingMemory)
+    _steps: FailingSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._steps = FailingSteps(self.clock)
 
     def clean(self, instance: dg.DagsterInstance) -> list[str]:
         """One round; a line for each thing that was done.
@@ -55,24 +61,35 @@ class Janitor:
             StoreError: the lease store does not answer.
         """
         store, key = self.deployment.store(), self.stream.key
+        self._steps.begin()
         notes: list[str] = []
         active: list[ActiveRun] = []
         for run in active_runs(instance, self.stream):
-            if process_gone(run.process):
-                self._fail(instance, run.run_id, PROCESS_ENDED)
+            failed = partial(self._fail_if_gone, instance, run)
+            if self._steps.attempt(f"run {run.run_id}", failed, False):
                 notes.append(f"run {run.run_id} failed: its process is gone")
             else:
                 active.append(run)
         pulse = store.pulse(key)
         rows = store.progress(key, self._nodes(instance, pulse)).values()
         open_rows = [row for row in rows if row.consumer_run]
-        self._free(instance, open_rows, active, notes)
+        free = partial(self._free, instance, open_rows, active)
+        notes += self._steps.attempt("freeing what ended runs left open", free, [], at_once=True)
         holding = {row.consumer_run for row in open_rows}
         overdue = self._holding.overdue(
             active, holding, now_s=self.clock(), grace_s=pulse.group.timeout_s
         )
-        notes += [self._end(instance, run_id) for run_id in overdue]
-        return notes
+        for run_id in overdue:
+            end = partial(self._end, instance, run_id)
+            ended = self._steps.attempt(f"ending run {run_id}", end, "")
+            notes += [ended] if ended else []
+        return [*notes, *self._steps.notes]
+
+    def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
+        if not process_gone(run.process):
+            return False
+        self._fail(instance, run.run_id, PROCESS_ENDED)
+        return True
 
     def _nodes(self, instance: dg.DagsterInstance, pulse: Pulse) -> list[NodeName]:
         return [node.name for node in self.deployment.own(pulse.nodes, instance_address(instance))]
@@ -82,23 +99,29 @@ class Janitor:
         instance: dg.DagsterInstance,
         open_rows: list[Progress],
         active: list[ActiveRun],
-        notes: list[str],
-    ) -> None:
-        """Close what runs left open that ended before they could."""
+    ) -> list[str]:
+        """Close what runs left open that ended before they could; a line for each shard."""
         store, key = self.deployment.store(), self.stream.key
         open_runs = {row.consumer_run for row in open_rows}
         ended = ended_runs(instance, open_runs - {run.run_id for run in active})
         left = {row.shard: row.consumer_run for row in open_rows if row.consumer_run in ended}
-        if not left:
-            return
-        for lease in store.snapshot(key).shards:
+        notes: list[str] = []
+        for lease in store.snapshot(key).shards if left else ():
             run = left.get(lease.shard)
             if run is None or lease.consumer_owner is None or lease.consumer_run != run:
                 continue
-            if close_ended_tenure(
-                store, key, lease.shard, lease.consumer_owner, ended=run, closing=self.new_id()
-            ):
+            close = partial(
+                close_ended_tenure,
+                store,
+                key,
+                lease.shard,
+                lease.consumer_owner,
+                ended=run,
+                closing=self.new_id(),
+            )
+            if self._steps.attempt(f"shard {lease.shard}", close, False):
                 notes.append(f"shard {lease.shard} is free of run {run}, which ended")
+        return notes
 
     def _end(self, instance: dg.DagsterInstance, run_id: str) -> str:
         """Terminate a run that holds nothing; fail it where nothing answers for it."""

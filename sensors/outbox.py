@@ -1,6 +1,8 @@
 """The sensor that delivers what runs committed and died before they could report."""
 
 import json
+from dataclasses import dataclass
+from functools import partial
 
 import dagster as dg
 
@@ -11,7 +13,11 @@ from assets.progress_mirror import mirror_progress
 from assets.shard_stream import ShardStream
 from lease_store import failpoints
 from lease_store.errors import LeaseholdError
+from lease_store.failing_steps import FailingSteps
 from lease_store.failpoints import Failpoint
+from lease_store.identifiers import ShardId
+from lease_store.liveness import Clock, steady_clock
+from lease_store.records import OutboxEvent
 from sensors import EVERY_LOOP_S
 from sensors.unreported import left_behind, not_shown
 
@@ -27,8 +33,10 @@ def delivered_before(cursor: str | None) -> list[int]:
     return [item for item in found if isinstance(item, int)] if isinstance(found, list) else []
 
 
-def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.SensorDefinition:
-    """The sensor `<stream>_outbox`.
+def build_outbox_sensor(
+    stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
+) -> dg.SensorDefinition:
+    """The sensor `<stream>_outbox`; `clock` gives monotonic seconds.
 
     Rows are flagged one tick after they were emitted, because Dagster stores a tick's events and
     then its cursor:
@@ -41,6 +49,8 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
     is old, and tick n + 1 finds in Dagster what was stored. Flagged in tick n, they would be lost.
     """
 
+    steps = FailingSteps(clock)
+
     @dg.sensor(
         name=f"{definition_name(stream)}_outbox",
         minimum_interval_seconds=EVERY_LOOP_S,
@@ -49,6 +59,7 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
         "themselves, because they were killed.",
     )
     def outbox(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        steps.begin()
         emitted = delivered_before(context.cursor)
         try:
             store = deployment.store()
@@ -59,20 +70,57 @@ def build_outbox_sensor(stream: ShardStream, deployment: Deployment) -> dg.Senso
         except LeaseholdError as error:
             # The cursor stays: what it names is flagged as soon as the store answers again.
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
-        due = orphaned[:EVENTS_PER_TICK_MAX]
-        ranges = committed_ranges(not_shown(context.instance, stream, due))
-        if ranges:
+        due = [event for event in orphaned if not steps.wait_s(_step(event.shard))]
+        reported = _reported(context.instance, stream, due[:EVENTS_PER_TICK_MAX], steps)
+        if any(each.materializations for each in reported):
             failpoints.reach(Failpoint.BEFORE_EMIT)
+        events = [event for each in reported for event in each.materializations]
+        sequences = [event.sequence for each in reported for event in each.rows]
         said = (
             f"{len(pending)} undelivered, {len(pending) - len(orphaned)} left to their runs, "
-            f"{len(due)} delivered as {len(ranges)} materializations."
+            f"{len(sequences)} delivered as {len(events)} materializations."
         )
-        if unmirrored := mirror_progress(store, stream, [found.shard for found in ranges]):
+        mirror = partial(
+            mirror_progress, store, stream, [ShardId(e.partition or "") for e in events]
+        )
+        if unmirrored := steps.attempt("telling the source's service", mirror, "", at_once=True):
             said = f"{said} {unmirrored}"
+        for trouble in steps.notes:
+            context.log.warning(trouble)
+            said = f"{said} {trouble}."
         return dg.SensorResult(
-            asset_events=[materialization_of(stream, committed) for committed in ranges],
-            cursor=json.dumps([event.sequence for event in due]),
-            skip_reason=said,
+            asset_events=events, cursor=json.dumps(sorted(sequences)), skip_reason=said
         )
 
     return outbox
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """Rows of the outbox, and the materializations of those that Dagster does not show yet."""
+
+    rows: list[OutboxEvent]
+    materializations: list[dg.AssetMaterialization]
+
+
+def _step(shard: ShardId) -> str:
+    return f"reporting shard {shard}"
+
+
+def _reported(
+    instance: dg.DagsterInstance,
+    stream: ShardStream,
+    due: list[OutboxEvent],
+    steps: FailingSteps,
+) -> list[_Reported]:
+    """What is to be emitted, of all shards at once; of a shard that fails nothing."""
+    by_shard: dict[str, list[OutboxEvent]] = {}
+    for event in due:
+        by_shard.setdefault(_step(event.shard), []).append(event)
+
+    def report(shards: list[list[OutboxEvent]]) -> _Reported:
+        rows = [event for events in shards for event in events]
+        ranges = committed_ranges(not_shown(instance, stream, rows))
+        return _Reported(rows, [materialization_of(stream, found) for found in ranges])
+
+    return steps.attempt_all(by_shard, report)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import dagster as dg
 
@@ -11,7 +12,9 @@ from assets.partitions import definition_name, shard_partitions
 from assets.shard_stream import ShardStream
 from lease_store import failpoints
 from lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
+from lease_store.failing_steps import FailingSteps
 from lease_store.failpoints import Failpoint
+from lease_store.liveness import Clock, steady_clock
 from lease_store.records import ShardListing
 from lease_store.store import LeaseStore
 from sensors import EVERY_LOOP_S
@@ -52,10 +55,26 @@ def sync_listing(
     return f"{note}{len(synced.added)} shards are new to the group, {len(synced.changed)} changed"
 
 
-def build_shard_list_sensor(stream: ShardStream, deployment: Deployment) -> dg.SensorDefinition:
-    """The sensor `<stream>_shard_list`."""
+def build_shard_list_sensor(
+    stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
+) -> dg.SensorDefinition:
+    """The sensor `<stream>_shard_list`; `clock` gives monotonic seconds."""
     partitions = shard_partitions(stream)
     memory = _Synced()
+    steps = FailingSteps(clock)
+
+    def sync(listing: list[ShardListing]) -> str:
+        """Carry the list into the lease tables, where it is new."""
+        digest = _digest(listing)
+        memory.ticks += 1
+        # An unchanged list is carried over now and then all the same: the lease tables may have
+        # been restored from an older copy.
+        if digest == memory.digest and memory.ticks < TICKS_BETWEEN_REPEATS:
+            return f"{len(listing)} shards, as before"
+        timeout_s = deployment.timing.timeout_s
+        done = sync_listing(deployment.store(), stream, listing, timeout_s=timeout_s)
+        memory.digest, memory.ticks = digest, 0
+        return done
 
     @dg.sensor(
         name=f"{definition_name(stream)}_shard_list",
@@ -65,23 +84,22 @@ def build_shard_list_sensor(stream: ShardStream, deployment: Deployment) -> dg.S
         "one partition per shard in Dagster. It never removes one.",
     )
     def shard_list(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        steps.begin()
         try:
             listing = stream.source.list_shards()
-            digest = _digest(listing)
-            memory.ticks += 1
-            done = f"{len(listing)} shards, as before"
-            # An unchanged list is carried over now and then all the same: the lease tables may
-            # have been restored from an older copy.
-            if digest != memory.digest or memory.ticks >= TICKS_BETWEEN_REPEATS:
-                timeout_s = deployment.timing.timeout_s
-                done = sync_listing(deployment.store(), stream, listing, timeout_s=timeout_s)
-                memory.digest, memory.ticks = digest, 0
+            # Partitions are Dagster's own, and can be added while the lease tables are away.
+            write = partial(sync, listing)
+            done = steps.attempt("writing the lease tables", write, "", at_once=True)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SkipReason(str(error))
         known = set(context.instance.get_dynamic_partitions(stream.name))
         missing = [row.shard for row in listing if row.shard not in known]
-        said = f"{done}; {len(missing)} missing partitions added."
+        troubles = steps.notes
+        for trouble in troubles:
+            context.log.warning(trouble)
+        parts = [part for part in (done, *troubles) if part]
+        said = f"{'; '.join(parts)}; {len(missing)} missing partitions added."
         if missing:
             failpoints.reach(Failpoint.BEFORE_PARTITIONS)
         if len(missing) > PARTITIONS_OF_TICK_MAX:

@@ -103,16 +103,20 @@ class WatermarkRounds:
         remembers = asked.recall(cursor, self.hourly.since)
         leases = store.snapshot(self.hourly.stream.key).shards
         found, hours = self._steps.attempt(
-            "looking for complete hours", partial(self._complete, leases), (UNKNOWN, [])
+            "looking for complete hours",
+            partial(self._complete, leases),
+            (UNKNOWN, []),
+            at_once=True,
         )
         launchable = self._launchable(hours)
         counted = self._steps.attempt(
             "looking for late records",
             partial(self._look_late, store, leases, remembers=remembers),
             [],
+            at_once=True,
         )
         again = self._steps.attempt(
-            "looking for hours to ask for again", partial(asked.due, in_work), []
+            "looking for hours to ask for again", partial(asked.due, in_work), [], at_once=True
         )
         requests = [self._request(at) for at in again]
         for at in launchable:

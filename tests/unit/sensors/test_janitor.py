@@ -183,3 +183,39 @@ def test_a_store_that_does_not_answer_is_one_sentence(
 
     monkeypatch.setattr(scene.store, "pulse", down)
     assert scene.clean() == "The lease store does not answer."
+
+
+def test_a_run_that_raises_something_keeps_no_other_from_being_cleaned_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = scene.add_run(DagsterRunStatus.STARTED, "broken")
+    dead = scene.add_run(DagsterRunStatus.STARTED, "dead")
+    scene.open(dead)
+
+    def gone(note: str) -> bool:
+        if note == "broken":
+            raise ZeroDivisionError("unforeseen")
+        return note == "dead"
+
+    monkeypatch.setattr("sensors.janitor.process_gone", gone)
+    cleaned = scene.clean()
+    assert f"run {dead} failed: its process is gone" in cleaned
+    assert f"shard 0 is free of run {dead}" in cleaned
+    assert f"run {broken} failed (ZeroDivisionError: unforeseen), tried again in 5 s" in cleaned
+    assert scene.status(broken) is DagsterRunStatus.STARTED
+
+
+def test_a_shard_that_cannot_be_freed_keeps_no_run_from_being_ended(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> bool:
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr("sensors.janitor.close_ended_tenure", broken)
+    scene.open(scene.add_run(DagsterRunStatus.FAILURE))
+    lost = scene.add_run(DagsterRunStatus.STARTED)
+    scene.clean()
+    scene.now_s += 121
+    cleaned = scene.clean()
+    assert "shard 0 failed (ZeroDivisionError: unforeseen)" in cleaned
+    assert f"run {lost} holds no shard any more" in cleaned

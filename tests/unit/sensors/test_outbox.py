@@ -7,7 +7,12 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from assets.materialization import committed_ranges, range_metadata
+from assets.materialization import (
+    CommittedRange,
+    committed_ranges,
+    materialization_of,
+    range_metadata,
+)
 from assets.partitions import asset_key
 from assets.shard_stream import ShardStream
 from lease_store.identifiers import NodeName, ShardId
@@ -158,3 +163,37 @@ def test_a_group_that_does_not_exist_yet_is_one_sentence_and_keeps_the_cursor(in
 @pytest.mark.parametrize("cursor", [None, "", "{", "7", '{"a": 1}', '["x", null]'])
 def test_an_unreadable_cursor_counts_as_nothing_delivered(cursor):
     assert delivered_before(cursor) == []
+
+
+def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypatch):
+    """Method: the payload of one shard's rows is of a form that nobody foresaw."""
+    stream, _ = scripted_stream(2)
+    deployment, store = memory_deployment()
+    commit_batches(store, stream, "dead", 2)
+    other = ShardId("1")
+    store.sync_shards(stream.key, [ShardListing(ZERO), ShardListing(other)], observer="test")
+    store.claim(stream.key, {other: (LOCAL, 0)}, observer="test", reason="test")
+    opened = store.open_tenure(stream.key, other, LOCAL, "dead")
+    assert isinstance(opened, Opened)
+    store.record_intents([Intent(opened.tenure, 0, "0", "5")])
+    commit = BatchCommit(opened.tenure, 0, "0", "5", "at", (), BatchStatistics(5, 50, 5, 0))
+    assert isinstance(store.commit([commit])[other], Changed)
+    now_s = [0.0]
+    sensor = build_outbox_sensor(stream, deployment, lambda: now_s[0])
+
+    def broken(stream: ShardStream, committed: CommittedRange):
+        if committed.shard == ZERO:
+            raise ZeroDivisionError("unforeseen")
+        return materialization_of(stream, committed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sensors.outbox.materialization_of", broken)
+        first = tick(sensor, instance)
+        assert [event.partition for event in first.asset_events] == ["1"]
+        assert "reporting shard 0 failed (ZeroDivisionError: unforeseen)" in str(first.skip_reason)
+        second = tick(sensor, instance, first.cursor)
+        assert second.asset_events == []
+        assert len(store.pending_events(stream.key)) == 2, "what was not reported is not flagged"
+    now_s[0] += 5
+    last = tick(sensor, instance, second.cursor)
+    assert [event.partition for event in last.asset_events] == ["0"]

@@ -98,3 +98,22 @@ def test_a_source_that_does_not_answer_is_one_sentence_and_no_failed_tick(instan
     assert result.skip_message == source.down
     source.down = ""
     assert apply(tick(sensor, instance), instance) == ["0", "1"]
+
+
+def test_lease_tables_that_raise_keep_no_partition_from_being_added(instance, monkeypatch):
+    stream, _ = scripted_stream(2)
+    deployment, store = memory_deployment()
+    sensor = build_shard_list_sensor(stream, deployment)
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store), "sync_shards", broken)
+        result = tick(sensor, instance)
+    assert apply(result, instance) == ["0", "1"]
+    assert "writing the lease tables failed (ZeroDivisionError: unforeseen)" in str(
+        result.skip_reason
+    )
+    tick(sensor, instance)
+    assert [row.shard for row in store.snapshot(stream.key).shards] == ["0", "1"]

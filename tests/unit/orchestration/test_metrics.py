@@ -1,0 +1,75 @@
+"""What a scrape says of lag: where it is not known, too, or no alert could see that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from assets.shard_stream import ShardStream
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.upkeep import UpkeepReport
+from orchestration.metrics import StoreCollector
+from sensors.shard_list import sync_listing
+from shard_sources.source import ShardBounds
+from tests.unit.sensors.streams import ScriptedSource, scripted_stream
+
+
+class Uncounted(ScriptedSource):
+    """Its service does not count records: a lag is known at a shard's end alone."""
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        return 0 if cursor == bounds.end else None
+
+
+@dataclass
+class World:
+    """The deployment that the exporter reads from."""
+
+    stream: ShardStream
+    scripted: ScriptedSource
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryStore()
+        sync_listing(self.memory, self.stream, self.scripted.shards, timeout_s=20.0)
+
+    def store(self) -> MemoryStore:
+        return self.memory
+
+    def source(self, key: GroupKey) -> ScriptedSource:
+        return self.scripted
+
+    def upkeep(self, key: GroupKey) -> UpkeepReport | None:
+        return None
+
+    def scrape(self, name: str) -> dict[str, float]:
+        families = {family.name: family for family in StoreCollector(self).collect()}
+        samples = families[f"leasehold_{name}"].samples
+        return {sample.labels.get("shard", ""): sample.value for sample in samples}
+
+
+def world() -> World:
+    stream, _ = scripted_stream(3)
+    source = Uncounted(list(stream.source.list_shards()), {"0": 0, "1": 7, "2": 0})
+    return World(stream, source)
+
+
+def test_a_lag_that_is_not_known_is_said_to_be_unknown() -> None:
+    scraped = world()
+    assert scraped.scrape("lag_records") == {"0": 0, "2": 0}
+    assert scraped.scrape("lag_known") == {"0": 1, "1": 0, "2": 1}
+    assert scraped.scrape("source_up") == {"": 1}
+
+
+def test_a_source_that_is_away_leaves_a_metric_for_each_shard() -> None:
+    scraped = world()
+    scraped.scripted.down = "The source does not answer."
+    assert scraped.scrape("lag_records") == {}
+    assert scraped.scrape("lag_known") == {"0": 0, "1": 0, "2": 0}
+    assert scraped.scrape("source_up") == {"": 0}
+
+
+def test_one_damaged_shard_hides_no_others_lag() -> None:
+    scraped = world()
+    scraped.scripted.damaged = {"0"}
+    assert scraped.scrape("lag_known") == {"0": 0, "1": 0, "2": 1}
+    assert scraped.scrape("source_up") == {"": 1}

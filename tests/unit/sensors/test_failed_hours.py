@@ -1,0 +1,258 @@
+"""Hours whose runs fail, and steps of a watermark's tick that raise: what becomes of the others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assets.event_frontier import HOUR
+from lease_store.identifiers import ShardId
+from lease_store.memory_store import MemoryStore
+from sensors.asked_hours import (
+    AGAIN_AT_ONCE_MAX,
+    FIRST_ATTEMPTS_MAX,
+    OWED_MAX,
+    RETRY_FIRST_S,
+    RETRY_MAX_S,
+    AskedHours,
+    OwedHour,
+)
+from shard_sources.local_log import LocalLog
+from tests.unit.assets.test_committed_dataset import NOON
+from tests.unit.sensors.test_watermark import Scene, hour
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def complete(scene: Scene, hours: int = 1) -> None:
+    for shard in ("0", "1"):
+        scene.append(shard, 5, 60 * hours + 5)
+
+
+def test_an_hour_whose_run_failed_is_asked_for_again_until_it_is_made(scene: Scene) -> None:
+    complete(scene)
+    assert scene.asked() == [hour(0)]
+    scene.in_work = {NOON}
+    scene.now_s += RETRY_FIRST_S
+    assert scene.asked() == [], "its run waits or works"
+    scene.in_work = set()
+    scene.now_s += RETRY_FIRST_S
+    assert scene.asked() == [hour(0, "complete.2")]
+    assert "1 hour is not made yet though asked for up to 2 times (2026-03-01-12:00)" in str(
+        scene.tick().skip_reason
+    )
+    scene.now_s += 2 * RETRY_FIRST_S - 1
+    assert scene.asked() == []
+    scene.restart()
+    assert scene.asked() == [], "a restart counts the wait anew"
+    scene.now_s += 2 * RETRY_FIRST_S
+    assert scene.asked() == [hour(0, "complete.3")]
+    scene.make(0)
+    scene.now_s += RETRY_MAX_S
+    assert scene.asked() == []
+    assert "asked for" not in str(scene.tick().skip_reason)
+
+
+def test_a_rerun_for_late_records_that_failed_is_asked_for_again(tmp_path: Path) -> None:
+    from assets.hourly_asset import LateAction, LatePolicy
+
+    scene = Scene(tmp_path, late=LatePolicy(LateAction.RERUN, wait_s=60))
+    complete(scene)
+    scene.tick()
+    scene.make(0)
+    scene.append("0", 6)
+    assert scene.asked() == [hour(0, "late.2")]
+    scene.now_s += RETRY_FIRST_S
+    assert scene.asked() == [hour(0, "late.2.2")]
+    scene.restart()
+    scene.tick()
+    scene.make(0)
+    scene.now_s += RETRY_MAX_S
+    assert scene.asked() == []
+
+
+def test_a_cursor_of_a_former_release_owes_the_hours_that_have_no_row(scene: Scene) -> None:
+    complete(scene, hours=2)
+    scene.make(1)
+    scene.cursor = (NOON + 2 * HOUR).isoformat()
+    assert scene.asked() == []
+    scene.now_s += RETRY_FIRST_S
+    assert scene.asked() == [hour(0, "complete.2")]
+
+
+def test_an_hour_that_fails_for_a_year_is_asked_for_a_bounded_number_of_times() -> None:
+    now_s = 0.0
+    asked = AskedHours(lambda: now_s, 60.0, NOON)
+    asked.ask(NOON)
+    attempts, cursor = 0, ""
+    for _ in range(365 * 24 * 4):
+        now_s += 900
+        attempts += sum(asked.ask(at).attempts > 0 for at in asked.due(lambda _: set()))
+        cursor = asked.remember()
+    assert 365 * 4 <= attempts <= 365 * 4 + 12
+    assert len(cursor) < 200
+
+
+def test_runs_for_hours_that_failed_are_few_at_a_time() -> None:
+    now_s = 0.0
+    asked = AskedHours(lambda: now_s, 60.0, NOON)
+    for number in range(100):
+        asked.ask(NOON + number * HOUR)
+    now_s += RETRY_FIRST_S
+    first = asked.due(lambda _: set())
+    assert first == [NOON + number * HOUR for number in range(AGAIN_AT_ONCE_MAX)]
+    for at in first:
+        asked.ask(at)
+    now_s += RETRY_MAX_S
+    assert asked.due(lambda _: set(first)) == [], "those work still"
+
+
+def test_what_the_cursor_holds_is_bounded_and_what_is_given_up_is_named() -> None:
+    asked = AskedHours(lambda: 0.0, 60.0, NOON)
+    for number in range(OWED_MAX + 2):
+        asked.owed[NOON + number * HOUR] = OwedHour(attempts=2)
+    cursor = asked.remember()
+    assert len(cursor) < 30_000
+    assert "2 hours are given up (2026-03-01-12:00, 2026-03-01-13:00)" in " ".join(asked.notes())
+    successor = AskedHours(lambda: 0.0, 60.0, NOON)
+    assert successor.recall(cursor, NOON)
+    assert successor.owed == asked.owed
+
+
+def test_hours_in_the_queue_hold_back_further_ones() -> None:
+    asked = AskedHours(lambda: 0.0, 60.0, NOON)
+    for number in range(FIRST_ATTEMPTS_MAX):
+        assert not asked.crowded
+        asked.ask(NOON + number * HOUR)
+    assert asked.crowded
+
+
+UNREADABLE = (
+    "{",
+    '{"next":1}',
+    '{"next":"x","owed":{}}',
+    '{"next":"2026-03-01T12:00","owed":[]}',
+    "rubbish",
+    json.dumps({"next": NOON.isoformat(), "owed": {"x": [1, 2]}}),
+)
+
+
+@pytest.mark.parametrize("cursor", UNREADABLE)
+def test_an_unreadable_cursor_begins_anew(cursor: str) -> None:
+    asked = AskedHours(lambda: 0.0, 60.0, NOON)
+    asked.recall(cursor, NOON)
+    assert (asked.next, asked.owed) == (NOON, {})
+
+
+def test_a_late_record_of_an_hour_that_is_not_made_is_read_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: an hour that fails for weeks does not cost a reading of the ledger at each tick."""
+    complete(scene)
+    scene.tick()
+    scene.append("0", 7, 70)
+    reads: list[int] = []
+    since = MemoryStore.batches_since
+
+    def counted(self: MemoryStore, key: Any, numbers: Any, **given: Any) -> Any:
+        batches = list(since(self, key, numbers, **given))
+        reads.append(len(batches))
+        return batches
+
+    monkeypatch.setattr(MemoryStore, "batches_since", counted)
+    scene.tick()
+    assert len(reads) == 1
+    for _ in range(20):
+        scene.now_s += RETRY_MAX_S
+        scene.tick()
+    assert len(reads) == 1
+    scene.make(0)
+    scene.append("0", 8)
+    scene.tick()
+    assert (len(reads), reads[-1]) == (2, 1), "the new batch alone"
+    assert scene.late()["2026-03-01-12:00"] == 1
+
+
+def test_a_tick_reads_one_snapshot_and_the_sources_list_only_where_it_matters(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(scene)
+    calls = Counter[str]()
+    for owner, name in ((MemoryStore, "snapshot"), (LocalLog, "list_shards")):
+        works = getattr(owner, name)
+
+        def counted(*args: Any, works: Any = works, name: str = name) -> Any:
+            calls[name] += 1
+            return works(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+    assert scene.asked() == [hour(0)]
+    assert calls == {"snapshot": 1, "list_shards": 1}
+    calls.clear()
+    assert scene.asked() == []
+    assert calls == {"snapshot": 1}
+
+
+def test_an_hour_whose_late_records_cannot_be_counted_stops_no_other(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(scene, hours=3)
+    scene.tick()
+    for number in range(3):
+        scene.make(number)
+    scene.tick()
+    from sensors import late_records
+
+    works = late_records.committed_dataset
+
+    def broken(*args: Any, **given: Any) -> Any:
+        if given["span"].since == NOON + HOUR:
+            raise ZeroDivisionError("unforeseen")
+        return works(*args, **given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(late_records, "committed_dataset", broken)
+        scene.append("0", 10, 70, 130, 250)
+        scene.append("1", 250)
+        result = scene.tick()
+    assert [str(request.partition_key) for request in result.run_requests or ()] == [
+        "2026-03-01-15:00"
+    ]
+    assert scene.late() == {"2026-03-01-12:00": 1, "2026-03-01-13:00": 0, "2026-03-01-14:00": 1}
+    assert "counting late records of 2026-03-01-13:00 failed" in " ".join(scene.rounds.troubles)
+    scene.now_s += 5
+    scene.tick()
+    assert scene.late()["2026-03-01-13:00"] == 1
+
+
+def test_a_shard_whose_ledger_cannot_be_read_hides_no_other_shards_late_records(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(scene)
+    scene.tick()
+    scene.make(0)
+    scene.tick()
+    since = MemoryStore.batches_since
+
+    def broken(self: MemoryStore, key: Any, numbers: Any, **given: Any) -> Any:
+        if ShardId("0") in numbers:
+            raise ZeroDivisionError("unforeseen")
+        return since(self, key, numbers, **given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStore, "batches_since", broken)
+        scene.append("0", 10)
+        scene.append("1", 11)
+        scene.tick()
+    assert scene.late() == {"2026-03-01-12:00": 1}
+    scene.now_s += timedelta(seconds=5).total_seconds()
+    scene.tick()
+    assert scene.late() == {"2026-03-01-12:00": 2}
