@@ -41,7 +41,7 @@ def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
         return 0, None
     if newest.state is BatchState.INTENT:
         return newest.sequence, newest
-    return newest.sequence + 1, None
+    return newest.last + 1, None
 
 
 def intended_batch(intent: Intent) -> Batch:

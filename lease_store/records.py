@@ -291,6 +291,9 @@ class Batch:
     """A row of the ledger: the range `[start, end)` of one shard, intended or committed.
 
     `batch_id` is `<shard>.<sequence>`, the same for every attempt at the range.
+
+    An old row may stand for several `batches`, which were folded into the first of them: it has
+    their whole range and all their statistics, and names the last one's number and epoch.
     """
 
     shard: ShardId
@@ -307,6 +310,14 @@ class Batch:
     statistics: BatchStatistics = field(default_factory=BatchStatistics)
     finished: bool = False
     committed_at: datetime | None = None
+    last_sequence: int | None = None
+    last_epoch: int | None = None
+    batches: int = 1
+
+    @property
+    def last(self) -> int:
+        """The number of the last batch that the row stands for."""
+        return self.sequence if self.last_sequence is None else self.last_sequence
 
     @property
     def batch_id(self) -> str:

@@ -37,6 +37,7 @@ from lease_store.records import (
     Tenure,
 )
 from lease_store.reopening import Reopening
+from lease_store.retention import Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class TenureView:
     paused: bool = False
 
 
-class LeaseStore(History, Outbox, WindowStore, Protocol):
+class LeaseStore(History, Outbox, WindowStore, Retention, Protocol):
     """The lease store of a deployment.
 
     Attributes:

@@ -209,6 +209,10 @@ batch = Table(
     # See `lease_store.event_spans`; empty where it has no output.
     Column("event_span", BigInteger),
     Index("batch_by_event_span", "consume_group", "logstream_sig", "event_span"),
+    # Of a row that later batches were folded into: the last of them, and how many it stands for.
+    Column("last_sequence", BigInteger),
+    Column("last_epoch", BigInteger),
+    Column("batches", Integer, nullable=False, server_default="1"),
     **TABLE_OPTIONS,
 )
 
@@ -228,6 +232,7 @@ outbox = Table(
     Column("delivered", Boolean, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("error", ExactText(LINE_BYTES_MAX), nullable=False, server_default=""),
+    Column("recorded_at", EventTime, nullable=False, server_default="0"),
     Index("outbox_by_kind", *_PENDING, "sequence"),
     Index("outbox_by_shard", *_PENDING, "shard_id", "sequence"),
     sqlite_autoincrement=True,
@@ -310,6 +315,30 @@ window_attempt = Table(
     **TABLE_OPTIONS,
 )
 
+shard_summary = Table(
+    "shard_summary",
+    metadata,
+    _identifier("consume_group"),
+    _identifier("logstream_sig"),
+    # Empty for the journal entries that concern no shard.
+    _identifier("shard_id"),
+    Column("version", BigInteger, nullable=False),
+    Column("journal_until", BigInteger, nullable=False),
+    Column("entries", JsonText, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("opened", BigInteger),
+    Column("opened_epoch", BigInteger),
+    _name("opened_run"),
+    _identifier("opened_by", key=False, nullable=True),
+    Column("open", Boolean, nullable=False),
+    Column("proven_until", BigInteger, nullable=False),
+    Column("proven_epoch", BigInteger, nullable=False),
+    Column("folded_until", BigInteger, nullable=False),
+    Column("skips", JsonText, nullable=False),
+    Column("violations", JsonText, nullable=False),
+    **TABLE_OPTIONS,
+)
+
 GROUP_TABLES = (
     worker_instance,
     shard_lease,
@@ -321,5 +350,6 @@ GROUP_TABLES = (
     delivery_claim,
     event_window,
     window_attempt,
+    shard_summary,
     consumer_group,
 )

@@ -10,6 +10,7 @@ from lease_store.memory_store.groups import MemoryGroups
 from lease_store.memory_store.history import MemoryHistory
 from lease_store.memory_store.nodes import MemoryNodes
 from lease_store.memory_store.outbox import MemoryOutbox
+from lease_store.memory_store.retention import MemoryRetention
 from lease_store.memory_store.rewrites import MemoryRewrites
 from lease_store.memory_store.shards import MemoryShards
 from lease_store.memory_store.tenures import MemoryTenures
@@ -29,6 +30,7 @@ class MemoryStore(
     MemoryRewrites,
     MemoryOutbox,
     MemoryWindows,
+    MemoryRetention,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 

@@ -69,5 +69,7 @@ class MemoryRewrites(MemoryRows):
                 swapped[shard, rewrite.sequence] = batch
             rows.batches.update(swapped)
             rows.versions[shard] += bool(swapped)
+            if rewrites:
+                rows.look_again(shard, min(rewrite.sequence for rewrite in rewrites))
             self._note(rows, rewrite_note(shard, run, reason), run)
             return Changed((shard,))

@@ -28,6 +28,7 @@ from lease_store.records import (
     Tenure,
 )
 from lease_store.refusals import unknown_group, unknown_shard
+from lease_store.retention import ShardSummary
 from lease_store.transitions import Note, Step, holds
 
 
@@ -53,6 +54,9 @@ class GroupRows:
         default_factory=dict[tuple[str, datetime], EventWindow]
     )
     window_attempts: dict[str, WindowAttempt] = field(default_factory=dict[str, WindowAttempt])
+    summaries: dict[ShardId | None, ShardSummary] = field(
+        default_factory=dict[ShardId | None, ShardSummary]
+    )
 
     def copy(self) -> GroupRows:
         """The rows as they are now."""
@@ -71,6 +75,7 @@ class GroupRows:
             self.turn_epoch,
             dict(self.windows),
             dict(self.window_attempts),
+            dict(self.summaries),
         )
 
     @property
@@ -97,6 +102,18 @@ class GroupRows:
             raise unknown_shard(self.group.key, shard)
         return self.shards[shard]
 
+    def summary(self, shard: ShardId | None) -> ShardSummary:
+        """What stays of a shard's deleted history."""
+        return self.summaries.get(shard, ShardSummary(shard))
+
+    def look_again(self, shard: ShardId, sequence: int) -> None:
+        """Have rows from a number on looked at for folding again: they were written anew."""
+        summary = self.summary(shard)
+        if summary.folded_until > sequence:
+            self.summaries[shard] = replace(
+                summary, folded_until=sequence, version=summary.version + 1
+            )
+
     def intents(self, shard: ShardId) -> list[Batch]:
         """The shard's batches that are only intended."""
         return [
@@ -113,8 +130,8 @@ class GroupRows:
     def next_sequence(self, shard: ShardId) -> int:
         """The number of the shard's next batch: that of an intent, if there is one."""
         settled = [
-            number
-            for (owner, number), batch in self.batches.items()
+            batch.last
+            for (owner, _), batch in self.batches.items()
             if owner == shard and batch.state is not BatchState.INTENT
         ]
         return max(settled, default=-1) + 1

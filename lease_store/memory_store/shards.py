@@ -157,6 +157,7 @@ class MemoryShards(MemoryRows):
             for batch in _committed(rows, name):
                 if batch.sequence in numbers:
                     rows.batches[name, batch.sequence] = withdrawal(batch)
+            rows.look_again(name, numbers[0])
         for mark in forcing.marks:
             self._note(rows, mark, observer)
         rows.bump()

@@ -11,6 +11,7 @@ from lease_store.sql_store.groups import SqlGroups
 from lease_store.sql_store.history import SqlHistory
 from lease_store.sql_store.nodes import SqlNodes
 from lease_store.sql_store.outbox import SqlOutbox
+from lease_store.sql_store.retention import SqlRetention
 from lease_store.sql_store.rewrites import SqlRewrites
 from lease_store.sql_store.shards import SqlShards
 from lease_store.sql_store.windows import SqlWindows
@@ -28,5 +29,6 @@ class SqlStore(
     SqlRewrites,
     SqlOutbox,
     SqlWindows,
+    SqlRetention,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""

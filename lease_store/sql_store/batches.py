@@ -166,7 +166,7 @@ class SqlBatches(SqlTenures):
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
             outcomes[shard] = Changed()
         events = [
-            key_values(key) | event_values(event)
+            key_values(key) | event_values(event, at)
             for batch, commit in zip(batches, commits, strict=True)
             for event in events_of(batch, commit)
         ]

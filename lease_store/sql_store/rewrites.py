@@ -9,6 +9,7 @@ from lease_store.records import BatchRewrite, RewriteClaim, RewriteKind
 from lease_store.rewrite_rules import may_claim, rewrite_note
 from lease_store.sql_store import rewrite_statements as statements
 from lease_store.sql_store import statements as ledger
+from lease_store.sql_store.retention_statements import look_again
 from lease_store.sql_store.rows import key_values, output_values, rewrite_claim_from
 from lease_store.sql_store.tenures import SqlTenures
 from lease_store.store import Changed, RewriteByOther, Stale
@@ -99,6 +100,8 @@ class SqlRewrites(SqlTenures):
                 if tx.connection.execute(statement, rows).rowcount != len(rows):
                     return tx.abandon(Stale())
                 tx.connection.execute(ledger.raise_version(key, shard))
+                first = min(rewrite.sequence for rewrite in rewrites)
+                tx.connection.execute(look_again(key, shard, first))
             self._journal(tx, key, [rewrite_note(shard, run, reason)], run)
             return Changed((shard,))
 

@@ -223,6 +223,9 @@ def batch_values(batch: Batch) -> dict[str, Any]:
         "generation": batch.generation,
         "finished": batch.finished,
         "committed_at": batch.committed_at,
+        "last_sequence": batch.last_sequence,
+        "last_epoch": batch.last_epoch,
+        "batches": batch.batches,
         **output_values(batch.files, batch.statistics),
     }
 
@@ -290,6 +293,9 @@ def batch_from(row: Row) -> Batch:
         ),
         finished=bool(row["finished"]),
         committed_at=row["committed_at"],
+        last_sequence=row["last_sequence"],
+        last_epoch=row["last_epoch"],
+        batches=row["batches"],
     )
 
 
@@ -342,8 +348,8 @@ def event_from(row: Row) -> OutboxEvent:
     )
 
 
-def event_values(event: OutboxEvent) -> dict[str, Any]:
-    """A new event's columns."""
+def event_values(event: OutboxEvent, at: datetime) -> dict[str, Any]:
+    """A new event's columns; `at` is for the judgement of its age once it is delivered."""
     return {
         "shard_id": event.shard,
         "kind": event.kind,
@@ -353,6 +359,7 @@ def event_values(event: OutboxEvent) -> dict[str, Any]:
         "delivered": False,
         "attempts": 0,
         "error": "",
+        "recorded_at": at,
     }
 
 

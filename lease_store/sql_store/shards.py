@@ -18,6 +18,7 @@ from lease_store.reopening import (
 )
 from lease_store.sql_store import history_statements as history
 from lease_store.sql_store import statements
+from lease_store.sql_store.retention_statements import look_again
 from lease_store.sql_store.rows import batch_from, shard_from
 from lease_store.sql_store.verbs import SqlVerbs, chunks
 from lease_store.store import Changed, ShardsSynced, Stale
@@ -285,6 +286,7 @@ class SqlShards(SqlVerbs):
             for first in numbers[::WITHDRAWN_PER_STATEMENT]:
                 part = numbers[numbers.index(first) :][:WITHDRAWN_PER_STATEMENT]
                 tx.connection.execute(statements.withdraw_batches(key, name, part))
+            tx.connection.execute(look_again(key, name, numbers[0]))
         self._journal(tx, key, forcing.marks, observer)
         return self._carry_out(tx, key, forcing.steps, observer)
 

@@ -42,3 +42,5 @@ def fill(world: World) -> None:
     for tenure in (x, y):
         world.store.close_tenure(tenure, reason="test")
     world.store.update_group(replace(group, paused=True), observer="test")
+    gone = world.store.prune_journal(KEY, Y, before=NOON + timedelta(days=36_500), keep=1)
+    assert gone.rows

@@ -64,6 +64,7 @@ def test_row_counts_of_conditional_writes_are_looked_at() -> None:
     # These have no condition beyond their key, and what they name need not be there.
     assert unread - inserts == {
         "update_settings", "abandon_intents", "mark_delivered", "delete_rows", "count_attempt",
+        "delete_entries", "delete_batches", "delete_gaps",
     }  # fmt: skip
 
 

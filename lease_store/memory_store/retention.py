@@ -1,0 +1,138 @@
+"""Deleting history in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from lease_store import retention_rules as rules
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.memory_store.rows import GroupRows, MemoryRows
+from lease_store.order_proof import check_order
+from lease_store.records import BatchState, JournalEntry
+from lease_store.retention import (
+    BATCHES_KEPT,
+    ENTRIES_KEPT,
+    EVENTS_KEPT,
+    PORTION_ROWS,
+    Portion,
+    ShardSummary,
+)
+from lease_store.tenure_proof import openers
+
+
+class MemoryRetention(MemoryRows):
+    """The verbs that delete history."""
+
+    def summaries(self, key: GroupKey) -> list[ShardSummary]:
+        """See `Retention.summaries`."""
+        with self._rows("summaries", key) as rows:
+            return [rows.summaries[shard] for shard in sorted(rows.summaries, key=_named)]
+
+    def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
+        """See `Retention.newest_times`."""
+        with self._rows("newest_times", key) as rows:
+            return [entry.at for entry in reversed(rows.journal[-number:])]
+
+    def prune_journal(
+        self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
+    ) -> Portion:
+        """See `Retention.prune_journal`."""
+        with self._rows("prune_journal", key) as rows:
+            summary = rows.summary(shard)
+            own = [entry for entry in rows.journal if entry.shard == shard]
+            following = [entry for entry in own[:-keep] if entry.sequence > summary.journal_until]
+            unproven = [
+                batch.epoch
+                for (owner, number), batch in sorted(rows.batches.items())
+                if owner == shard
+                and number >= summary.proven_until
+                and batch.state is BatchState.COMMITTED
+            ]
+            entries = rules.old_entries(
+                following[:PORTION_ROWS],
+                before=before,
+                unproven_epoch=unproven[0] if unproven else None,
+            )
+            if not entries:
+                return Portion()
+            too_early = _too_early(rows, shard, entries[-1].sequence) if shard else ""
+            outcome, gone = rules.summarised(summary, entries, too_early=too_early)
+            rows.summaries[shard] = replace(outcome, version=summary.version + 1)
+            deleted = set(gone)
+            rows.journal = [entry for entry in rows.journal if entry.sequence not in deleted]
+            return Portion(len(gone), len(entries) == PORTION_ROWS)
+
+    def prune_batches(
+        self, key: GroupKey, shard: ShardId, *, before: datetime, keep: int = BATCHES_KEPT
+    ) -> Portion:
+        """See `Retention.prune_batches`."""
+        with self._rows("prune_batches", key) as rows:
+            rows.shard(shard)
+            summary = rows.summary(shard)
+            owned = sorted(number for owner, number in rows.batches if owner == shard)[:-keep]
+            old = [rows.batches[shard, number] for number in owned]
+            batches = rules.provable(
+                (
+                    batch
+                    for batch in old
+                    if batch.state is BatchState.COMMITTED
+                    and batch.sequence >= summary.proven_until
+                ),
+                before=before,
+            )
+            if batches:
+                known = openers((e for e in rows.journal if e.shard == shard), summary)
+                outcome = rules.proven(summary, batches, known)
+                rows.summaries[shard] = replace(outcome, version=summary.version + 1)
+                return Portion(0, more=True)
+            if shard in rows.rewrites:
+                return Portion()
+            folding = rules.folding(
+                summary,
+                [batch for batch in old if batch.sequence >= summary.folded_until],
+                before=before,
+                undelivered={event.batch_id for event in rows.outbox.values()},
+                forced=[e for e in rows.journal if e.shard == shard and e.kind == "force"],
+            )
+            if folding.summary != summary or folding.gone:
+                rows.summaries[shard] = replace(folding.summary, version=summary.version + 1)
+            rows.batches.update({(shard, row.sequence): row for row in folding.grown})
+            for number in folding.gone:
+                del rows.batches[shard, number]
+            rows.versions[shard] += bool(folding.gone)
+            return Portion(len(folding.gone))
+
+    def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
+        """See `Retention.prune_outbox`. A delivered event is gone here at once."""
+        del before, keep
+        with self._rows("prune_outbox", key):
+            return Portion()
+
+    def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
+        """See `Retention.prune_gaps`."""
+        with self._rows("prune_gaps", key) as rows:
+            old = [gap for gap in rows.gaps if rules.may_forget(gap, before=before)]
+            old.sort(key=lambda gap: (gap.shard, gap.start, gap.end))
+            for shard in dict.fromkeys(gap.shard for gap in old):
+                summary = rows.summary(shard)
+                own = [gap for gap in old if gap.shard == shard][: rules.skips_left(summary)]
+                if own:
+                    skipping = rules.skipping(summary, own)
+                    rows.summaries[shard] = replace(skipping, version=summary.version + 1)
+                    rows.gaps = [gap for gap in rows.gaps if gap not in own]
+                    return Portion(len(own), more=len(old) > len(own))
+            return Portion()
+
+
+def _named(shard: ShardId | None) -> str:
+    return shard or ""
+
+
+def _too_early(rows: GroupRows, shard: ShardId, last: int) -> str:
+    """How a shard started before its parents were over, if its entries up to one show that."""
+    journal: list[JournalEntry] = [
+        entry for entry in rows.journal if entry.shard != shard or entry.sequence <= last
+    ]
+    parents = {shard: rows.shard(shard).parents}
+    return dict(check_order(parents, journal, ordered=rows.group.ordered)).get(shard, "")

@@ -1,0 +1,138 @@
+"""A round of deleting history: for every shard of a group, portion by portion.
+
+One shard's trouble stops no other: it is in the report, and the next round tries it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from lease_store.assignment_plan import rank_key
+from lease_store.errors import InvalidSetting
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.retention import Portion
+from lease_store.retention_rules import REFERENCE_ENTRIES, reference_time
+from lease_store.store import LeaseStore
+
+HISTORY_DAYS_DEFAULT = 30.0
+HISTORY_DAYS_MAX = 36_500.0
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySetting:
+    """How long history is kept; it cannot be built wrong.
+
+    Attributes:
+        days: the age, in days, from which on rows may go; None keeps all of them.
+
+    Raises:
+        InvalidSetting: it is less than a day, or more than a century.
+    """
+
+    days: float | None = HISTORY_DAYS_DEFAULT
+
+    def __post_init__(self) -> None:
+        if self.days is not None and not 1 <= self.days <= HISTORY_DAYS_MAX:
+            raise InvalidSetting(
+                f"History is kept for {self.days:g} days: use 1 to {HISTORY_DAYS_MAX:g} days, or "
+                "none at all to keep all of it."
+            )
+
+
+@dataclass(slots=True)
+class PruneReport:
+    """What a round has done so far.
+
+    Attributes:
+        rows: the deleted rows by table.
+        failures: what could not be done, a sentence each.
+    """
+
+    rows: Counter[str] = field(default_factory=Counter[str])
+    failures: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    table: str
+    shard: ShardId | None
+    portion: Callable[[], Portion]
+
+
+class PruneRound:
+    """One round over a group; each step is one short transaction.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        age: how old a row must be to go, next to the newest ones of the group.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store does not answer.
+    """
+
+    def __init__(self, store: LeaseStore, key: GroupKey, age: timedelta) -> None:
+        self.report = PruneReport()
+        self._key = key
+        self._tasks: deque[_Task] = deque()
+        newest = reference_time(store.newest_times(key, REFERENCE_ENTRIES))
+        if newest is None:
+            return
+        before = newest - age
+        shards = sorted((lease.shard for lease in store.snapshot(key).shards), key=rank_key)
+        for shard in shards:
+            self._add("batch", shard, lambda s=shard: store.prune_batches(key, s, before=before))
+            self._add(
+                "lease_journal", shard, lambda s=shard: store.prune_journal(key, s, before=before)
+            )
+        self._add("lease_journal", None, lambda: store.prune_journal(key, None, before=before))
+        self._add("outbox", None, lambda: store.prune_outbox(key, before=before))
+        self._add("gap", None, lambda: store.prune_gaps(key, before=before))
+
+    def _add(self, table: str, shard: ShardId | None, portion: Callable[[], Portion]) -> None:
+        self._tasks.append(_Task(table, shard, portion))
+
+    @property
+    def over(self) -> bool:
+        """Tell whether nothing is left to do in this round."""
+        return not self._tasks
+
+    def step(self) -> None:
+        """Delete one portion. What fails is noted, and left to the next round."""
+        task = self._tasks[0]
+        try:
+            portion = task.portion()
+        except Exception as error:
+            # Errors that nobody foresaw are no reason to leave the other shards' history alone.
+            of = f" of shard {task.shard}" if task.shard else ""
+            self.report.failures.append(
+                f"Old rows of {task.table}{of} of {self._key} could not be deleted: {error}"
+            )
+            self._tasks.popleft()
+            return
+        self.report.rows[task.table] += portion.rows
+        if not portion.more:
+            self._tasks.popleft()
+
+
+def prune(
+    store: LeaseStore,
+    key: GroupKey,
+    age: timedelta,
+    progress: Callable[[int], None] = lambda _: None,
+) -> PruneReport:
+    """Do a whole round; `progress` gets the number of rows that are deleted so far.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store did not answer at the beginning.
+    """
+    round_ = PruneRound(store, key, age)
+    while not round_.over:
+        round_.step()
+        progress(round_.report.rows.total())
+    return round_.report

@@ -1,0 +1,302 @@
+"""Deleting history in SQL: each verb is one transaction of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError
+
+from lease_store import retention_rules as rules
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.order_proof import check_order
+from lease_store.records import Batch, BatchState, EventKind, JournalEntry
+from lease_store.retention import (
+    BATCHES_KEPT,
+    ENTRIES_KEPT,
+    EVENTS_KEPT,
+    PORTION_ROWS,
+    Opening,
+    Portion,
+    ShardSummary,
+)
+from lease_store.sql_store import retention_statements as statements
+from lease_store.sql_store import statements as ledger
+from lease_store.sql_store.rows import (
+    Row,
+    batch_from,
+    batch_values,
+    entry_from,
+    gap_from,
+    key_values,
+)
+from lease_store.sql_store.tenures import SqlTenures
+from lease_store.tenure_proof import openers
+from lease_store.transactions import Raced, Transaction
+
+BATCH_ROWS = 200
+"""The most ledger rows that one transaction proves or folds: their lists of files are long."""
+
+
+class SqlRetention(SqlTenures):
+    """The verbs that delete history. Shards' rows are locked first, then their summaries."""
+
+    def summaries(self, key: GroupKey) -> list[ShardSummary]:
+        """See `Retention.summaries`."""
+
+        def work(tx: Transaction) -> list[ShardSummary]:
+            self._group(tx, key)
+            rows = tx.connection.execute(statements.select_summaries(key)).mappings()
+            return [summary_from(row) for row in rows]
+
+        return self._read("summaries", work)
+
+    def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
+        """See `Retention.newest_times`."""
+
+        def work(tx: Transaction) -> list[datetime]:
+            self._group(tx, key)
+            return list(tx.connection.execute(statements.newest_times(key, number)).scalars())
+
+        return self._read("newest_times", work)
+
+    def prune_journal(
+        self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
+    ) -> Portion:
+        """See `Retention.prune_journal`."""
+
+        def work(tx: Transaction) -> Portion:
+            self._group(tx, key)
+            below = tx.connection.execute(statements.first_kept_entry(key, shard, keep)).scalar()
+            if below is None:
+                return tx.abandon(Portion())
+            summary = self._locked_summary(tx, key, shard)
+            after = summary.journal_until
+            statement = statements.select_entries(
+                key, shard, after=after, below=below, limit=PORTION_ROWS
+            )
+            found = [entry_from(row) for row in tx.connection.execute(statement).mappings()]
+            unproven = None
+            if shard is not None:
+                looked = statements.first_unproven_epoch(key, shard, summary.proven_until)
+                unproven = tx.connection.execute(looked).scalar()
+            entries = rules.old_entries(found, before=before, unproven_epoch=unproven)
+            if not entries:
+                return tx.abandon(Portion())
+            too_early = self._too_early(tx, key, shard, entries) if shard is not None else ""
+            outcome, gone = rules.summarised(summary, entries, too_early=too_early)
+            self._write_summary(tx, key, summary, outcome)
+            if gone:
+                tx.connection.execute(statements.delete_entries(gone))
+            return Portion(len(gone), len(entries) == PORTION_ROWS)
+
+        return self._write("prune_journal", work)
+
+    def _too_early(
+        self, tx: Transaction, key: GroupKey, shard: ShardId, entries: Sequence[JournalEntry]
+    ) -> str:
+        """How a shard started before its parents were over, if these entries show that."""
+        found = tx.connection.execute(statements.select_parents(key, shard)).scalar()
+        if not found:
+            return ""
+        parents = [ShardId(parent) for parent in found]
+        statement = statements.select_lineage(key, [shard, *parents])
+        lineage = [entry_from(row) for row in tx.connection.execute(statement).mappings()]
+        together = {entry.sequence: entry for entry in (*lineage, *entries)}
+        last = entries[-1].sequence
+        journal = [
+            entry for entry in together.values() if entry.shard != shard or entry.sequence <= last
+        ]
+        ordered = self._group(tx, key).ordered
+        return dict(check_order({shard: parents}, journal, ordered=ordered)).get(shard, "")
+
+    def prune_batches(
+        self, key: GroupKey, shard: ShardId, *, before: datetime, keep: int = BATCHES_KEPT
+    ) -> Portion:
+        """See `Retention.prune_batches`."""
+
+        def work(tx: Transaction) -> Portion:
+            self._group(tx, key)
+            below = tx.connection.execute(statements.first_kept_batch(key, shard, keep)).scalar()
+            if below is None:
+                return tx.abandon(Portion())
+            self._lock_shard(tx, key, shard)
+            summary = self._locked_summary(tx, key, shard)
+            return self._prove(tx, key, summary, before=before, below=below) or self._fold(
+                tx, key, summary, before=before, below=below
+            )
+
+        return self._write("prune_batches", work)
+
+    def _prove(
+        self, tx: Transaction, key: GroupKey, summary: ShardSummary, *, before: datetime, below: int
+    ) -> Portion | None:
+        """Prove the next old rows; None where there is none."""
+        assert summary.shard is not None
+        statement = statements.select_rows(
+            key,
+            summary.shard,
+            since=summary.proven_until,
+            below=below,
+            state=BatchState.COMMITTED,
+            limit=BATCH_ROWS,
+        )
+        batches = rules.provable(self._batches_in(tx, statement), before=before)
+        if not batches:
+            return None
+        epochs = {batch.epoch for batch in batches}
+        opened = tx.connection.execute(statements.select_openings(key, summary.shard, epochs))
+        known = openers(map(entry_from, opened.mappings()), summary)
+        self._write_summary(tx, key, summary, rules.proven(summary, batches, known))
+        return Portion(0, more=True)
+
+    def _fold(
+        self, tx: Transaction, key: GroupKey, summary: ShardSummary, *, before: datetime, below: int
+    ) -> Portion:
+        """Fold the next rows."""
+        shard = summary.shard
+        assert shard is not None
+        claim = tx.connection.execute(statements.select_open_claim(key, shard)).first()
+        statement = statements.select_rows(
+            key, shard, since=summary.folded_until, below=below, state=None, limit=BATCH_ROWS
+        )
+        rows = [] if claim is not None else self._batches_in(tx, statement)
+        if not rows:
+            return tx.abandon(Portion())
+        ids = [row.batch_id for row in rows]
+        undelivered = set(tx.connection.execute(statements.select_undelivered(key, ids)).scalars())
+        forced: list[JournalEntry] = []
+        if any(row.state is BatchState.WITHDRAWN for row in rows):
+            looked = tx.connection.execute(statements.select_forced(key, shard)).mappings()
+            forced = [entry_from(row) for row in looked]
+        outcome = rules.folding(
+            summary, rows, before=before, undelivered=undelivered, forced=forced
+        )
+        if outcome.summary == summary and not outcome.gone:
+            return tx.abandon(Portion())
+        self._write_summary(tx, key, summary, outcome.summary)
+        if outcome.grown:
+            values = [{"seen_sequence": row.sequence, **batch_values(row)} for row in outcome.grown]
+            names = batch_values(outcome.grown[0])
+            growing = statements.grow_batches(key, shard, names)
+            if tx.connection.execute(growing, values).rowcount != len(values):
+                raise Raced
+        if outcome.gone:
+            tx.connection.execute(statements.delete_batches(key, shard, outcome.gone))
+            tx.connection.execute(ledger.raise_version(key, shard))
+        return Portion(len(outcome.gone), len(rows) == BATCH_ROWS)
+
+    def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
+        """See `Retention.prune_outbox`."""
+
+        def work(tx: Transaction) -> Portion:
+            self._group(tx, key)
+            for kind in EventKind:
+                first = statements.first_kept_event(key, kind, keep)
+                below = tx.connection.execute(first).scalar()
+                if below is None:
+                    continue
+                chosen = statements.select_delivered(key, kind, below=below, limit=PORTION_ROWS)
+                old = [number for number, at in tx.connection.execute(chosen).all() if at < before]
+                if old:
+                    gone = tx.connection.execute(statements.delete_events(old)).rowcount
+                    return Portion(gone, more=True)
+            return tx.abandon(Portion())
+
+        return self._write("prune_outbox", work)
+
+    def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
+        """See `Retention.prune_gaps`."""
+
+        def work(tx: Transaction) -> Portion:
+            self._group(tx, key)
+            statement = statements.select_old_gaps(key, before=before, limit=PORTION_ROWS)
+            found = [gap_from(row) for row in tx.connection.execute(statement).mappings()]
+            for shard in dict.fromkeys(gap.shard for gap in found):
+                self._lock_shard(tx, key, shard)
+                summary = self._locked_summary(tx, key, shard)
+                own = [gap for gap in found if gap.shard == shard][: rules.skips_left(summary)]
+                if not own:
+                    continue
+                self._write_summary(tx, key, summary, rules.skipping(summary, own))
+                ranges = [(gap.start, gap.end) for gap in own]
+                tx.connection.execute(statements.delete_gaps(key, shard, ranges))
+                return Portion(len(own), more=len(found) > len(own))
+            return tx.abandon(Portion())
+
+        return self._write("prune_gaps", work)
+
+    # -- pieces -------------------------------------------------------------------------------
+
+    def _batches_in(self, tx: Transaction, statement: Any) -> list[Batch]:
+        return [batch_from(row) for row in tx.connection.execute(statement).mappings()]
+
+    def _locked_summary(
+        self, tx: Transaction, key: GroupKey, shard: ShardId | None
+    ) -> ShardSummary:
+        row = tx.connection.execute(statements.lock_summary(key, shard)).mappings().first()
+        return ShardSummary(shard) if row is None else summary_from(row)
+
+    def _write_summary(
+        self, tx: Transaction, key: GroupKey, before: ShardSummary, after: ShardSummary
+    ) -> None:
+        values = summary_values(after) | {"version": before.version + 1}
+        if before.version:
+            self._change_row(
+                tx, statements.update_summary(key, before.shard, before.version, values)
+            )
+            return
+        values |= key_values(key) | {"shard_id": before.shard or ""}
+        try:
+            tx.connection.execute(statements.insert_summary(values))
+        except IntegrityError:
+            # Another process was first between our look and our insert: look again.
+            raise Raced from None
+
+
+def summary_values(summary: ShardSummary) -> dict[str, Any]:
+    """A summary's columns, its key and version aside."""
+    opening = summary.opening
+    return {
+        "journal_until": summary.journal_until,
+        "entries": dict(summary.entries),
+        "epoch": summary.epoch,
+        "opened": opening.sequence if opening else None,
+        "opened_epoch": opening.epoch if opening else None,
+        "opened_run": opening.run if opening else "",
+        "opened_by": opening.holder if opening else None,
+        "open": summary.open,
+        "proven_until": summary.proven_until,
+        "proven_epoch": summary.proven_epoch,
+        "folded_until": summary.folded_until,
+        "skips": [list(skip) for skip in summary.skips],
+        "violations": [list(finding) for finding in summary.violations],
+    }
+
+
+def summary_from(row: Row) -> ShardSummary:
+    """A summary from its row."""
+    opening = None
+    if row["opened"] is not None:
+        holder = row["opened_by"]
+        opening = Opening(
+            sequence=row["opened"],
+            epoch=row["opened_epoch"],
+            run=row["opened_run"],
+            holder=None if holder is None else NodeName(holder),
+        )
+    return ShardSummary(
+        shard=ShardId(row["shard_id"]) if row["shard_id"] else None,
+        version=row["version"],
+        journal_until=row["journal_until"],
+        entries=row["entries"],
+        epoch=row["epoch"],
+        opening=opening,
+        open=bool(row["open"]),
+        proven_until=row["proven_until"],
+        proven_epoch=row["proven_epoch"],
+        folded_until=row["folded_until"],
+        skips=tuple((start, end) for start, end in row["skips"]),
+        violations=tuple((rule, detail) for rule, detail in row["violations"]),
+    )

@@ -1,0 +1,317 @@
+"""The statements that delete history; each is bounded, and values are always bound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Insert,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.records import BatchState, EventKind
+from lease_store.retention_rules import STATES_KEPT
+from lease_store.sql_store.statements import of_group
+from lease_store.tables import (
+    batch,
+    gap,
+    lease_journal,
+    outbox,
+    rewrite_claim,
+    shard_lease,
+    shard_summary,
+)
+
+RARE_STATES = [state.value for state in STATES_KEPT]
+
+
+def select_summaries(key: GroupKey) -> Select[Any]:
+    """The summaries of a group by shard; that of no shard first."""
+    return (
+        select(shard_summary).where(of_group(shard_summary, key)).order_by(shard_summary.c.shard_id)
+    )
+
+
+def _one_summary(key: GroupKey, shard: ShardId | None) -> ColumnElement[bool]:
+    return and_(of_group(shard_summary, key), shard_summary.c.shard_id == (shard or ""))
+
+
+def lock_summary(key: GroupKey, shard: ShardId | None) -> Select[Any]:
+    """One summary, locked, so that two processes delete one after the other."""
+    return select(shard_summary).where(_one_summary(key, shard)).with_for_update()
+
+
+def insert_summary(values: dict[str, Any]) -> Insert:
+    """The first summary of a shard; its key refuses a second one."""
+    return insert(shard_summary).values(values)
+
+
+def update_summary(
+    key: GroupKey, shard: ShardId | None, seen_version: int, values: dict[str, Any]
+) -> Update:
+    """Replace a summary that is still the one that was seen."""
+    return (
+        update(shard_summary)
+        .where(_one_summary(key, shard), shard_summary.c.version == seen_version)
+        .values(values)
+    )
+
+
+def look_again(key: GroupKey, shard: ShardId, sequence: int) -> Update:
+    """Have rows from a number on looked at for folding again: they were written anew."""
+    return (
+        update(shard_summary)
+        .where(_one_summary(key, shard), shard_summary.c.folded_until > sequence)
+        .values(folded_until=sequence, version=shard_summary.c.version + 1)
+    )
+
+
+# -- journal --------------------------------------------------------------------------------------
+
+
+def _of_shard(key: GroupKey, shard: ShardId | None) -> ColumnElement[bool]:
+    own = lease_journal.c.shard_id.is_(None) if shard is None else lease_journal.c.shard_id == shard
+    return and_(of_group(lease_journal, key), own)
+
+
+def newest_times(key: GroupKey, number: int) -> Select[Any]:
+    """The dates of a group's newest entries, newest first."""
+    return (
+        select(lease_journal.c.recorded_at)
+        .where(of_group(lease_journal, key))
+        .order_by(lease_journal.c.sequence.desc())
+        .limit(number)
+    )
+
+
+def first_kept_entry(key: GroupKey, shard: ShardId | None, keep: int) -> Select[Any]:
+    """The number of the oldest of the newest entries of a shard that stay; none if few."""
+    return (
+        select(lease_journal.c.sequence)
+        .where(_of_shard(key, shard))
+        .order_by(lease_journal.c.sequence.desc())
+        .offset(keep - 1)
+        .limit(1)
+    )
+
+
+def select_entries(
+    key: GroupKey, shard: ShardId | None, *, after: int, below: int, limit: int
+) -> Select[Any]:
+    """The oldest entries of a shard between two numbers."""
+    return (
+        select(lease_journal)
+        .where(
+            _of_shard(key, shard),
+            lease_journal.c.sequence > after,
+            lease_journal.c.sequence < below,
+        )
+        .order_by(lease_journal.c.sequence)
+        .limit(limit)
+    )
+
+
+def select_lineage(key: GroupKey, shards: Sequence[ShardId]) -> Select[Any]:
+    """What of the journal tells whether a shard waited for its parents; all of these shards."""
+    ends = or_(
+        lease_journal.c.from_state.is_(None),
+        lease_journal.c.from_state.in_(RARE_STATES),
+        lease_journal.c.to_state.in_(RARE_STATES),
+    )
+    of_shards = and_(
+        lease_journal.c.shard_id.in_(shards),
+        or_(lease_journal.c.kind == "accept", and_(lease_journal.c.kind == "edge", ends)),
+    )
+    settings = and_(lease_journal.c.shard_id.is_(None), lease_journal.c.kind == "group")
+    return (
+        select(lease_journal)
+        .where(of_group(lease_journal, key), or_(of_shards, settings))
+        .order_by(lease_journal.c.sequence)
+    )
+
+
+def select_parents(key: GroupKey, shard: ShardId) -> Select[Any]:
+    """The parents of a shard."""
+    return select(shard_lease.c.parents).where(
+        of_group(shard_lease, key), shard_lease.c.shard_id == shard
+    )
+
+
+def select_openings(key: GroupKey, shard: ShardId, epochs: Collection[int]) -> Select[Any]:
+    """The entries that opened tenures with these epochs."""
+    return (
+        select(lease_journal)
+        .where(
+            _of_shard(key, shard),
+            lease_journal.c.kind == "open",
+            lease_journal.c.epoch.in_(sorted(epochs)),
+        )
+        .order_by(lease_journal.c.sequence)
+        .limit(len(epochs))
+    )
+
+
+def select_forced(key: GroupKey, shard: ShardId) -> Select[Any]:
+    """The forced checkpoints of a shard; they stay in the journal."""
+    return (
+        select(lease_journal)
+        .where(_of_shard(key, shard), lease_journal.c.kind == "force")
+        .order_by(lease_journal.c.sequence)
+    )
+
+
+def delete_entries(sequences: Sequence[int]) -> Delete:
+    """Journal entries by number."""
+    return delete(lease_journal).where(lease_journal.c.sequence.in_(sequences))
+
+
+# -- ledger ---------------------------------------------------------------------------------------
+
+
+def _ledger_of(key: GroupKey, shard: ShardId) -> ColumnElement[bool]:
+    return and_(of_group(batch, key), batch.c.shard_id == shard)
+
+
+def first_kept_batch(key: GroupKey, shard: ShardId, keep: int) -> Select[Any]:
+    """The number of the oldest of the newest rows of a shard that stay; none if there are few."""
+    return (
+        select(batch.c.sequence)
+        .where(_ledger_of(key, shard))
+        .order_by(batch.c.sequence.desc())
+        .offset(keep - 1)
+        .limit(1)
+    )
+
+
+def first_unproven_epoch(key: GroupKey, shard: ShardId, proven_until: int) -> Select[Any]:
+    """The epoch of the oldest committed row that was not proven."""
+    return (
+        select(batch.c.epoch)
+        .where(
+            _ledger_of(key, shard),
+            batch.c.sequence >= proven_until,
+            batch.c.state == BatchState.COMMITTED.value,
+        )
+        .order_by(batch.c.sequence)
+        .limit(1)
+    )
+
+
+def select_rows(
+    key: GroupKey,
+    shard: ShardId,
+    *,
+    since: int,
+    below: int,
+    state: BatchState | None,
+    limit: int,
+) -> Select[Any]:
+    """The oldest ledger rows of a shard between two numbers."""
+    chosen = select(batch).where(
+        _ledger_of(key, shard), batch.c.sequence >= since, batch.c.sequence < below
+    )
+    if state is not None:
+        chosen = chosen.where(batch.c.state == state.value)
+    return chosen.order_by(batch.c.sequence).limit(limit)
+
+
+def grow_batches(key: GroupKey, shard: ShardId, values: Iterable[str]) -> Update:
+    """Write rows that others were folded into. Parameters: `seen_sequence`, and the values."""
+    return (
+        update(batch)
+        .where(_ledger_of(key, shard), batch.c.sequence == bindparam("seen_sequence"))
+        .values({name: bindparam(name) for name in values})
+    )
+
+
+def delete_batches(key: GroupKey, shard: ShardId, sequences: Sequence[int]) -> Delete:
+    """Ledger rows of a shard by number."""
+    return delete(batch).where(_ledger_of(key, shard), batch.c.sequence.in_(sequences))
+
+
+def select_open_claim(key: GroupKey, shard: ShardId) -> Select[Any]:
+    """The claim to rewrite a shard's output, if a run holds it; the shard's row is locked."""
+    return select(rewrite_claim.c.run).where(
+        of_group(rewrite_claim, key),
+        rewrite_claim.c.shard_id == shard,
+        rewrite_claim.c.run != "",
+    )
+
+
+def select_undelivered(key: GroupKey, batch_ids: Sequence[str]) -> Select[Any]:
+    """Those of some batches that have an event to deliver."""
+    return select(outbox.c.batch_id).where(
+        of_group(outbox, key), outbox.c.delivered.is_(False), outbox.c.batch_id.in_(batch_ids)
+    )
+
+
+# -- outbox, gaps ---------------------------------------------------------------------------------
+
+
+def _delivered(key: GroupKey, kind: EventKind) -> ColumnElement[bool]:
+    return and_(of_group(outbox, key), outbox.c.delivered.is_(True), outbox.c.kind == kind.value)
+
+
+def first_kept_event(key: GroupKey, kind: EventKind, keep: int) -> Select[Any]:
+    """The number of the oldest of the newest delivered events that stay; none if there are few."""
+    return (
+        select(outbox.c.sequence)
+        .where(_delivered(key, kind))
+        .order_by(outbox.c.sequence.desc())
+        .offset(keep - 1)
+        .limit(1)
+    )
+
+
+def select_delivered(
+    key: GroupKey, kind: EventKind, *, below: int, limit: int
+) -> Select[*tuple[int, Any]]:
+    """Numbers and dates of the oldest delivered events of a kind."""
+    return (
+        select(outbox.c.sequence, outbox.c.recorded_at)
+        .where(_delivered(key, kind), outbox.c.sequence < below)
+        .order_by(outbox.c.sequence)
+        .limit(limit)
+    )
+
+
+def delete_events(sequences: Sequence[int]) -> Delete:
+    """Events by number, if they are delivered still."""
+    return delete(outbox).where(outbox.c.sequence.in_(sequences), outbox.c.delivered.is_(True))
+
+
+def select_old_gaps(key: GroupKey, *, before: object, limit: int) -> Select[Any]:
+    """Gaps that are accepted, skipped and old, by key."""
+    return (
+        select(gap)
+        .where(
+            of_group(gap, key),
+            gap.c.acknowledged.is_(True),
+            gap.c.skipped.is_(True),
+            gap.c.recorded_at < before,
+        )
+        .order_by(gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor)
+        .limit(limit)
+    )
+
+
+def delete_gaps(key: GroupKey, shard: ShardId, ranges: Sequence[tuple[str, str]]) -> Delete:
+    """Gaps of a shard by their range."""
+    return delete(gap).where(
+        of_group(gap, key),
+        gap.c.shard_id == shard,
+        tuple_(gap.c.start_cursor, gap.c.end_cursor).in_(ranges),
+    )
