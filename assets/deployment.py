@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from lease_store.assignment_plan import rank_key
@@ -34,6 +35,7 @@ class Deployment:
             where nobody looks.
         leaving: asked by runs between two batches; once true, they stop at that checkpoint,
             because the node of this process leaves.
+        history_age: the age from which on the janitor deletes rows of history; None keeps them.
     """
 
     store: Callable[[], LeaseStore]
@@ -43,6 +45,7 @@ class Deployment:
     upkeep_file: Callable[[GroupKey], Path] | None = None
     agents: bool = False
     leaving: Callable[[], bool] = _never
+    history_age: timedelta | None = None
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
         """The nodes for which this deployment claims shards and launches runs.

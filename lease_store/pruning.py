@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal
 
 from lease_store.assignment_plan import rank_key
 from lease_store.errors import InvalidSetting
@@ -17,29 +18,28 @@ from lease_store.retention import Portion
 from lease_store.retention_rules import REFERENCE_ENTRIES, reference_time
 from lease_store.store import LeaseStore
 
+FOREVER = "forever"
 HISTORY_DAYS_DEFAULT = 30.0
+HISTORY_DAYS_MIN = 1.0
 HISTORY_DAYS_MAX = 36_500.0
+FAILURES_MAX = 5
+"""So many failures one after the other are no shard's trouble but the store's: a round ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistorySetting:
-    """How long history is kept; it cannot be built wrong.
-
-    Attributes:
-        days: the age, in days, from which on rows may go; None keeps all of them.
+def history_age(days: float | Literal["forever"]) -> timedelta | None:
+    """The age from which on rows of history may go; None where all of them stay.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
     """
-
-    days: float | None = HISTORY_DAYS_DEFAULT
-
-    def __post_init__(self) -> None:
-        if self.days is not None and not 1 <= self.days <= HISTORY_DAYS_MAX:
-            raise InvalidSetting(
-                f"History is kept for {self.days:g} days: use 1 to {HISTORY_DAYS_MAX:g} days, or "
-                "none at all to keep all of it."
-            )
+    if days == FOREVER:
+        return None
+    if not HISTORY_DAYS_MIN <= days <= HISTORY_DAYS_MAX:
+        raise InvalidSetting(
+            f"History cannot be kept for {days:g} days: use {HISTORY_DAYS_MIN:g} to "
+            f"{HISTORY_DAYS_MAX:g} days, or {FOREVER!r} to keep all of it."
+        )
+    return timedelta(days=days)
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class PruneRound:
 
     def __init__(self, store: LeaseStore, key: GroupKey, age: timedelta) -> None:
         self.report = PruneReport()
+        self._failed = 0
         self._key = key
         self._tasks: deque[_Task] = deque()
         newest = reference_time(store.newest_times(key, REFERENCE_ENTRIES))
@@ -113,7 +114,11 @@ class PruneRound:
                 f"Old rows of {task.table}{of} of {self._key} could not be deleted: {error}"
             )
             self._tasks.popleft()
+            self._failed += 1
+            if self._failed == FAILURES_MAX:
+                self._tasks.clear()
             return
+        self._failed = 0
         self.report.rows[task.table] += portion.rows
         if not portion.more:
             self._tasks.popleft()

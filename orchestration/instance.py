@@ -53,6 +53,7 @@ retention:
   sensor:
     purge_after_days:
       skipped: 1
+      started: 7
       failure: 7
       success: 7
   schedule:

@@ -33,6 +33,7 @@ def deployment_of(settings: Settings) -> Deployment:
         output_folder=lambda key: settings.output_folder(key.stream, key.group),
         upkeep_file=lambda key: settings.upkeep_file(key.stream, key.group),
         agents=settings.agents,
+        history_age=settings.history_age,
         leaving=settings.leaving_mark.exists if settings.agent_node else lambda: False,
     )
 

@@ -9,9 +9,10 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -27,6 +28,7 @@ from pydantic import (
 from lease_store.errors import InvalidSetting, LeaseholdError, shown
 from lease_store.identifiers import GroupKey, NodeName, StreamName
 from lease_store.node_settings import NodeSettings, check_served, check_settings
+from lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
 from lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode, Timing
 from orchestration.node_table import NodeTable
 from orchestration.private_mariadb import Access
@@ -123,6 +125,8 @@ class Settings(BaseModel):
         lease_timeout_s: T of new consumer groups, in seconds.
         spark: `connect` (a warm Spark Connect server, started on demand on the loopback),
             `classic` (a session in every run's own process), or an `sc://` or `spark://` address.
+        history_days: how long journal, delivered events, accepted gaps and merged ledger rows stay
+            in the lease store, in days; `forever` keeps them.
         streams: the streams that the package's own definitions are made of.
     """
 
@@ -136,6 +140,7 @@ class Settings(BaseModel):
     spark_state: Path | None = None
     lease_timeout_s: float = TIMEOUT_DEFAULT_S
     spark: str = "connect"
+    history_days: float | Literal["forever"] = HISTORY_DAYS_DEFAULT
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
 
     @field_validator("nodes", mode="before")
@@ -180,6 +185,15 @@ class Settings(BaseModel):
     def timing(self) -> Timing:
         """The protocol's durations."""
         return Timing(timeout_s=self.lease_timeout_s, beat_s=self.lease_timeout_s / 3)
+
+    @property
+    def history_age(self) -> timedelta | None:
+        """The age from which on rows of history may go; None where they stay.
+
+        Raises:
+            InvalidSetting: it is no number of days that makes sense.
+        """
+        return history_age(self.history_days)
 
     @property
     def store_url(self) -> SecretStr:
@@ -272,6 +286,7 @@ def load_settings(**overrides: object) -> Settings:
     # Derived values are checked here, where the message can still name the setting.
     for name, derive in (
         ("lease_timeout_s", lambda: settings.timing),
+        ("history_days", lambda: settings.history_age),
         ("nodes", lambda: settings.node_names),
         ("agent_node", lambda: settings.agent_node and NodeName(settings.agent_node)),
         ("streams", lambda: [stream.key for stream in settings.streams]),

@@ -23,6 +23,7 @@ from lease_store.liveness import Clock, steady_clock
 from lease_store.records import Progress, Pulse
 from sensors import EVERY_LOOP_S
 from sensors.active_runs import ActiveRun, active_runs
+from sensors.history_rounds import HistoryRounds
 from sensors.lost_runs import HoldingMemory
 
 PROCESS_ENDED = "The process of this run ended without a word."
@@ -154,17 +155,18 @@ def build_janitor_sensor(
 ) -> dg.SensorDefinition:
     """The sensor `<stream>_janitor`; `clock` gives monotonic seconds."""
     kept = Janitor(stream, deployment, clock, lambda: str(uuid.uuid4()))
+    history = HistoryRounds(stream.key, deployment, clock)
 
     @dg.sensor(
         name=f"{definition_name(stream)}_janitor",
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Fails runs of {stream.name} whose process is gone, frees the shards that "
-        "they left open, and ends runs that lost their leases.",
+        "they left open, ends runs that lost their leases, and deletes old rows of history.",
     )
     def janitor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
-            done = kept.clean(context.instance)
+            done = kept.clean(context.instance) + history.tick()
         except LeaseholdError as error:
             return dg.SkipReason(str(error))
         return dg.SkipReason("; ".join(done) or "No run is dead, and none goes on without a lease.")

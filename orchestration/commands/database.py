@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from typing import Annotated
 
 import typer
 from pydantic import SecretStr
 
-from lease_store.errors import InvalidSetting
+from lease_store.errors import InvalidSetting, shown
+from lease_store.pruning import history_age
 from orchestration.commands.options import Home, Json
 from orchestration.commands.progress import progress
 from orchestration.commands.target import Target
@@ -57,6 +59,70 @@ def upgrade(
         f"The lease store {where} has the schema of this release.",
         as_json=as_json,
     )
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="DAYS",
+            help="The age of what is deleted, in days (default: the setting history_days).",
+        ),
+    ] = None,
+    url_env: Annotated[
+        str | None,
+        typer.Option(
+            "--env",
+            metavar="VARIABLE",
+            help="Another store than the settings': the environment variable with its URL.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Delete old journal entries, delivered events, accepted gaps, and ledger rows merged away.
+
+    What `verify` needs to go on stays, and so do the newest rows of each shard. The janitor sensor
+    does the same every hour; both may run at once. Exits with 1 if something could not be deleted.
+    """
+    from lease_store import open_store
+    from lease_store.pruning import prune as pruned
+
+    target = Target.at(home)
+    age = target.settings.history_age if older_than is None else history_age(_days(older_than))
+    if age is None:
+        raise InvalidSetting(
+            "The setting history_days keeps all history: say how much may go with --older-than."
+        )
+    store = target.store if url_env is None else open_store(url_in("--env", url_env))
+    rows: Counter[str] = Counter()
+    failures: list[str] = []
+    with progress("deleting old rows", "rows") as told:
+        for group in store.groups():
+            done = rows.total()
+            report = pruned(store, group.key, age, lambda gone, done=done: told(done + gone))
+            rows += report.rows
+            failures += report.failures
+    if as_json:
+        show_json({"older_than_days": age.days, "rows": rows, "failures": failures})
+    else:
+        show_table("Rows deleted", ("table", "rows"), sorted(rows.items()), numeric=("rows",))
+        for failure in failures:
+            say(failure)
+        say(f"Deleted {rows.total():,} rows that were older than {age.days} days.")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _days(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidSetting(
+            f"--older-than is {shown(text)}: give a number of days, such as 30."
+        ) from None
 
 
 @app.command()

@@ -10,15 +10,26 @@ from typing import Any
 import pytest
 
 from lease_store import open_store
+from lease_store.errors import StoreError
+from lease_store.identifiers import GroupKey
+from lease_store.verification import verify
+from tests.conformance.test_retention import consumed, merge, prune_all
+from tests.conformance.world import World
 from tests.mariadb import MariaDB
 
 pytestmark = pytest.mark.mariadb
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 DENIED = {1044, 1045, 1094, 1095, 1142, 1227, 1370}
+PRUNED = {"lease_journal", "batch", "outbox", "gap"}
 FORBIDDEN = [
-    "DELETE FROM batch",
-    "DELETE FROM lease_journal",
+    "DELETE FROM consumer_group",
+    "DELETE FROM loghub_client_shard_lease",
+    "DELETE FROM loghub_client_worker_instance",
+    "DELETE FROM shard_summary",
+    "DELETE FROM event_window",
+    "DELETE FROM rewrite_claim",
+    "DELETE FROM delivery_claim",
     "TRUNCATE TABLE batch",
     "DROP TABLE batch",
     "ALTER TABLE batch ADD COLUMN more INT",
@@ -45,9 +56,12 @@ def database(mariadb: MariaDB, mariadb_url: str) -> Generator[str]:
     name = mariadb_url.rsplit("/", 1)[1]
     granted = re.findall(r"^GRANT ([A-Z, ]+) ON leasehold\.\* TO 'leasehold'@", text(), re.M)
     assert granted == ["SELECT, INSERT, UPDATE"]
+    deleted = re.findall(r"^GRANT DELETE ON leasehold\.(\w+) TO 'leasehold'@", text(), re.M)
+    assert set(deleted) == PRUNED
     mariadb.execute(
         f"CREATE USER 'node'@'127.0.0.1' IDENTIFIED BY '{mariadb.password}'",
         f"GRANT {granted[0]} ON `{name}`.* TO 'node'@'127.0.0.1'",
+        *(f"GRANT DELETE ON `{name}`.`{table}` TO 'node'@'127.0.0.1'" for table in deleted),
     )
     yield name
     mariadb.execute("DROP USER 'node'@'127.0.0.1'")
@@ -70,7 +84,40 @@ def test_the_grants_are_these(mariadb: MariaDB, database: str) -> None:
     rows = [str(row[0]) for row in mariadb.execute("SHOW GRANTS FOR 'node'@'127.0.0.1'")]
     usage, *granted = rows
     assert usage.startswith("GRANT USAGE ON *.* TO")
-    assert granted == [f"GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO `node`@`127.0.0.1`"]
+    assert sorted(granted) == sorted(
+        [
+            f"GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO `node`@`127.0.0.1`",
+            *(f"GRANT DELETE ON `{database}`.`{table}` TO `node`@`127.0.0.1`" for table in PRUNED),
+        ]
+    )
+
+
+def test_a_node_deletes_old_history_and_nothing_else(mariadb: MariaDB, database: str) -> None:
+    world = pruned_world(mariadb, database)
+    assert prune_all(world) > 0
+    assert verify(world.store, world.key) == []
+    world.store.close()
+
+
+def test_a_node_without_that_grant_says_so_once(mariadb: MariaDB, database: str) -> None:
+    mariadb.execute(
+        *(f"REVOKE DELETE ON `{database}`.`{table}` FROM 'node'@'127.0.0.1'" for table in PRUNED)
+    )
+    world = pruned_world(mariadb, database)
+    with pytest.raises(StoreError, match=r"error 1142.*grant the account"):
+        prune_all(world)
+    assert len(world.store.batches(world.key)) == 5
+    assert verify(world.store, world.key) == []
+    world.store.close()
+
+
+def pruned_world(mariadb: MariaDB, database: str) -> World:
+    """A store of the account `node`, with a shard that has old history."""
+    url = f"mysql+pymysql://node:{mariadb.password}@127.0.0.1:{mariadb.port}/{database}"
+    world = World(open_store(url), GroupKey.parse("group", "stream"))
+    consumed(world, 5)
+    merge(world, 0, 3)
+    return world
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN)

@@ -152,5 +152,6 @@ def _change(scene: Scene, home: ConsumedHome) -> None:
     os.environ["NEW_DATABASE_URL"] = "sqlite:///new/leases.db"
     scene.run("db upgrade --env NEW_DATABASE_URL", words=3)
     scene.run("db copy --to-env NEW_DATABASE_URL", words=2)
+    scene.run("db prune --older-than 30", words=2)
     scene.run("group resume default", words=2)
     scene.run("group delete default --force", words=2)

@@ -63,7 +63,8 @@ def test_row_counts_of_conditional_writes_are_looked_at() -> None:
     inserts = {statement for statement in unread if statement.startswith("insert_")}
     # These have no condition beyond their key, and what they name need not be there.
     assert unread - inserts == {
-        "update_settings", "abandon_intents", "mark_delivered", "delete_rows", "count_attempt",
+        "update_settings", "abandon_intent", "mark_delivered", "delete_rows", "count_attempt",
+        "withdraw_batches", "raise_version",
         "delete_entries", "delete_batches", "delete_gaps",
     }  # fmt: skip
 
