@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.shard_proof import Finding, Opening, Proven
 
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""
@@ -35,16 +36,6 @@ SKIPS_KEPT = 1_000
 """How many deleted gaps of each shard are remembered; those beyond stay as they are."""
 VIOLATIONS_KEPT = 20
 """How many broken promises of each shard's deleted history are remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """The beginning of a tenure, as its journal entry says."""
-
-    sequence: int
-    epoch: int
-    run: str
-    holder: NodeName | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +68,21 @@ class ShardSummary:
     proven_epoch: int = 0
     folded_until: int = 0
     skips: tuple[tuple[str, str], ...] = ()
-    violations: tuple[tuple[str, str], ...] = ()
+    violations: tuple[Finding, ...] = ()
+
+    @property
+    def proven(self) -> Proven:
+        """Where a proof begins that goes on from the summary."""
+        return Proven(
+            epoch=self.epoch,
+            open=self.opening if self.open else None,
+            tenures=(self.opening,) if self.opening else (),
+            entries_until=self.journal_until,
+            fenced_until=self.proven_until,
+            fenced_epoch=self.proven_epoch,
+            skipped=self.skips,
+            violations=self.violations,
+        )
 
     @property
     def deleted_entries(self) -> int:
@@ -105,8 +110,8 @@ class Retention(Protocol):
     same is harmless: every step looks again.
     """
 
-    def summaries(self, key: GroupKey) -> list[ShardSummary]:
-        """What was deleted, by shard; first that of the group, if there is one."""
+    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
+        """What was deleted, of one shard or by shard; that of no shard comes first."""
         ...
 
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:

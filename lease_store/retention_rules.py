@@ -14,23 +14,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from lease_store.records import Batch, BatchState, BatchStatistics, Gap, JournalEntry
 from lease_store.retention import SKIPS_KEPT, VIOLATIONS_KEPT, ShardSummary
-from lease_store.states import ShardState
-from lease_store.tenure_proof import (
+from lease_store.shard_proof import (
     Finding,
-    Openers,
-    TenureProof,
-    fence_findings,
+    Force,
+    JournalProof,
+    Tenures,
+    fence_details,
     until_epoch,
-    withdrawal_findings,
+    withdrawal_detail,
 )
+from lease_store.states import ShardState
 
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
-_UNDATED = datetime.min.replace(tzinfo=UTC)
 REFERENCE_ENTRIES = 64
 """How many of a group's newest entries are asked for the date that ages count from."""
 
@@ -77,22 +77,23 @@ def summarised(
 
     `too_early` says how the shard started before its parents were over, if these entries show it.
     """
-    proof = TenureProof.after(summary)
+    proof = JournalProof(summary.shard, summary.proven)
     counts = Counter(summary.entries)
     gone: list[int] = []
     for entry in entries:
-        proof.add(entry)
+        proof.take(entry)
         if not kept_for_good(entry):
             gone.append(entry.sequence)
             counts[entry.kind if entry.edge is None else f"edge {entry.edge}"] += 1
-    findings = [*proof.findings, *([("order", too_early)] if too_early else [])]
+    findings = [(violation.rule, violation.detail) for violation in proof.violations]
+    findings += [("order", too_early)] if too_early else []
     after = replace(
         with_findings(summary, findings),
         journal_until=entries[-1].sequence if entries else summary.journal_until,
         entries=dict(counts),
         epoch=proof.epoch,
-        opening=proof.opening,
-        open=proof.open,
+        opening=proof.newest,
+        open=proof.current is not None,
     )
     return after, gone
 
@@ -113,12 +114,12 @@ def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
     return found
 
 
-def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Openers) -> ShardSummary:
+def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> ShardSummary:
     """The summary once these committed rows were compared with the tenures."""
     epoch = summary.proven_epoch
     findings: list[Finding] = []
     for batch in batches:
-        findings += fence_findings(batch, opened, epoch)
+        findings += [("fence", detail) for detail in fence_details(batch, opened, epoch)]
         epoch = max(epoch, until_epoch(batch))
     return replace(
         with_findings(summary, findings),
@@ -148,7 +149,7 @@ def folding(
     *,
     before: datetime,
     undelivered: Collection[str],
-    forced: Sequence[JournalEntry],
+    forced: Sequence[Force],
 ) -> Folding:
     """Decide about the oldest rows of a shard that were not looked at for folding yet.
 
@@ -168,7 +169,8 @@ def folding(
         if row.state is not BatchState.COMMITTED:
             gone.append(row.sequence)
             if row.state is BatchState.WITHDRAWN:
-                findings += withdrawal_findings(row, forced)
+                detail = withdrawal_detail(row, forced)
+                findings += [("withdrawn", detail)] if detail else []
         elif carrier and _may_fold(carrier, row) and row.batch_id not in undelivered:
             carrier = folded(carrier, row)
             grown[carrier.sequence] = carrier
@@ -249,9 +251,15 @@ def skipping(summary: ShardSummary, gaps: Iterable[Gap]) -> ShardSummary:
     return replace(summary, skips=(*summary.skips, *((gap.start, gap.end) for gap in gaps)))
 
 
-def skipped_gaps(summary: ShardSummary) -> list[Gap]:
-    """The deleted gaps that a summary remembers, as far as a proof needs them."""
-    shard = summary.shard
-    if shard is None:
-        return []
-    return [Gap(shard, start, end, "", _UNDATED, True, True) for start, end in summary.skips]
+def tenures_of(entries: Iterable[JournalEntry], summary: ShardSummary) -> Tenures:
+    """The tenures that some entries opened, and the newest one of a summary."""
+    opening = summary.opening
+    known = {(opening.epoch, opening.run): opening.owner} if opening else {}
+    return known | {
+        (entry.epoch, entry.run): entry.to_owner for entry in entries if entry.kind == "open"
+    }
+
+
+def forces_of(entries: Iterable[JournalEntry]) -> list[Force]:
+    """The forced checkpoints among some entries."""
+    return [Force(entry.epoch, entry.check_point) for entry in entries if entry.kind == "force"]

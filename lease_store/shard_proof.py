@@ -18,6 +18,8 @@ from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease
 _BUCKETS = 256
 
 Tenures = Mapping[tuple[int, str], NodeName | None]
+Finding = tuple[str, str]
+"""A broken rule and how it is broken, without the shard's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ class Proven:
             have been committed.
         forces: forced checkpoints of the covered journal with a higher epoch than `last`.
         last: the last covered batch.
+        entries_until: entries up to this number are covered, although some of them are still there.
+        fenced_until: of batches with lower numbers, which are still there, the tenures are covered.
+        fenced_epoch: the highest epoch of those.
+        skipped: gaps that were removed, from and to which cursor.
+        violations: what was found in rows that were removed, as rule and detail.
     """
 
     epoch: int = 0
@@ -86,6 +93,11 @@ class Proven:
     tenures: tuple[Opening, ...] = ()
     forces: tuple[Force, ...] = ()
     last: End | None = None
+    entries_until: int = 0
+    fenced_until: int = 0
+    fenced_epoch: int = 0
+    skipped: tuple[tuple[str, str], ...] = ()
+    violations: tuple[Finding, ...] = ()
 
 
 NOTHING_PROVEN = Proven()
@@ -130,11 +142,12 @@ class ShardProof:
 
 def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = None) -> ShardProof:
     """Check every rule that concerns a shard alone; `seen` gets each committed batch."""
-    journal = _JournalProof(history.shard, history.proven)
+    journal = JournalProof(history.shard, history.proven)
     for entry in history.journal:
         journal.take(entry)
     journal.end(history.lease)
-    ledger = _LedgerProof(history.shard, history.proven, journal, _skipped(history.gaps))
+    skipped = _skipped(history.gaps, history.proven.skipped)
+    ledger = _LedgerProof(history.shard, history.proven, journal, skipped)
     for batch in history.batches:
         if batch.state is BatchState.COMMITTED:
             ledger.take(batch)
@@ -143,55 +156,73 @@ def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = No
         elif batch.state is BatchState.WITHDRAWN:
             ledger.take_withdrawn(batch)
     ledger.end(history.lease if history.settled else None)
+    before = [Violation(rule, history.shard, how) for rule, how in history.proven.violations]
     return ShardProof(
-        journal.violations + ledger.violations, tenures=journal.opened, batches=ledger.committed
+        before + journal.violations + ledger.violations,
+        tenures=journal.opened,
+        batches=ledger.committed,
     )
 
 
-class _JournalProof:
-    """Tenures follow one another: each closed before the next, under a higher epoch."""
+class JournalProof:
+    """Tenures follow one another: each closed before the next, under a higher epoch.
 
-    def __init__(self, shard: ShardId, proven: Proven) -> None:
+    Attributes:
+        violations: what was found so far.
+        opened: openings that were looked at.
+        epoch: the highest epoch so far.
+        current: the tenure that is open.
+        newest: the tenure that was opened last.
+        tenures: all of them, as far as they are remembered.
+        forces: all forced checkpoints, as far as they are remembered.
+    """
+
+    def __init__(self, shard: ShardId | None, proven: Proven) -> None:
         self.violations: list[Violation] = []
         self.opened = 0
+        self.epoch = proven.epoch
+        self.current = proven.open
+        self.newest = max(proven.tenures, key=lambda each: each.epoch, default=proven.open)
         self.tenures = {(each.epoch, each.run): each.owner for each in proven.tenures}
         self.forces = list(proven.forces)
         self._shard = shard
-        self._epoch = proven.epoch
-        self._current = proven.open
-        if self._current is not None:
-            self.tenures[self._current.epoch, self._current.run] = self._current.owner
+        self._until = proven.entries_until
+        if self.current is not None:
+            self.tenures[self.current.epoch, self.current.run] = self.current.owner
 
     def take(self, entry: JournalEntry) -> None:
         """Take the next entry."""
+        if entry.kind == "force":
+            self.forces.append(Force(entry.epoch, entry.check_point))
+        if entry.sequence <= self._until:
+            return
         if entry.kind == "open":
-            if self._current is not None:
+            if self.current is not None:
                 self._violated(
                     "overlap",
                     f"run {entry.run} opened it at entry {entry.sequence} while run "
-                    f"{self._current.run} had it open since entry {self._current.sequence}",
+                    f"{self.current.run} had it open since entry {self.current.sequence}",
                 )
-            self._current = Opening(entry.sequence, entry.epoch, entry.run, entry.to_owner)
+            self.current = Opening(entry.sequence, entry.epoch, entry.run, entry.to_owner)
+            self.newest = self.current
             self.tenures[entry.epoch, entry.run] = entry.to_owner
             self.opened += 1
-        elif entry.kind == "close" and self._current and entry.run == self._current.run:
-            self._current = None
-        elif entry.kind == "force":
-            self.forces.append(Force(entry.epoch, entry.check_point))
+        elif entry.kind == "close" and self.current and entry.run == self.current.run:
+            self.current = None
         if entry.kind in ("open", "force"):
-            if entry.epoch <= self._epoch:
+            if entry.epoch <= self.epoch:
                 self._violated(
                     "epoch",
-                    f"entry {entry.sequence} has epoch {entry.epoch} after epoch {self._epoch}",
+                    f"entry {entry.sequence} has epoch {entry.epoch} after epoch {self.epoch}",
                 )
-            self._epoch = max(self._epoch, entry.epoch)
+            self.epoch = max(self.epoch, entry.epoch)
 
     def end(self, lease: ShardLease | None) -> None:
         """Compare the end with the shard's row."""
-        if lease is not None and lease.consumer_epoch > self._epoch:
+        if lease is not None and lease.consumer_epoch > self.epoch:
             self._violated(
                 "epoch",
-                f"its row has epoch {lease.consumer_epoch}, the journal only {self._epoch}",
+                f"its row has epoch {lease.consumer_epoch}, the journal only {self.epoch}",
             )
 
     def _violated(self, rule: str, detail: str) -> None:
@@ -205,13 +236,14 @@ class _LedgerProof:
         self,
         shard: ShardId,
         proven: Proven,
-        journal: _JournalProof,
+        journal: JournalProof,
         skipped: Mapping[str, Sequence[str]],
     ) -> None:
         self.committed = 0
         self._shard = shard
         self._last = proven.last
-        self._epoch = proven.last.epoch if proven.last else 0
+        self._epoch = max(proven.last.epoch if proven.last else 0, proven.fenced_epoch)
+        self._fenced_until = proven.fenced_until
         self._tenures: Tenures = journal.tenures
         self._forces = journal.forces
         self._skipped = skipped
@@ -229,9 +261,12 @@ class _LedgerProof:
         """Take the next committed batch."""
         self.committed += 1
         self._check_join(batch)
-        self._check_fence(batch)
+        if batch.sequence >= self._fenced_until:
+            for detail in fence_details(batch, self._tenures, self._epoch):
+                self._violated("fence", detail)
+        self._epoch = max(self._epoch, until_epoch(batch))
         self._check_merged(batch)
-        self._last = End(batch.sequence, batch.end, batch.epoch)
+        self._last = End(batch.last, batch.end, until_epoch(batch))
 
     def _check_join(self, batch: Batch) -> None:
         """Only a recorded gap or a forced checkpoint may come between two batches."""
@@ -245,23 +280,8 @@ class _LedgerProof:
                 f"batch {batch.sequence} starts at {batch.start}, but batch {former.number} "
                 f"ended at {former.cursor}: {how}",
             )
-        if batch.sequence == former.number:
+        if batch.sequence <= former.number:
             self._violated("ledger", f"batch {batch.sequence} is committed twice")
-
-    def _check_fence(self, batch: Batch) -> None:
-        """Every committed batch was written under a tenure that had been opened, in its turn."""
-        tenure = (batch.epoch, batch.run)
-        if tenure not in self._tenures:
-            detail = f"was committed under epoch {batch.epoch} of run {batch.run}, never opened"
-            self._violated("fence", f"batch {batch.sequence} {detail}")
-        elif self._tenures[tenure] != batch.holder:
-            opener = self._tenures[tenure]
-            detail = f"was committed by {batch.holder}, but its tenure was opened by {opener}"
-            self._violated("fence", f"batch {batch.sequence} {detail}")
-        if batch.epoch < self._epoch:
-            detail = f"has epoch {batch.epoch}, but one before it already had epoch {self._epoch}"
-            self._violated("fence", f"batch {batch.sequence} {detail}")
-        self._epoch = max(self._epoch, batch.epoch)
 
     def _check_merged(self, batch: Batch) -> None:
         """A merged file holds the records of whole batches, which list none themselves."""
@@ -278,16 +298,8 @@ class _LedgerProof:
 
     def take_withdrawn(self, batch: Batch) -> None:
         """What was committed is taken back only by a later forced checkpoint that lies before."""
-        if not any(
-            force.epoch > batch.epoch
-            and (force.check_point is None or not _behind(batch.start, force.check_point))
-            for force in self._forces
-        ):
-            self._violated(
-                "withdrawn",
-                f"batch {batch.sequence} was committed under epoch {batch.epoch} and withdrawn, "
-                f"but no checkpoint was forced to {batch.start} or before since then",
-            )
+        if detail := withdrawal_detail(batch, self._forces):
+            self._violated("withdrawn", detail)
 
     def end(self, lease: ShardLease | None) -> None:
         """Compare the end with the shard's checkpoint, where a row is given.
@@ -326,9 +338,47 @@ class _LedgerProof:
         self._found[rule].append(Violation(rule, self._shard, detail))
 
 
-def _skipped(gaps: Iterable[Gap]) -> dict[str, list[str]]:
-    """The ends of skipped gaps by their start."""
+def until_epoch(batch: Batch) -> int:
+    """The epoch of the last batch that a ledger row stands for."""
+    return batch.epoch if batch.last_epoch is None else batch.last_epoch
+
+
+def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
+    """How a committed batch was not written under a tenure that had been opened, in its turn.
+
+    `epoch` is the highest one of the batches before it.
+    """
+    found: list[str] = []
+    tenure = (batch.epoch, batch.run)
+    if tenure not in tenures:
+        found.append(f"was committed under epoch {batch.epoch} of run {batch.run}, never opened")
+    elif tenures[tenure] != batch.holder:
+        opener = tenures[tenure]
+        found.append(f"was committed by {batch.holder}, but its tenure was opened by {opener}")
+    if batch.epoch < epoch:
+        found.append(f"has epoch {batch.epoch}, but one before it already had epoch {epoch}")
+    return [f"batch {batch.sequence} {how}" for how in found]
+
+
+def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
+    """How a withdrawn batch lacks the forced checkpoint that took it back; empty if it does not."""
+    if any(
+        force.epoch > until_epoch(batch)
+        and (force.check_point is None or not _behind(batch.start, force.check_point))
+        for force in forces
+    ):
+        return ""
+    return (
+        f"batch {batch.sequence} was committed under epoch {batch.epoch} and withdrawn, "
+        f"but no checkpoint was forced to {batch.start} or before since then"
+    )
+
+
+def _skipped(gaps: Iterable[Gap], removed: Iterable[tuple[str, str]] = ()) -> dict[str, list[str]]:
+    """The ends of skipped gaps by their start; those of removed ones too."""
     found: dict[str, list[str]] = {}
+    for start, end in removed:
+        found.setdefault(start, []).append(end)
     for gap in gaps:
         if gap.skipped:
             found.setdefault(gap.start, []).append(gap.end)

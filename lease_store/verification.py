@@ -9,12 +9,12 @@ Consumption goes on meanwhile, which must not look wrong:
 1. A shard's row and its head are read. What is committed later has a higher number: left out.
 2. Its journal is read: all tenures are in it that the batches below that number name.
 3. Its ledger is read up to that number.
-4. If the head has another version then, committed rows were changed meanwhile: all over again.
+4. If the head has another version then, or rows were deleted, it is read all over again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lease_store.assignment_plan import rank_key
@@ -22,10 +22,9 @@ from lease_store.history import LedgerHead
 from lease_store.identifiers import GroupKey, ShardId
 from lease_store.order_proof import OrderProof, check_order
 from lease_store.records import Batch, Gap, JournalEntry, ShardLease, Snapshot
+from lease_store.retention import ShardSummary
 from lease_store.shard_proof import (
-    NOTHING_PROVEN,
     PathLedger,
-    Proven,
     ShardHistory,
     ShardProof,
     Violation,
@@ -68,10 +67,9 @@ def audit(
     store: LeaseStore,
     key: GroupKey,
     *,
-    proven: Mapping[ShardId, Proven] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
-    """Read the history of a group from what is proven of it on, and check it.
+    """Read the history of a group from the summary of what was deleted on, and check it.
 
     A shard whose committed rows are changed each time that it is read, five times in a row, is
     checked by its journal alone.
@@ -79,7 +77,6 @@ def audit(
     Args:
         store: the lease store.
         key: the group.
-        proven: where to begin with shards whose first rows were removed.
         progress: told the number of batches that were looked at.
 
     Raises:
@@ -91,25 +88,27 @@ def audit(
     paths = PathLedger()
     tenures = batches = 0
     for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
-        begin = (proven or {}).get(lease.shard, NOTHING_PROVEN)
-        proof, own = _read_shard(store, key, lease, begin)
+        proof, own = _read_shard(store, key, lease)
         violations += proof.violations
         paths.join(own)
         tenures += proof.tenures
         batches += proof.batches
         progress(batches)
-    violations += _read_order(store, key, snapshot)
+    # Of each shard the first start that came too early counts; a summary may have it already.
+    summed = {violation.shard for violation in violations if violation.rule == "order"}
+    violations += [each for each in _read_order(store, key, snapshot) if each.shard not in summed]
     if suspects := paths.doubled():
         violations += doubled_files(store.each_batch(key), suspects)
     return Audit(tuple(violations), tenures, batches)
 
 
 def _read_shard(
-    store: LeaseStore, key: GroupKey, lease: ShardLease, proven: Proven
+    store: LeaseStore, key: GroupKey, lease: ShardLease
 ) -> tuple[ShardProof, PathLedger]:
     for _ in range(READINGS_MAX):
         paths = PathLedger()
         head = _head(store, key, lease)
+        summary = _summary(store, key, lease.shard)
         proof = prove_shard(
             ShardHistory(
                 lease.shard,
@@ -117,16 +116,25 @@ def _read_shard(
                 store.each_entry(key, shard=lease.shard),
                 store.each_batch(key, lease.shard, None, numbers=range(head.next_number)),
                 store.gaps(key, lease.shard),
-                proven,
+                summary.proven,
             ),
             paths.take,
         )
-        if _head(store, key, lease).version == head.version:
+        pruned = _summary(store, key, lease.shard) != summary
+        if not pruned and _head(store, key, lease).version == head.version:
             return proof, paths
     alone = ShardHistory(
-        lease.shard, lease, store.each_entry(key, shard=lease.shard), proven=proven, settled=False
+        lease.shard,
+        lease,
+        store.each_entry(key, shard=lease.shard),
+        proven=_summary(store, key, lease.shard).proven,
+        settled=False,
     )
     return prove_shard(alone), PathLedger()
+
+
+def _summary(store: LeaseStore, key: GroupKey, shard: ShardId) -> ShardSummary:
+    return next(iter(store.summaries(key, shard)), ShardSummary(shard))
 
 
 def _head(store: LeaseStore, key: GroupKey, lease: ShardLease) -> LedgerHead:

@@ -18,16 +18,16 @@ from lease_store.retention import (
     Portion,
     ShardSummary,
 )
-from lease_store.tenure_proof import openers
 
 
 class MemoryRetention(MemoryRows):
     """The verbs that delete history."""
 
-    def summaries(self, key: GroupKey) -> list[ShardSummary]:
+    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
         """See `Retention.summaries`."""
         with self._rows("summaries", key) as rows:
-            return [rows.summaries[shard] for shard in sorted(rows.summaries, key=_named)]
+            named = sorted(rows.summaries, key=_named)
+            return [rows.summaries[each] for each in named if shard in (None, each)]
 
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
         """See `Retention.newest_times`."""
@@ -82,7 +82,7 @@ class MemoryRetention(MemoryRows):
                 before=before,
             )
             if batches:
-                known = openers((e for e in rows.journal if e.shard == shard), summary)
+                known = rules.tenures_of((e for e in rows.journal if e.shard == shard), summary)
                 outcome = rules.proven(summary, batches, known)
                 rows.summaries[shard] = replace(outcome, version=summary.version + 1)
                 return Portion(0, more=True)
@@ -93,7 +93,7 @@ class MemoryRetention(MemoryRows):
                 [batch for batch in old if batch.sequence >= summary.folded_until],
                 before=before,
                 undelivered={event.batch_id for event in rows.outbox.values()},
-                forced=[e for e in rows.journal if e.shard == shard and e.kind == "force"],
+                forced=rules.forces_of(entry for entry in rows.journal if entry.shard == shard),
             )
             if folding.summary != summary or folding.gone:
                 rows.summaries[shard] = replace(folding.summary, version=summary.version + 1)

@@ -17,10 +17,10 @@ from lease_store.retention import (
     ENTRIES_KEPT,
     EVENTS_KEPT,
     PORTION_ROWS,
-    Opening,
     Portion,
     ShardSummary,
 )
+from lease_store.shard_proof import Force, Opening
 from lease_store.sql_store import retention_statements as statements
 from lease_store.sql_store import statements as ledger
 from lease_store.sql_store.rows import (
@@ -32,7 +32,6 @@ from lease_store.sql_store.rows import (
     key_values,
 )
 from lease_store.sql_store.tenures import SqlTenures
-from lease_store.tenure_proof import openers
 from lease_store.transactions import Raced, Transaction
 
 BATCH_ROWS = 200
@@ -42,12 +41,12 @@ BATCH_ROWS = 200
 class SqlRetention(SqlTenures):
     """The verbs that delete history. Shards' rows are locked first, then their summaries."""
 
-    def summaries(self, key: GroupKey) -> list[ShardSummary]:
+    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
         """See `Retention.summaries`."""
 
         def work(tx: Transaction) -> list[ShardSummary]:
             self._group(tx, key)
-            rows = tx.connection.execute(statements.select_summaries(key)).mappings()
+            rows = tx.connection.execute(statements.select_summaries(key, shard)).mappings()
             return [summary_from(row) for row in rows]
 
         return self._read("summaries", work)
@@ -147,7 +146,7 @@ class SqlRetention(SqlTenures):
             return None
         epochs = {batch.epoch for batch in batches}
         opened = tx.connection.execute(statements.select_openings(key, summary.shard, epochs))
-        known = openers(map(entry_from, opened.mappings()), summary)
+        known = rules.tenures_of(map(entry_from, opened.mappings()), summary)
         self._write_summary(tx, key, summary, rules.proven(summary, batches, known))
         return Portion(0, more=True)
 
@@ -166,10 +165,10 @@ class SqlRetention(SqlTenures):
             return tx.abandon(Portion())
         ids = [row.batch_id for row in rows]
         undelivered = set(tx.connection.execute(statements.select_undelivered(key, ids)).scalars())
-        forced: list[JournalEntry] = []
+        forced: list[Force] = []
         if any(row.state is BatchState.WITHDRAWN for row in rows):
             looked = tx.connection.execute(statements.select_forced(key, shard)).mappings()
-            forced = [entry_from(row) for row in looked]
+            forced = rules.forces_of(map(entry_from, looked))
         outcome = rules.folding(
             summary, rows, before=before, undelivered=undelivered, forced=forced
         )
@@ -265,7 +264,7 @@ def summary_values(summary: ShardSummary) -> dict[str, Any]:
         "opened": opening.sequence if opening else None,
         "opened_epoch": opening.epoch if opening else None,
         "opened_run": opening.run if opening else "",
-        "opened_by": opening.holder if opening else None,
+        "opened_by": opening.owner if opening else None,
         "open": summary.open,
         "proven_until": summary.proven_until,
         "proven_epoch": summary.proven_epoch,
@@ -279,12 +278,12 @@ def summary_from(row: Row) -> ShardSummary:
     """A summary from its row."""
     opening = None
     if row["opened"] is not None:
-        holder = row["opened_by"]
+        owner = row["opened_by"]
         opening = Opening(
             sequence=row["opened"],
             epoch=row["opened_epoch"],
             run=row["opened_run"],
-            holder=None if holder is None else NodeName(holder),
+            owner=None if owner is None else NodeName(owner),
         )
     return ShardSummary(
         shard=ShardId(row["shard_id"]) if row["shard_id"] else None,

@@ -38,11 +38,12 @@ from lease_store.tables import (
 RARE_STATES = [state.value for state in STATES_KEPT]
 
 
-def select_summaries(key: GroupKey) -> Select[Any]:
-    """The summaries of a group by shard; that of no shard first."""
-    return (
-        select(shard_summary).where(of_group(shard_summary, key)).order_by(shard_summary.c.shard_id)
-    )
+def select_summaries(key: GroupKey, shard: ShardId | None) -> Select[Any]:
+    """The summaries of one shard, or of a group by shard; that of no shard first."""
+    chosen = select(shard_summary).where(of_group(shard_summary, key))
+    if shard is not None:
+        chosen = chosen.where(shard_summary.c.shard_id == shard)
+    return chosen.order_by(shard_summary.c.shard_id)
 
 
 def _one_summary(key: GroupKey, shard: ShardId | None) -> ColumnElement[bool]:

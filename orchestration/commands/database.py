@@ -108,7 +108,8 @@ def prune(
     if as_json:
         show_json({"older_than_days": age.days, "rows": rows, "failures": failures})
     else:
-        show_table("Rows deleted", ("table", "rows"), sorted(rows.items()), numeric=("rows",))
+        if rows:
+            show_table("Rows deleted", ("table", "rows"), sorted(rows.items()), numeric=("rows",))
         for failure in failures:
             say(failure)
         say(f"Deleted {rows.total():,} rows that were older than {age.days} days.")
