@@ -20,15 +20,26 @@ from typing import Any, Protocol
 
 from lease_store.errors import one_line
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import (
-    Batch,
-    BatchCommit,
-    DeliveryClaim,
-    EventKind,
-    OutboxEvent,
-    WaitingEvents,
-)
+from lease_store.records import Batch, BatchCommit, EventKind, OutboxEvent
 from lease_store.transitions import materialization_payload
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingEvents:
+    """What a shard's undelivered events of one kind amount to; `oldest` comes next."""
+
+    shard: ShardId
+    count: int
+    oldest: OutboxEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryClaim:
+    """Who delivers a group's hook events: a node, and the fencing number of its turn."""
+
+    key: GroupKey
+    node: NodeName
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -436,24 +436,6 @@ class OutboxEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingEvents:
-    """What a shard's undelivered events of one kind amount to; `oldest` comes next."""
-
-    shard: ShardId
-    count: int
-    oldest: OutboxEvent
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryClaim:
-    """Who delivers a group's hook events: a node, and the fencing number of its turn."""
-
-    key: GroupKey
-    node: NodeName
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
 class Gap:
     """Records that were never consumed: `[start, end)` of a shard, and why.
 

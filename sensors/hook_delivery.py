@@ -19,8 +19,8 @@ from assets.spark_failures import users_error
 from lease_store.errors import without_secrets
 from lease_store.failing_steps import FailingSteps, retry_wait_s
 from lease_store.identifiers import NodeName, ShardId
-from lease_store.outbox import TurnOver, TurnTaken
-from lease_store.records import DeliveryClaim, EventKind, OutboxEvent, WaitingEvents
+from lease_store.outbox import DeliveryClaim, TurnOver, TurnTaken, WaitingEvents
+from lease_store.records import EventKind, OutboxEvent
 
 RETRY_FIRST_S = 5.0
 RETRY_MAX_S = 600.0

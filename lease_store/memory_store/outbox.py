@@ -6,8 +6,15 @@ from collections.abc import Collection
 
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.outbox import Settled, TurnOver, TurnTaken, failed_attempt
-from lease_store.records import DeliveryClaim, EventKind, OutboxEvent, WaitingEvents
+from lease_store.outbox import (
+    DeliveryClaim,
+    Settled,
+    TurnOver,
+    TurnTaken,
+    WaitingEvents,
+    failed_attempt,
+)
+from lease_store.records import EventKind, OutboxEvent
 
 
 class MemoryOutbox(MemoryRows):

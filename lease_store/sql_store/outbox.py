@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from lease_store.errors import one_line
 from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.outbox import Settled, TurnOver, TurnTaken
-from lease_store.records import DeliveryClaim, EventKind, OutboxEvent, WaitingEvents
+from lease_store.outbox import DeliveryClaim, Settled, TurnOver, TurnTaken, WaitingEvents
+from lease_store.records import EventKind, OutboxEvent
 from lease_store.sql_store import outbox_statements as statements
 from lease_store.sql_store.rows import event_from, key_values
 from lease_store.sql_store.verbs import SqlVerbs

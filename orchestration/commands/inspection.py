@@ -21,7 +21,8 @@ from shard_sources.lag import lags_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lease_store.records import JournalEntry, Node, ShardLease, WaitingEvents
+    from lease_store.outbox import WaitingEvents
+    from lease_store.records import JournalEntry, Node, ShardLease
 
 
 def status(

@@ -8,9 +8,9 @@ import pytest
 
 from lease_store.errors import GroupExists, GroupInUse, GroupLimitReached, UnknownGroup
 from lease_store.identifiers import GroupKey, GroupName, StreamName
+from lease_store.outbox import DeliveryClaim
 from lease_store.records import (
     AssignmentMode,
-    DeliveryClaim,
     EventKind,
     Gap,
     Group,

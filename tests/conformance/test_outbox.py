@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lease_store.outbox import Settled, TurnOver, TurnTaken
-from lease_store.records import DeliveryClaim, EventKind, Tenure
+from lease_store.outbox import DeliveryClaim, Settled, TurnOver, TurnTaken
+from lease_store.records import EventKind, Tenure
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y, a_commit
 

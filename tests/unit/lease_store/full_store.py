@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from lease_store.event_windows import EventWindow
 from lease_store.identifiers import GroupKey
-from lease_store.records import DataFile, DeliveryClaim, Gap, RewriteKind
+from lease_store.outbox import DeliveryClaim
+from lease_store.records import DataFile, Gap, RewriteKind
 from lease_store.store import Changed, Registered
 from tests.conformance.world import NOON, A, World, X, Y
 
