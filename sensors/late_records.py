@@ -138,8 +138,8 @@ class LateRecords:
         batches: Iterable[Batch] = self.store.batches_since(self.hourly.stream.key, numbers)
         for batch in batches:
             for at in reached_hours(batch, since, until):
-                self._ends.setdefault(at, {})[batch.shard] = batch.sequence + 1
-            self._next[batch.shard] = batch.sequence + 1
+                self._ends.setdefault(at, {})[batch.shard] = batch.last + 1
+            self._next[batch.shard] = batch.last + 1
         for lease in leases:
             self._seen[lease.shard] = lease.check_point
 
