@@ -9,8 +9,8 @@ from sqlalchemy import BigInteger, Boolean, Column, Integer, inspect
 
 from lease_store.columns import EventTime, ExactText, JsonText
 
-revision = "0009"
-down_revision = "0008"
+revision = "0010"
+down_revision = "0009"
 branch_labels = None
 depends_on = None
 
