@@ -85,7 +85,7 @@ class History(Protocol):
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """Where the ledger ends, of each of these shards or of all; all of one moment.
+        """Where the ledger ends, of each of these shards or of all; each as it is at one moment.
 
         One row per shard is read, and its newest batch; a shard that the group has not is left
         out.

@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, TypeVar
 
-from sqlalchemy import RowMapping, Select
+from sqlalchemy import Executable, RowMapping
 
 from lease_store.event_spans import may_hold, spans_within
 from lease_store.history import THROUGHPUT_BATCHES, LedgerHead, ShardTotals, page_sizes
@@ -23,11 +23,9 @@ from lease_store.sql_store.rows import (
     throughput_from,
     totals_from,
 )
-from lease_store.sql_store.verbs import SqlVerbs
+from lease_store.sql_store.verbs import SqlVerbs, portions
 from lease_store.transactions import Transaction
 from lease_store.withdrawal import ALL_NUMBERS, NUMBERS_END
-
-SHARDS_PER_STATEMENT = 200
 
 Value = TypeVar("Value")
 
@@ -41,8 +39,14 @@ class SqlHistory(SqlVerbs):
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
         """See `History.heads`."""
-        heads = map(head_from, self._all(key, "heads", statements.select_heads(key, shards)))
-        return {head.shard: head for head in heads}
+        if shards is None:
+            rows = self._all(key, "heads", statements.select_shards(key))
+            shards = [ShardId(row["shard_id"]) for row in rows]
+        found: dict[ShardId, LedgerHead] = {}
+        for part in portions(shards):
+            rows = self._all(key, "heads", statements.select_heads(key, part))
+            found |= {head.shard: head for head in map(head_from, rows)}
+        return found
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
         """See `History.totals`."""
@@ -55,11 +59,9 @@ class SqlHistory(SqlVerbs):
             for head in self.heads(key).values()
             if head.next_number or head.intent is not None
         }
-        shards = sorted(newest)
         found: list[Throughput] = []
-        for first in range(0, len(shards), SHARDS_PER_STATEMENT):
-            part = {shard: newest[shard] for shard in shards[first:][:SHARDS_PER_STATEMENT]}
-            statement = statements.throughput(key, window, part)
+        for part in portions(newest):
+            statement = statements.throughput(key, window, {each: newest[each] for each in part})
             found += [throughput_from(row) for row in self._all(key, "throughput", statement)]
         return found
 
@@ -171,7 +173,7 @@ class SqlHistory(SqlVerbs):
 
     # -- pages ----------------------------------------------------------------------------------
 
-    def _all(self, key: GroupKey, kind: str, chosen: Select[Any]) -> Sequence[RowMapping]:
+    def _all(self, key: GroupKey, kind: str, chosen: Executable) -> Sequence[RowMapping]:
         """The rows of a statement that reads a bounded number per shard."""
 
         def work(tx: Transaction) -> Sequence[RowMapping]:

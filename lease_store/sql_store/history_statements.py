@@ -5,7 +5,7 @@ Each reads the rows that it returns, or a number of rows per shard, whatever the
 - what comes after a key is asked for shard by shard, since MySQL finds rows by a range of one
   column, and SQLite by one condition on it;
 - the newest row of a shard is the first one of its index read backwards; a maximum that is grouped
-  by shard would have SQLite read all of them.
+  by shard would have all of them read.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    ScalarSelect,
+    CompoundSelect,
     Select,
+    Subquery,
     Text,
     and_,
     func,
     or_,
     select,
+    true,
     type_coerce,
+    union_all,
 )
 
 from lease_store.identifiers import GroupKey, ShardId
@@ -38,63 +41,46 @@ _ROW = (
 )
 
 
-def select_heads(key: GroupKey, shards: Collection[ShardId] | None) -> Select[*tuple[Any, ...]]:
-    """The shards' checkpoint and version, with its newest ledger row where it has one."""
-    newest = and_(
-        batch.c.consume_group == shard_lease.c.consume_group,
-        batch.c.logstream_sig == shard_lease.c.logstream_sig,
-        batch.c.shard_id == shard_lease.c.shard_id,
-        batch.c.sequence == _newest_number(shard_lease.c.shard_id, key),
-    )
-    wanted = of_group(shard_lease, key)
-    if shards is not None:
-        wanted = and_(wanted, shard_lease.c.shard_id.in_(sorted(shards)))
-    return (
-        select(
-            shard_lease.c.shard_id,
-            shard_lease.c.check_point,
-            shard_lease.c.ledger_version,
-            batch.c.sequence,
-            batch.c.state,
-            batch.c.run,
+def select_heads(key: GroupKey, shards: Sequence[ShardId]) -> CompoundSelect[*tuple[Any, ...]]:
+    """The shards' checkpoint and version, with the newest ledger row where there is one."""
+    columns = [shard_lease.c[name] for name in ("shard_id", "check_point", "ledger_version")]
+    ends = (batch.c.sequence, batch.c.state, batch.c.run)
+    return union_all(
+        *(
+            select(*columns, *newest.c)
+            .select_from(shard_lease.outerjoin(newest, true()))
+            .where(of_group(shard_lease, key), shard_lease.c.shard_id == shard)
+            for shard in shards
+            for newest in [_newest(select(*ends), key, shard)]
         )
-        .select_from(shard_lease.outerjoin(batch, newest))
-        .where(wanted)
-        .order_by(shard_lease.c.shard_id)
     )
 
 
-def _newest_number(shard: ColumnElement[Any], key: GroupKey) -> ScalarSelect[Any]:
-    newest = batch.alias("newest")
-    return (
-        select(newest.c.sequence)
-        .where(
-            newest.c.consume_group == key.group,
-            newest.c.logstream_sig == key.stream,
-            newest.c.shard_id == shard,
-        )
-        .order_by(newest.c.sequence.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-
-
-def select_newest(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
+def select_newest(key: GroupKey, shards: Sequence[ShardId]) -> CompoundSelect[*tuple[Any, ...]]:
     """The newest ledger row of each shard that has one."""
+    return union_all(*(select(_newest(select(batch), key, shard)) for shard in shards))
+
+
+def _newest(columns: Select[*tuple[Any, ...]], key: GroupKey, shard: ShardId) -> Subquery:
+    """A shard's ledger row with the highest number.
+
+    MySQL finds the end of an index's range only where the range is written out; it reads and
+    sorts all rows of a shard whose name comes from another table.
+    """
     return (
-        select(batch)
-        .select_from(
-            shard_lease.join(
-                batch,
-                and_(
-                    batch.c.consume_group == shard_lease.c.consume_group,
-                    batch.c.logstream_sig == shard_lease.c.logstream_sig,
-                    batch.c.shard_id == shard_lease.c.shard_id,
-                    batch.c.sequence == _newest_number(shard_lease.c.shard_id, key),
-                ),
-            )
-        )
-        .where(of_group(shard_lease, key), shard_lease.c.shard_id.in_(sorted(shards)))
+        columns.where(of_group(batch, key), batch.c.shard_id == shard)
+        .order_by(batch.c.sequence.desc())
+        .limit(1)
+        .subquery()
+    )
+
+
+def select_shards(key: GroupKey) -> Select[Any]:
+    """The shards of a group, by id."""
+    return (
+        select(shard_lease.c.shard_id)
+        .where(of_group(shard_lease, key))
+        .order_by(shard_lease.c.shard_id)
     )
 
 
@@ -174,23 +160,23 @@ def _of_state(state: BatchState | None) -> Select[Any]:
 
 def throughput(
     key: GroupKey, window: int, newest: Mapping[ShardId, int]
-) -> Select[*tuple[Any, ...]]:
+) -> CompoundSelect[*tuple[Any, ...]]:
     """The committed batches among the newest of each shard, added up."""
-    lately = (
-        and_(batch.c.shard_id == shard, batch.c.sequence > number - window)
-        for shard, number in sorted(newest.items())
-    )
-    return (
-        select(
-            batch.c.shard_id,
-            func.count().label("batches"),
-            func.sum(func.coalesce(batch.c.records, batch.c.written)).label("records"),
-            func.min(batch.c.committed_at).label("first_at"),
-            func.max(batch.c.committed_at).label("last_at"),
+    added_up = select(
+        batch.c.shard_id,
+        func.count().label("batches"),
+        func.sum(func.coalesce(batch.c.records, batch.c.written)).label("records"),
+        func.min(batch.c.committed_at).label("first_at"),
+        func.max(batch.c.committed_at).label("last_at"),
+    ).where(of_group(batch, key), batch.c.state == BatchState.COMMITTED.value)
+    # One range of the key for each: SQLite reads the whole group for several at once.
+    return union_all(
+        *(
+            added_up.where(
+                batch.c.shard_id == shard, batch.c.sequence > newest[shard] - window
+            ).group_by(batch.c.shard_id)
+            for shard in sorted(newest)
         )
-        .where(of_group(batch, key), batch.c.state == BatchState.COMMITTED.value, or_(*lately))
-        .group_by(batch.c.shard_id)
-        .order_by(batch.c.shard_id)
     )
 
 
@@ -212,7 +198,10 @@ def entries(
         of_group(lease_journal, key), lease_journal.c.sequence > after
     )
     if shard is not None:
+        # MySQL would rather read the whole journal backwards until it has met the shard's entries.
+        index = "FORCE INDEX (lease_journal_by_shard)"
         rows = rows.where(lease_journal.c.shard_id == shard)
+        rows = rows.with_hint(lease_journal, index, dialect_name="mysql")
     if until is not None:
         rows = rows.where(lease_journal.c.sequence <= until)
     return Listing("journal", rows, (lease_journal.c.sequence,), backwards=newest_first)

@@ -31,6 +31,7 @@ from lease_store.transactions import Mark, Outcome, Raced, Transaction, Transact
 from lease_store.transitions import Note, Step
 
 SHARDS_PER_STATEMENT = 500
+SELECTS_PER_STATEMENT = 100
 
 
 class SqlVerbs:
@@ -211,8 +212,8 @@ class SqlVerbs:
         self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
     ) -> dict[ShardId, Batch]:
         found: dict[ShardId, Batch] = {}
-        for chunk in chunks(shards):
-            rows = tx.connection.execute(history.select_newest(key, chunk)).mappings()
+        for part in portions(shards):
+            rows = tx.connection.execute(history.select_newest(key, part)).mappings()
             found |= {batch.shard: batch for batch in map(batch_from, rows)}
         return found
 
@@ -235,6 +236,13 @@ def _step_values(step: Step) -> dict[str, object]:
         "seen_run": step.before.consumer_run,
         **shard_values(step.after),
     }
+
+
+def portions(shards: Collection[ShardId]) -> Iterable[Sequence[ShardId]]:
+    """Pieces of some shards, by id, that one statement can ask for one by one."""
+    ordered = sorted(shards)
+    for start in range(0, len(ordered), SELECTS_PER_STATEMENT):
+        yield ordered[start : start + SELECTS_PER_STATEMENT]
 
 
 def chunks(shards: Sequence[ShardId]) -> Iterable[Sequence[ShardId]]:

@@ -1,0 +1,219 @@
+"""A lease store as it is after a long life: a ledger and a journal of any size, and a true one.
+
+The rows are inserted in bulk through the store's own tables, and are what the verbs would have
+written: `verify` proves them, and consumption goes on behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import chain, islice
+from typing import Any
+
+from sqlalchemy import Table, insert, update
+
+from lease_store.event_spans import span_of
+from lease_store.identifiers import GroupKey, NodeName, ShardId
+from lease_store.open import open_store, open_transactions
+from lease_store.records import (
+    Batch,
+    BatchCommit,
+    BatchState,
+    BatchStatistics,
+    DataFile,
+    Group,
+    Intent,
+    Node,
+    ShardListing,
+    Tenure,
+)
+from lease_store.sql_store.rows import batch_values, file_values, key_values, note_values
+from lease_store.store import Changed, LeaseStore, Opened, Registered
+from lease_store.tables import batch, lease_journal, shard_lease
+from lease_store.transactions import Transaction, Transactions
+from lease_store.transitions import Note
+
+KEY = GroupKey.parse("group", "stream")
+NODE = NodeName("node-a")
+INCARNATION = "first"
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+RECORDS = 100
+BATCHES_PER_TENURE = 2
+ROWS_PER_INSERT = 5_000
+STATEMENT_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """How much a store has seen.
+
+    Attributes:
+        batches: committed batches, and as many entries of the journal.
+        shards: that they are spread over evenly.
+        step: the event time between two batches of a shard.
+    """
+
+    batches: int
+    shards: int = 16
+    step: timedelta = timedelta(seconds=10)
+
+    @property
+    def per_shard(self) -> int:
+        """Batches of each shard; an even number."""
+        return self.batches // self.shards // BATCHES_PER_TENURE * BATCHES_PER_TENURE
+
+    @property
+    def names(self) -> list[ShardId]:
+        """The shards."""
+        return [ShardId(str(number)) for number in range(self.shards)]
+
+    @property
+    def middle(self) -> datetime:
+        """A time in the middle of all records."""
+        return BEGIN + self.step * (self.per_shard // 2)
+
+
+def fill(url: str, age: Age) -> None:
+    """Make the store of a URL that old; it has no lease tables yet."""
+    store = open_store(url, upgrade=True)
+    store.create_group(Group(KEY))
+    assert isinstance(store.register(KEY, Node(NODE, 0, INCARNATION), observer="test"), Registered)
+    store.sync_shards(KEY, [ShardListing(shard) for shard in age.names], observer="test")
+    claims = dict.fromkeys(age.names, (NODE, 0))
+    store.claim(KEY, claims, observer="test", reason="test")
+    store.close()
+    transactions = open_transactions(url, statement_s=STATEMENT_S)
+    for shard in age.names:
+        _insert(transactions, batch, _ledger(age, shard))
+        _insert(transactions, lease_journal, _journal(age, shard))
+    values = {
+        "check_point": str(age.per_shard * RECORDS),
+        "consumer_epoch": age.per_shard // BATCHES_PER_TENURE,
+        "committed_batches": age.per_shard,
+        "committed_records": age.per_shard * RECORDS,
+        "watermark": BEGIN + age.step * age.per_shard,
+    }
+    transactions.write("fill", lambda tx: tx.connection.execute(update(shard_lease).values(values)))
+    transactions.engine.dispose()
+
+
+def _insert(transactions: Transactions, table: Table, rows: Iterator[dict[str, Any]]) -> None:
+    """Insert rows as the driver takes them; values go through the columns' own types."""
+    dialect = transactions.engine.dialect
+    first = next(rows)
+    columns = [column for column in table.c if column.name in first]
+    convert = [column.type.dialect_impl(dialect).bind_processor(dialect) for column in columns]
+    names = [column.name for column in columns]
+    compiled = insert(table).compile(dialect=dialect, column_keys=names)
+    statement, positional = str(compiled), compiled.positional
+    pairs = list(zip(names, convert, strict=True))
+    converted = (
+        {name: way(row[name]) if way else row[name] for name, way in pairs}
+        for row in chain([first], rows)
+    )
+    taken = (tuple(row.values()) if positional else row for row in converted)
+    while portion := list(islice(taken, ROWS_PER_INSERT)):
+
+        def write(tx: Transaction, portion: list[Any] = portion) -> None:
+            tx.connection.exec_driver_sql(statement, portion)
+
+        transactions.write("fill", write)
+
+
+def _run(number: int) -> str:
+    return f"run-{number // BATCHES_PER_TENURE}"
+
+
+def _ledger(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
+    batch_ = Batch(shard, 0, "", "", BatchState.COMMITTED, 1, "", NODE)
+    constant = key_values(KEY) | {"shard_id": shard} | batch_values(batch_)
+    constant |= {"records": RECORDS, "bytes": 20_000, "written": RECORDS}
+    for number in range(age.per_shard):
+        first = BEGIN + age.step * number
+        last = first + age.step - timedelta(microseconds=1)
+        run = _run(number)
+        path = f"attempts/{run}-{number}/{shard}.parquet"
+        file = DataFile(path, RECORDS, 4_096, first_event_time=first, last_event_time=last)
+        yield constant | {
+            "sequence": number,
+            "start_cursor": str(number * RECORDS),
+            "end_cursor": str((number + 1) * RECORDS),
+            "epoch": number // BATCHES_PER_TENURE + 1,
+            "run": run,
+            "attempt": path.rpartition("/")[0],
+            "files": [file_values(file)],
+            "event_span": span_of([file]),
+            "first_event_time": first,
+            "last_event_time": last,
+            "committed_at": last,
+        }
+
+
+def _journal(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
+    """Each tenure opened and closed: an entry per batch."""
+    opening = Note("open", "opened", shard=shard, from_owner=NODE, to_owner=NODE)
+    entry = note_values(KEY, opening, observer=str(NODE), at=BEGIN, transaction_id="")
+    for number in range(age.per_shard):
+        closing = number % BATCHES_PER_TENURE
+        yield entry | {
+            "kind": "close" if closing else "open",
+            "recorded_at": BEGIN + age.step * number,
+            "epoch": number // BATCHES_PER_TENURE + 1,
+            "run": _run(number),
+            "check_point": str(number * RECORDS),
+            "transaction_id": f"{shard}-{number}",
+        }
+
+
+@dataclass(slots=True)
+class Consumption:
+    """A run that goes on behind the aged rows, one batch of every shard at a time."""
+
+    store: LeaseStore
+    age: Age
+    tenures: dict[ShardId, Tenure]
+    number: int
+
+    @classmethod
+    def begin(cls, store: LeaseStore, age: Age) -> Consumption:
+        """Open all shards."""
+        tenures: dict[ShardId, Tenure] = {}
+        number = 0
+        for shard in age.names:
+            opened = store.open_tenure(KEY, shard, NODE, "live")
+            assert isinstance(opened, Opened)
+            tenures[shard] = opened.tenure
+            number = opened.next_sequence
+        return cls(store, age, tenures, number)
+
+    def commit(self, shards: Sequence[ShardId] | None = None) -> None:
+        """Intend and commit the next batch of each of these shards, or of all."""
+        chosen = self.age.names if shards is None else shards
+        start, end = str(self.number * RECORDS), str((self.number + 1) * RECORDS)
+        intents = [Intent(self.tenures[shard], self.number, start, end) for shard in chosen]
+        assert all(isinstance(out, Changed) for out in self.store.record_intents(intents).values())
+        at = BEGIN + self.age.step * self.number
+        commits = [
+            BatchCommit(
+                self.tenures[shard],
+                self.number,
+                start,
+                end,
+                f"attempts/live-{self.number}",
+                (
+                    DataFile(
+                        f"attempts/live-{self.number}/{shard}.parquet",
+                        RECORDS,
+                        4_096,
+                        first_event_time=at,
+                        last_event_time=at,
+                    ),
+                ),
+                BatchStatistics(RECORDS, 20_000, RECORDS, 0, at, at),
+            )
+            for shard in chosen
+        ]
+        assert all(isinstance(outcome, Changed) for outcome in self.store.commit(commits).values())
+        self.number += 1

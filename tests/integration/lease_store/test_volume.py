@@ -1,0 +1,191 @@
+"""What a deployment does and reads costs the same, ten times as many batches later.
+
+Goal: no statement goes through rows that it does not need. Method: the work is counted, not timed,
+on a store of 400 batches and on one of 4,000, as many entries in the journal: the instructions of
+SQLite's machine, the rows that MariaDB and MySQL look at, and the statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from assets.committed_dataset import EventSpan, committed_parts
+from lease_store import open_store
+from lease_store.rebalancing import Rebalancer
+from lease_store.records import EventKind, Timing
+from lease_store.reopening import Reopening
+from lease_store.sql_store import SqlStore
+from lease_store.verification import audit
+from tests.aged_store import INCARNATION, KEY, NODE, RECORDS, Age, Consumption, fill
+from tests.database_server import DatabaseServer
+
+SMALL, LARGE = (Age(batches, shards=4, step=timedelta(minutes=5)) for batches in (400, 4_000))
+RATIO_MAX = 1.5
+SLACK = 40
+INSTRUCTIONS = 10
+
+Work = Callable[[], object]
+
+
+@dataclass
+class Aged:
+    """An old store, and a count of what is done on it."""
+
+    age: Age
+    store: SqlStore
+    server: DatabaseServer | None
+    done: int = 0
+    statements: int = 0
+    quiet: int = field(default=0, init=False)
+
+    def listen(self) -> None:
+        """Count from the next connection on."""
+        engine = self.store._transactions.engine
+
+        def connected(connection: Any, _record: object) -> None:
+            def instructions() -> None:
+                self.done += INSTRUCTIONS
+
+            connection.set_progress_handler(instructions, INSTRUCTIONS)
+
+        def sent(*_: object) -> None:
+            self.statements += 1
+
+        if self.server is None:
+            event.listen(engine, "connect", connected)
+        event.listen(engine, "before_cursor_execute", sent)
+        if self.server is not None:
+            self.quiet = -self._read() + self._read()
+
+    def _read(self) -> int:
+        if self.server is None:
+            return self.done
+        rows = self.server.execute("SHOW GLOBAL STATUS LIKE 'Handler_read%'")
+        return sum(int(value) for _, value in rows)
+
+    def cost(self, work: Work) -> tuple[int, int]:
+        """The statements of some work, and what the database did for them."""
+        work()  # what is read once per process or connection is no matter here
+        statements, before = self.statements, self._read()
+        work()
+        done = self._read() - before - self.quiet
+        return self.statements - statements, done
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "sqlite",
+        pytest.param("mariadb", marks=pytest.mark.mariadb),
+        pytest.param("mysql", marks=pytest.mark.mysql),
+    ],
+)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[list[Aged]]:
+    found: list[Aged] = []
+    for age in (SMALL, LARGE):
+        server: DatabaseServer | None = None
+        url = f"sqlite:///{tmp_path_factory.mktemp('aged')}/leases.db"
+        if request.param != "sqlite":
+            server = request.getfixturevalue(request.param)
+            assert server is not None
+            url = server.create_database(f"aged_{age.batches}")
+        fill(url, age)
+        aged = Aged(age, open_store(url), server)
+        aged.listen()
+        found.append(aged)
+    yield found
+    for aged in found:
+        aged.store.close()
+
+
+def work_of(aged: Aged) -> dict[str, Work]:
+    """What a deployment does all the time, and what people look at."""
+    store, age = aged.store, aged.age
+    run = Consumption.begin(store, age)
+    shard = age.names[0]
+    rebalancer = Rebalancer(
+        store,
+        KEY,
+        serves=(NODE,),
+        timing=Timing(),
+        observer="test",
+        incarnation_of=lambda _: INCARNATION,
+    )
+    hour = EventSpan(age.middle, age.middle + timedelta(hours=1))
+    other = age.names[-1]
+
+    def open_and_close() -> None:
+        store.close_tenure(run.tenures[shard], reason="test")
+        opened = store.open_tenure(KEY, shard, NODE, "again")
+        run.tenures[shard] = opened.tenure  # type: ignore[union-attr]
+
+    def force_back() -> None:
+        batch = next(store.each_batch(KEY, other, newest_first=True))
+        store.force_checkpoint(
+            KEY, other, batch.start, observer="test", reason="test", reopen=Reopening.REFUSE
+        )
+
+    return {
+        "beat": lambda: store.beat(KEY, NODE, INCARNATION),
+        "tick": rebalancer.tick,
+        "open and close": open_and_close,
+        "commit": lambda: run.commit(age.names[:2]),
+        "journal": lambda: store.journal(KEY, limit=20, newest=True),
+        "journal of a shard": lambda: store.journal(KEY, shard=shard, limit=20, newest=True),
+        "window": lambda: committed_parts(store, KEY, Path("/"), span=hour),
+        "heads": lambda: store.heads(KEY),
+        "totals": lambda: store.totals(KEY),
+        "throughput": lambda: store.throughput(KEY),
+        "draining": lambda: store.draining(KEY),
+        "events": lambda: store.pending_events(KEY, run="nobody"),
+        "waiting hooks": lambda: store.waiting_events(KEY, EventKind.HOOK),
+        "gaps": lambda: store.gaps(KEY, acknowledged=False),
+        "gap counts": lambda: store.gap_counts(KEY),
+        "newest batches": lambda: next(store.each_batch(KEY, shard, newest_first=True)),
+        "force a checkpoint": force_back,
+    }
+
+
+def test_cost_does_not_follow_age(pair: list[Aged]) -> None:
+    small, large = (
+        {name: aged.cost(work) for name, work in work_of(aged).items()} for aged in pair
+    )
+    grown = {
+        name: (small[name], large[name])
+        for name in small
+        if large[name][0] > small[name][0] + 3
+        or large[name][1] > small[name][1] * RATIO_MAX + SLACK
+    }
+    assert grown == {}
+
+
+def test_the_count_would_notice(pair: list[Aged]) -> None:
+    """The test before is worth something only if reading everything looks expensive."""
+    small, large = (aged.cost(lambda aged=aged: aged.store.batches(KEY)) for aged in pair)
+    assert large[1] > small[1] * 5
+
+
+def test_an_hour_has_its_own_files_alone(pair: list[Aged]) -> None:
+    for aged in pair:
+        hour = EventSpan(aged.age.middle, aged.age.middle + timedelta(hours=1))
+        parts = committed_parts(aged.store, KEY, Path("/"), span=hour)
+        assert len(parts) == 12 * len(aged.age.names)
+        numbers = {part.first for part in parts}
+        assert numbers == set(range(aged.age.per_shard // 2, aged.age.per_shard // 2 + 12))
+
+
+def test_an_old_history_is_true(pair: list[Aged]) -> None:
+    """What the other cases rely on: the rows are as the verbs would have written them."""
+    for aged in pair:
+        found = audit(aged.store, KEY)
+        assert found.violations == ()
+        assert found.batches >= aged.age.batches - RECORDS
