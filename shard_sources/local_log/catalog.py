@@ -105,8 +105,10 @@ class Catalog:
 
     def removed(self, shard: str) -> bool:
         """Whether the log had the shard once: ids are numbers, and rise."""
-        numbers = (int(entry.shard) for entry in self.shards)
-        return shard.isdecimal() and was_removed(int(shard), numbers)
+        # Asked for each shard of a tick: only one that is not listed is compared with all others.
+        if shard in self._by_id or not shard.isdecimal():
+            return False
+        return was_removed(int(shard), (int(entry.shard) for entry in self.shards))
 
     @property
     def writable(self) -> list[CatalogShard]:

@@ -239,6 +239,18 @@ class TestMistakes:
 
 
 class TestCost:
+    def test_a_listed_shard_is_not_compared_with_all_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The bounds of many shards would take the square of their number."""
+        from shard_sources.local_log import catalog
+
+        log = new_log(tmp_path / "log", shards=3)
+        looks: list[int] = []
+        monkeypatch.setattr(catalog, "was_removed", lambda number, _: looks.append(number))
+        log.bounds([entry.shard for entry in log.list_shards()])
+        assert looks == []
+
     def test_a_catalog_is_parsed_once_per_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
