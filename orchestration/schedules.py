@@ -9,7 +9,7 @@ from assets.shard_stream import ShardStream
 from lease_store.errors import LeaseholdError
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Snapshot
-from sensors.active_runs import active_runs
+from sensors.active_runs import active_runs, queued_shards
 from sensors.launching import Launch
 from sensors.run_requests import run_request
 
@@ -56,6 +56,7 @@ def build_schedule(
             return dg.SkipReason(str(error))
         active = active_runs(context.instance, stream)
         taken = {shard for run in active for shard in run.shards}
+        taken |= queued_shards(context.instance, stream, [row.shard for row in snapshot.shards])
         address = instance_address(context.instance)
         own = deployment.own(snapshot.nodes, address)
         incarnations = {node.name: node.incarnation for node in own}

@@ -3,10 +3,12 @@ from __future__ import annotations
 import dagster as dg
 
 from assets.consume_job import build_consume_job
+from assets.partitions import asset_key
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Group, ShardLease, Snapshot
 from lease_store.states import ShardState
 from orchestration.schedules import build_schedule, due_launches
+from sensors.active_runs import PARTITION_TAG
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
@@ -51,3 +53,15 @@ def test_a_tick_requests_runs_that_the_job_accepts(tmp_path):
         assert config["shards"] == ["0", "1", "2"]
         (node,) = store.snapshot(stream.key).nodes
         assert config["incarnation"] == node.incarnation
+        instance.add_run(
+            dg.DagsterRun(
+                job_name="__ASSET_JOB",
+                status=dg.DagsterRunStatus.NOT_STARTED,
+                asset_selection=frozenset([asset_key(stream)]),
+                tags={PARTITION_TAG: "1"},
+            )
+        )
+        with dg.build_schedule_context(instance=instance) as context:
+            (request,) = schedule(context)
+        config = request.run_config["ops"]["consume__orders_eu"]["config"]
+        assert config["shards"] == ["0", "2"], "a person's run is going to serve shard 1"
