@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +27,8 @@ from lease_store.records import DataFile
 
 # Spark and Arrow take a folder with this first letter for none of the data's.
 REPORTS_FOLDER = "_reports"
-_READ, _ERROR, _WRITTEN = "read", "error", "written"
+_READ, _ERROR, _WRITTEN, _MOVING = "read", "error", "written", "moving"
+MOVING_EVERY_S = 1.0
 _TIMES = ("first_event_time", "last_event_time")
 
 
@@ -79,6 +82,40 @@ class ShardFailure:
 
     shard: ShardId | None
     error: LeaseholdError
+
+
+class MovingRecords:
+    """Sign of a task that records move through it: a file that grows once a second while they do.
+
+    A task that ends sooner leaves none. `clock` gives monotonic seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = folder / REPORTS_FOLDER / f"{_MOVING}-{uuid.uuid4().hex}"
+        self._clock = clock
+        self._noted_at = clock()
+
+    def moved(self) -> None:
+        """Take note of some records; a disk that does not take the sign keeps nobody from work."""
+        now = self._clock()
+        if now - self._noted_at < MOVING_EVERY_S:
+            return
+        self._noted_at = now
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(b".")
+
+
+def signs_of_work(folder: Path) -> frozenset[tuple[str, int]]:
+    """Return what changes while the tasks of an attempt make progress: its files' sizes."""
+    signs: set[tuple[str, int]] = set()
+    for place in (folder, folder / REPORTS_FOLDER):
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    signs.add((entry.name, entry.stat().st_size))
+    return frozenset(signs)
 
 
 def report_read(folder: Path, shard: str, statistics: RangeStatistics) -> None:

@@ -151,11 +151,18 @@ def connect_server(
         ) from None
 
 
-def stop(folder: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """Stop the server of this folder; False when none was running."""
+def stop(
+    folder: Path, *, timeout_s: float = STOP_TIMEOUT_S, only: ConnectServer | None = None
+) -> bool:
+    """Stop the server of this folder; False when none was running.
+
+    Where it is not `only` any more, somebody has started another one since, which stays.
+    """
     if not folder.is_dir():
         return False
     with FileLock(folder / LOCK_FILE, timeout=START_TIMEOUT_S):
+        if only is not None and ConnectServer.read(folder) != only:
+            return False
         return _end(folder, timeout_s=timeout_s)
 
 

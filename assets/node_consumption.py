@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from assets.bootstrapping import bootstrap_cursors
 from assets.consumption import Consumer
@@ -11,10 +13,13 @@ from assets.consumption_report import ConsumptionReport
 from assets.deployment import Deployment
 from assets.shard_stream import ShardStream
 from assets.spark_resource import SparkResource
-from assets.spark_sweeper import SparkSweeper
+from assets.spark_sweeper import ABANDON_S, SparkSweeper
+from assets.stall_guard import GuardedSweeper, StallGuard, guarded_source
 from lease_store.heartbeat import Heartbeat
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import BEAT_FRACTION_MAX, BatchCommit, Timing
+
+_LOG = logging.getLogger(__name__)
 
 
 def consume_shards(
@@ -43,25 +48,34 @@ def consume_shards(
     timeout_s = pulse.group.timeout_s
     timing = Timing(timeout_s=timeout_s, beat_s=timeout_s * BEAT_FRACTION_MAX)
     started_s = time.monotonic()
-    with Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat:
+    with (
+        Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat,
+        StallGuard(stream.stall_limit_s, time.monotonic) as guard,
+    ):
         sweeper = SparkSweeper(
             stream=stream,
             session=lambda: spark.spark_session,
             output_root=deployment.output_folder(stream.key),
             run=run,
-            doomed=lambda: not heartbeat.trusted,
+            doomed=lambda: guard.ending or not heartbeat.trusted,
+            progressed=guard.progressed,
         )
         consumer = Consumer(
-            stream=stream,
+            stream=replace(stream, source=guarded_source(stream.source, guard)),
             store=store,
             node=node,
             run=run,
-            sweeper=sweeper,
+            sweeper=GuardedSweeper(sweeper, guard),
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
-            after_commit=after_commit,
+            after_commit=lambda commits: guard.call(
+                "Dagster's storage to take events", lambda: after_commit(commits)
+            ),
             bootstrap=bootstrap_cursors(pulse, node),
         )
         reports = consumer.consume(shards)
+    # The shards are free by now: whoever takes them must not find a Spark that stands still.
+    if guard.stalled is not None and not sweeper.abandon() and spark.end_server():
+        _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
     return list(reports.values()), time.monotonic() - started_s

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (  # noqa: TID253
     WriterCommitMessage,
 )
 
-from assets.attempt_reports import WrittenFile, report_error, report_written
+from assets.attempt_reports import MovingRecords, WrittenFile, report_error, report_written
 from assets.shard_files import ShardFiles
 from lease_store.errors import LeaseholdError
 from lease_store.identifiers import ShardId
@@ -78,8 +78,10 @@ class ShardFilesWriter(DataSourceArrowWriter):
             self._transform,
         )
         try:
+            moving = MovingRecords(self._folder)
             for batch in iterator:
                 files.add(batch)
+                moving.moved()
             return WrittenByTask(files.close())
         except BaseException as error:
             files.abandon()

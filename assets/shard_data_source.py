@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (  # noqa: TID253
 )
 
 from assets.attempt_reports import (
+    MovingRecords,
     RangeStatistics,
     earliest,
     latest,
@@ -144,10 +145,11 @@ class ShardRangesReader(DataSourceReader):
             raise
 
     def _read_range(self, reader: ShardReader, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        statistics = RangeStatistics()
+        statistics, moving = RangeStatistics(), MovingRecords(self._folder)
         for batch in reader.read(range_):
             for part in exact(batch):
                 statistics = add(statistics, part)
+                moving.moved()
                 yield part
         # Reached only if the consumer asked for all: a `limit` stops the generator above.
         report_read(self._folder, range_.shard, statistics)

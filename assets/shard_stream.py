@@ -11,7 +11,14 @@ from assets.commit_hook import OnCommit
 from lease_store.errors import InvalidSetting
 from lease_store.identifiers import GroupKey, NodeName
 from lease_store.node_settings import NodeSettings, check_served, check_settings, node_row
-from lease_store.records import HANDOFF_LIMIT_DEFAULT_S, AssignmentMode, GapPolicy, Group, Node
+from lease_store.records import (
+    HANDOFF_LIMIT_DEFAULT_S,
+    STALL_LIMIT_DEFAULT_S,
+    AssignmentMode,
+    GapPolicy,
+    Group,
+    Node,
+)
 from shard_sources.source import Limits, ShardSource
 
 if TYPE_CHECKING:
@@ -53,6 +60,8 @@ class ShardStream:
         limits: how much one batch of one shard may hold.
         shards_per_run: the most shards that one sensor or schedule run serves.
         run_budget_s: how long a run goes on before it leaves the rest to the next, in seconds.
+        stall_limit_s: how long a run may make no progress before it gives its shards up and fails,
+            in seconds; see `assets.stall_guard`.
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.
@@ -78,6 +87,7 @@ class ShardStream:
     limits: Limits = field(default_factory=Limits)
     shards_per_run: int = 64
     run_budget_s: float = 300.0
+    stall_limit_s: float = STALL_LIMIT_DEFAULT_S
     handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
     quarantined_max: int = 1_000
     lag_max: int = 1_000_000
@@ -89,6 +99,7 @@ class ShardStream:
         positive = {
             "shards_per_run": self.shards_per_run,
             "run_budget_s": self.run_budget_s,
+            "stall_limit_s": self.stall_limit_s,
             "handoff_limit_s": self.handoff_limit_s,
             "limits.records_max": self.limits.records_max,
             "limits.bytes_max": self.limits.bytes_max,

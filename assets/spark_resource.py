@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import PrivateAttr
 
+from assets.connect_server import ConnectServer, stop
 from assets.spark_session import CONNECT, builder_conf, check_mode, settle
 from lease_store.errors import LeaseholdError, SparkUnavailable
 
@@ -30,6 +31,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     mode: str = CONNECT
     folder: str
     _supplier: Any = PrivateAttr(default=None)
+    _server: Any = PrivateAttr(default=None)
 
     @property
     def spark_session(self) -> SparkSession:
@@ -48,6 +50,8 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         from dagster_pyspark import LazyPySparkResource
 
         conf = builder_conf(check_mode(self.mode), Path(self.folder))
+        if self.mode == CONNECT:
+            self._server = ConnectServer.read(Path(self.folder))
         supplier = LazyPySparkResource(spark_config=conf)
         try:
             settle(supplier.spark_session)
@@ -59,3 +63,11 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
                 f"Spark ({self.mode}) does not start or answer: {first[:200]}."
             ) from error
         return supplier
+
+    def end_server(self) -> bool:
+        """End the embedded server that this run has used, because it does not work any more.
+
+        Returns:
+            False where there was none of ours, or another one runs by now.
+        """
+        return self._server is not None and stop(Path(self.folder), only=self._server)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,11 @@ from lease_store.identifiers import ShardId
 from shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 TASKS_PER_CORE = 2
+ABANDON_S = 60.0
 RUN_LENGTH_MAX = 40
 
 
@@ -41,6 +45,7 @@ class SparkSweeper:
         output_root: the folder of the stream's and group's output.
         run: the id of the run, for the tag of its jobs.
         doomed: asked while a job runs; once true, the job is interrupted.
+        progressed: told while a job makes progress.
         new_attempt: gives a name that was never used, for an attempt's folder.
         tasks_max: the most tasks of a job; by default two per core of this machine.
     """
@@ -53,10 +58,12 @@ class SparkSweeper:
         output_root: Path,
         run: str,
         doomed: Callable[[], bool] = lambda: False,
+        progressed: Callable[[], None] = lambda: None,
         new_attempt: Callable[[], str] | None = None,
         tasks_max: int | None = None,
     ) -> None:
         self._session = session
+        self._opened: SparkSession | None = None
         label = attempt_label(run)
         self._job = SweepJob(
             stream=stream.key.stream,
@@ -67,8 +74,35 @@ class SparkSweeper:
             tag=run_tag(run),
             tasks_max=tasks_max or TASKS_PER_CORE * cores(),
             doomed=doomed,
+            progressed=progressed,
         )
 
     def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
         """See `assets.sweep.run_sweep`."""
-        return run_sweep(self._session(), self._job, ranges)
+        session = self._opened = self._session()
+        return run_sweep(session, self._job, ranges)
+
+    def abandon(self) -> bool:
+        """Interrupt what still runs of the sweeps; whether Spark answers and works.
+
+        It is asked for a small job of its own, because a Spark whose Python workers stand still
+        takes an interruption like any other. A busy one may take a while.
+        """
+        session = self._opened
+        if session is None:
+            return False
+        answered = threading.Event()
+
+        def ask() -> None:
+            with suppress(Exception):
+                session.interruptTag(self._job.tag)
+                # Under no tag: a watch over the given-up job goes on interrupting what has its tag.
+                session.range(1).mapInArrow(_as_they_are, "id bigint").collect()
+                answered.set()
+
+        threading.Thread(target=ask, name=f"abandon {self._job.tag}", daemon=True).start()
+        return answered.wait(ABANDON_S)
+
+
+def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches

@@ -86,6 +86,7 @@ class SweepJob:
         tag: marks the jobs of this run, so that they can be interrupted.
         tasks_max: the most tasks a job is cut into.
         doomed: asked while a job runs; once true, the job is interrupted.
+        progressed: told while a job makes progress, and when one begins.
     """
 
     stream: StreamName
@@ -96,6 +97,7 @@ class SweepJob:
     tag: str
     tasks_max: int
     doomed: Callable[[], bool] = lambda: False
+    progressed: Callable[[], None] = lambda: None
 
 
 class _JobFailed(Exception):
@@ -170,6 +172,7 @@ def _attempt(
     attempt = f"{ATTEMPTS_FOLDER}/{job.new_attempt()}"
     folder = job.output_root / attempt
     make_folder(folder)
+    job.progressed()
     shards = [range_.shard for range_ in ranges]
     try:
         output = _transformed(_read(spark, job, ranges, folder), job)
@@ -177,15 +180,15 @@ def _attempt(
         folder.rmdir()
         raise
     try:
-        with _interruptible(spark, job), _failpoint_during_write(folder):
+        with _interruptible(spark, job, folder), _failpoint_during_write(folder):
             writer = output.write.format(FORMAT).mode("append")
             options = write_options(shards, folder, name_of(job.transform))
             writer.options(**options).save()
     except Exception as error:
         if job.doomed():
             raise SweepInterrupted(
-                f"The Spark job of stream {job.stream} was interrupted: this run's node no longer "
-                "holds its leases for certain."
+                f"The Spark job of stream {job.stream} was interrupted: this run no longer "
+                "holds its leases for certain, or it is ending."
             ) from error
         failure = _explain(error, folder, job, shards)
         if not isinstance(failure, SparkUnavailable):
@@ -299,7 +302,7 @@ def ship_code_of(transform: Transform) -> None:
 
 
 @contextmanager
-def _interruptible(spark: SparkSession, job: SweepJob) -> Generator[None]:
+def _interruptible(spark: SparkSession, job: SweepJob, folder: Path) -> Generator[None]:
     """Tag what runs inside, and interrupt it when the lease is lost or this process is told to.
 
     Killing a client does not stop its job on a Connect server, so leaving early must say so.
@@ -307,9 +310,13 @@ def _interruptible(spark: SparkSession, job: SweepJob) -> Generator[None]:
     done = threading.Event()
 
     def watch() -> None:
+        signs = attempt_reports.signs_of_work(folder)
         while not done.wait(WATCH_S):
             if job.doomed():
                 spark.interruptTag(job.tag)
+            elif (now := attempt_reports.signs_of_work(folder)) != signs:
+                signs = now
+                job.progressed()
 
     watcher = threading.Thread(target=watch, name=f"watch {job.tag}", daemon=True)
     spark.addTag(job.tag)

@@ -267,6 +267,10 @@ class SweepInterrupted(LeaseholdError):
     """A Spark job was interrupted on purpose, because its run may no longer publish anything."""
 
 
+class RunStalled(LeaseholdError):
+    """The holder of some shards made no progress for too long, and gave them up."""
+
+
 class ShardNotOpen(UserMistake):
     """This client has not opened the shard, or has let it go since."""
 

@@ -29,7 +29,12 @@ from lease_store.errors import InvalidSetting, LeaseholdError, shown
 from lease_store.identifiers import GroupKey, NodeName, StreamName
 from lease_store.node_settings import NodeSettings, check_served, check_settings
 from lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
-from lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode, Timing
+from lease_store.records import (
+    STALL_LIMIT_DEFAULT_S,
+    TIMEOUT_DEFAULT_S,
+    AssignmentMode,
+    Timing,
+)
 from orchestration.node_table import NodeTable
 from orchestration.private_mariadb import Access
 from shard_sources.registry import LOCAL_LOG, source_options
@@ -58,6 +63,7 @@ class StreamSettings(BaseModel):
     batch_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     shards_per_run: int = Field(default=64, gt=0)
     run_budget_s: float = Field(default=300.0, gt=0)
+    stall_limit_s: float = Field(default=STALL_LIMIT_DEFAULT_S, gt=0)
 
     @property
     def key(self) -> GroupKey:

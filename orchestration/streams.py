@@ -31,6 +31,7 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
         limits=Limits(declared.batch_records_max, declared.batch_bytes_max),
         shards_per_run=declared.shards_per_run,
         run_budget_s=declared.run_budget_s,
+        stall_limit_s=declared.stall_limit_s,
     )
 
 

@@ -93,6 +93,12 @@ class LaunchHistory:
         pause_s = retry_wait_s(attempt.fruitless + 1, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         return max(0.0, attempt.at_s + pause_s - now_s)
 
+    def fruitless(self, shard: ShardId, check_point: str | None) -> int:
+        """How many launches in a row have not moved the shard from this checkpoint."""
+        attempt = self._attempts.get(shard)
+        stuck = attempt is not None and attempt.check_point == check_point
+        return attempt.fruitless + 1 if attempt is not None and stuck else 0
+
     def turn(self, shard: ShardId) -> int:
         """The turn at which the shard was last served; 0 when it never was."""
         attempt = self._attempts.get(shard)
@@ -124,8 +130,15 @@ def choose_launches(
 ) -> list[Launch]:
     """Runs for shards that have work, the least recently served first.
 
-    A node gets no more than `runs_per_node` runs at a time, those that it has included.
+    A node gets no more than `runs_per_node` runs at a time, those that it has included. Shards
+    whose last run committed nothing share their next one with a quarter as many, and only with
+    others of that kind: one at which a run hangs stands alone after a few of them.
     """
+
+    def share(idle: IdleShard) -> int:
+        fruitless = history.fruitless(idle.shard, idle.check_point)
+        return max(1, shards_per_run >> 2 * fruitless)
+
     by_node: dict[NodeName, list[IdleShard]] = {}
     for idle in ready:
         by_node.setdefault(idle.node, []).append(idle)
@@ -135,6 +148,8 @@ def choose_launches(
         for _ in range(runs_active.get(node, 0), runs_per_node):
             if not queue:
                 break
-            chosen, queue = queue[:shards_per_run], queue[shards_per_run:]
+            size = share(queue[0])
+            chosen = [idle for idle in queue if share(idle) == size][:size]
+            queue = [idle for idle in queue if idle not in chosen]
             launches.append(Launch(node, tuple(idle.shard for idle in chosen)))
     return launches

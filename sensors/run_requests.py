@@ -12,6 +12,7 @@ from sensors.launching import Launch
 MAX_RUNTIME_TAG = "dagster/max_runtime"
 MAX_RETRIES_TAG = "dagster/max_retries"
 OVERTIME_S = 900
+"""On top of budget and stall limit, after which Dagster ends a run that is still at work."""
 
 
 def run_request(stream: ShardStream, launch: Launch, incarnation: str) -> dg.RunRequest:
@@ -28,7 +29,12 @@ def run_request(stream: ShardStream, launch: Launch, incarnation: str) -> dg.Run
         tags={
             NODE_TAG: launch.node,
             STREAM_TAG: stream.name,
-            MAX_RUNTIME_TAG: str(round(stream.run_budget_s) + OVERTIME_S),
+            MAX_RUNTIME_TAG: str(_runtime_max_s(stream)),
             MAX_RETRIES_TAG: "0",
         },
     )
+
+
+def _runtime_max_s(stream: ShardStream) -> int:
+    # A run that hangs ends by itself before; this is for one that cannot even do that.
+    return round(stream.run_budget_s + stream.stall_limit_s) + OVERTIME_S

@@ -16,9 +16,10 @@ from lease_store.client.feed import ShardFeed
 from lease_store.client.group_member import GroupMember
 from lease_store.client.shard_worker import Processor, ShardWorker
 from lease_store.consumer_states import ConsumerState
-from lease_store.errors import LeaseLost
+from lease_store.errors import InvalidSetting, LeaseLost, RunStalled
 from lease_store.identifiers import ShardId
 from lease_store.liveness import Clock, steady_clock
+from lease_store.records import STALL_LIMIT_DEFAULT_S
 
 _LOG = logging.getLogger(__name__)
 RECORDS_DEFAULT = 1000
@@ -38,7 +39,13 @@ class ProcessorWorker:
         processor: makes a processor for each shard, whenever one is opened.
         records_max: the most records of one `process` call.
         idle_s: how long `run` waits when no shard had anything to read.
+        stall_limit_s: how long one call of a processor or of the feed may take, in seconds. After
+            that the worker leaves the group, so that others go on with its shards; the call
+            cannot be ended, but nothing that it still does is saved.
         clock: monotonic seconds.
+
+    Raises:
+        InvalidSetting: the stall limit is not positive.
     """
 
     def __init__(
@@ -49,8 +56,11 @@ class ProcessorWorker:
         *,
         records_max: int = RECORDS_DEFAULT,
         idle_s: float = IDLE_DEFAULT_S,
+        stall_limit_s: float = STALL_LIMIT_DEFAULT_S,
         clock: Clock = steady_clock,
     ) -> None:
+        if stall_limit_s <= 0:
+            raise InvalidSetting(f"The stall limit is {stall_limit_s} s: use more than 0 s.")
         self._member = member
         self._feed = feed
         self._new_processor = processor
@@ -60,6 +70,11 @@ class ProcessorWorker:
         self._lock = RLock()
         self._confirmed: tuple[ShardId, ...] = ()
         self._workers: dict[ShardId, ShardWorker] = {}
+        self._stall_limit_s = stall_limit_s
+        # The shard that is advanced at this moment, and since when.
+        self._at_work: tuple[ShardId, float] | None = None
+        self._stalled: RunStalled | None = None
+        self._left = False
 
     def states(self) -> dict[ShardId, ConsumerState]:
         """The state of each shard that this worker has to do with."""
@@ -72,6 +87,7 @@ class ProcessorWorker:
         Raises:
             NodeNameTaken, AssignmentConflict: the worker cannot be a member.
             StoreError, UnknownGroup: the store did not let it join or leave.
+            RunStalled: a call took longer than the stall limit; the worker has left the group.
         """
         self._member.register()
         beats = BackgroundBeats(self.beat, lambda: self._member.beat_s, str(self._member.node))
@@ -94,6 +110,8 @@ class ProcessorWorker:
             NodeNameTaken, AssignmentConflict: the worker lost its place and cannot join again.
             StoreError: the store does not answer.
         """
+        if self._give_up_stalled():
+            return
         with self._lock:
             # A shard that has completed its stop is named no more, and so goes to the next node.
             for shard, worker in list(self._workers.items()):
@@ -112,15 +130,59 @@ class ProcessorWorker:
                 else:
                     worker.stop("it is wanted elsewhere, or the group is paused")
 
+    def _give_up_stalled(self) -> bool:
+        """Leave the group if a call takes too long; whether that was so, now or before.
+
+        1. A processor hangs. This thread beats on, so that the node lives, and nobody else would
+           ever get the shards.
+        2. It leaves the group here, at the checkpoints of what was done.
+        3. The processor returns after all. Its shard is fenced, and nothing of it is saved.
+        """
+        with self._lock:
+            at_work, now = self._at_work, self._clock()
+            if self._stalled is None and at_work and now - at_work[1] > self._stall_limit_s:
+                self._stalled = RunStalled(
+                    f"Shard {at_work[0]} made no progress for {self._stall_limit_s:g} s, so that "
+                    f"node {self._member.node} left its group, and others go on from the "
+                    "checkpoints: let the processor and the log answer sooner, or raise "
+                    "stall_limit_s."
+                )
+                _LOG.error("%s", self._stalled)
+                self._confirmed = ()
+                for worker in self._workers.values():
+                    worker.fence(str(self._stalled))
+        if self._stalled is not None and not self._left:
+            self._leave()
+            self._left = True
+        return self._stalled is not None
+
+    def _leave(self) -> None:
+        try:
+            self._member.shutdown()
+        except LeaseLost as error:
+            _LOG.warning("A shard was lost before the worker left: %s", error)
+
     def step(self) -> bool:
-        """Advance every shard by one step; whether any had something to do."""
+        """Advance every shard by one step; whether any had something to do.
+
+        Raises:
+            RunStalled: an earlier call took longer than the stall limit.
+        """
         with self._lock:
             for shard in self._confirmed:
                 if shard not in self._workers:
                     self._workers[shard] = self._new_worker(shard)
-            workers = list(self._workers.values())
-        busy = [worker.advance() for worker in workers]
-        return any(busy)
+            workers = list(self._workers.items())
+        busy = False
+        for shard, worker in workers:
+            self._at_work = (shard, self._clock())
+            try:
+                busy = worker.advance() or busy
+            finally:
+                self._at_work = None
+            if self._stalled is not None:
+                raise self._stalled
+        return busy
 
     def shutdown(self) -> None:
         """Stop all shards, save their checkpoints and leave the group.
@@ -139,10 +201,8 @@ class ProcessorWorker:
             worker.advance()
         with self._lock:
             self._workers.clear()
-        try:
-            self._member.shutdown()
-        except LeaseLost as error:
-            _LOG.warning("A shard was lost before the worker left: %s", error)
+        if not self._left:
+            self._leave()
 
     def _new_worker(self, shard: ShardId) -> ShardWorker:
         return ShardWorker(

@@ -65,6 +65,32 @@ def test_launches_hold_at_most_shards_per_run_and_one_node_each():
     assert [(run.node, len(run.shards)) for run in launches] == [(A, 2), (A, 2), (B, 1)]
 
 
+def test_a_shard_at_which_every_run_hangs_soon_stands_alone():
+    """Method: a run that serves shard 7 commits nothing at all; any other one moves its shards."""
+    history, at, now_s = LaunchHistory(), dict.fromkeys(range(64), "0"), 0.0
+    launches_of_seven: list[int] = []
+    while not launches_of_seven or launches_of_seven[-1] > 1:
+        ready = [idle(n, check_point=at[n]) for n in range(64)]
+        due = [each for each in ready if not history.wait_s(each.shard, each.check_point, now_s)]
+        for launch in choose_launches(due, history=history, runs_active={}, shards_per_run=64):
+            history.note(launch, {ShardId(str(n)): at[n] for n in at}, now_s)
+            if "7" in launch.shards:
+                launches_of_seven.append(len(launch.shards))
+            else:
+                at |= {int(shard): str(int(at[int(shard)]) + 1) for shard in launch.shards}
+        now_s += RETRY_MAX_S
+    assert launches_of_seven == [64, 16, 4, 1]
+    for _ in range(8):
+        ready = [idle(n, check_point=at[n]) for n in range(64)]
+        launches = choose_launches(ready, history=history, runs_active={}, shards_per_run=64)
+        for launch in launches:
+            history.note(launch, {ShardId(str(n)): at[n] for n in at}, now_s)
+            assert "7" not in launch.shards or len(launch.shards) == 1
+            at |= {int(shard): at[int(shard)] + "1" for shard in launch.shards if shard != "7"}
+        now_s += RETRY_MAX_S
+    assert max(len(launch.shards) for launch in launches) == 63, "the others share a run again"
+
+
 def test_a_node_gets_no_more_runs_than_it_may_have():
     ready = [idle(n) for n in range(5)]
     launches = choose_launches(

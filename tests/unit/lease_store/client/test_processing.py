@@ -10,10 +10,10 @@ import pytest
 
 from lease_store.client import ProcessorWorker, Record
 from lease_store.consumer_states import ConsumerState
-from lease_store.errors import NodeNameTaken, StoreUnavailable
+from lease_store.errors import InvalidSetting, NodeNameTaken, RunStalled, StoreUnavailable
 from lease_store.identifiers import ShardId
 from lease_store.memory_store import MemoryStore
-from lease_store.records import Group, ShardListing
+from lease_store.records import STALL_LIMIT_DEFAULT_S, Group, ShardListing
 from lease_store.states import ShardState
 from lease_store.verification import verify
 from tests.unit.lease_store.client.world import (
@@ -393,3 +393,73 @@ def test_run_says_why_it_cannot_join(fleet: Fleet):
     second = member(fleet.store, fleet.clock, "a", incarnation="second")
     with pytest.raises(NodeNameTaken):
         ProcessorWorker(second, fleet.feed, fleet.processor).run(threading.Event())
+
+
+def test_a_processor_that_hangs_costs_the_worker_its_place_and_nobody_a_record(fleet: Fleet):
+    """Its beats go on on another thread, here the test's; its own thread is in the call."""
+    first = fleet.worker("a")
+    first.step()
+    hanging, woken = threading.Event(), threading.Event()
+    recorder, process = fleet.recorders[S0], fleet.recorders[S0].process
+
+    def hang(records: tuple[Record, ...]) -> str | None:
+        if records[0].cursor == "4":
+            hanging.set()
+            woken.wait(60)
+        return process(records)
+
+    recorder.process = hang
+    raised: list[Exception] = []
+
+    def work() -> None:
+        try:
+            fleet.drain(first)
+        except RunStalled as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert hanging.wait(60)
+    for _ in range(int(STALL_LIMIT_DEFAULT_S / BEAT_S)):
+        fleet.clock.pass_s(BEAT_S)
+        first.beat()
+    assert owner(fleet.store) == "a", "it has the whole limit"
+    fleet.clock.pass_s(BEAT_S)
+    first.beat()
+    assert owner(fleet.store) is None
+    assert checkpoint(fleet.store) == "4", "what was done is saved"
+    recorder.process = process
+    second = fleet.worker("b")
+    fleet.drain(second)
+    assert owner(fleet.store) == "b"
+    first.beat()
+    assert owner(fleet.store) == "b", "it does not come back"
+    woken.set()
+    thread.join(60)
+    (error,) = raised
+    assert "Shard 0 made no progress for 600 s, so that node a left its group" in str(error)
+    first.shutdown()
+    second.shutdown()
+    assert checkpoint(fleet.store) == "10"
+    assert verify(fleet.store, KEY) == []
+
+
+def test_a_worker_whose_caller_takes_its_time_between_two_steps_does_not_hang(fleet: Fleet):
+    worker = fleet.worker("a")
+    for _ in range(3):
+        worker.step()
+        for _ in range(int(2 * STALL_LIMIT_DEFAULT_S / BEAT_S)):
+            fleet.clock.pass_s(BEAT_S)
+            worker.beat()
+    assert owner(fleet.store) == "a"
+
+
+@pytest.mark.parametrize("limit_s", [0.0, -1.0])
+def test_a_stall_limit_that_is_not_positive_is_refused(fleet: Fleet, limit_s: float):
+    with pytest.raises(InvalidSetting, match="The stall limit is"):
+        ProcessorWorker(
+            member(fleet.store, fleet.clock, "a"),
+            fleet.feed,
+            fleet.processor,
+            stall_limit_s=limit_s,
+        )

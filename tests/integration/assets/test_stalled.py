@@ -1,0 +1,188 @@
+"""A run whose Spark stands still gives its shards up, and the next one goes on.
+
+A process of its own consumes, as Dagster has it. What stands still is, in turn, the user's code,
+Spark's Python workers, and the whole server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from assets import node_consumption, spark_sweeper
+from assets.committed_output import iter_records
+from assets.connect_server import ConnectServer, running, stop
+from assets.consumption_report import StopReason
+from assets.deployment import Deployment
+from assets.node_consumption import consume_shards
+from assets.spark_resource import SparkResource
+from lease_store.identifiers import ShardId
+from lease_store.records import Timing
+from lease_store.verification import verify
+from tests.acceptance.held_stream import HoldingTransform
+from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+STALL_LIMIT_S, DEADLINE_S = 2.0, 240.0
+ABANDON_S = 1.0
+"""For a Spark that is frozen: waiting longer would make it answer no more."""
+
+
+class Home:
+    """A home, its Spark server, and runs over its shards."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self.folder = home, folder
+        self.runs = 0
+
+    def start(self, abandon_s: float = spark_sweeper.ABANDON_S) -> subprocess.Popen[str]:
+        self.runs += 1
+        arguments = (self.home, self.folder, f"run-{self.runs}", abandon_s)
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, *map(str, arguments)],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def outcome(self, process: subprocess.Popen[str]) -> dict[str, list[str]]:
+        """For each shard, why the run stopped and what its report says of an error."""
+        out, _ = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+        return json.loads(out.strip().splitlines()[-1])
+
+    def stall(self, freeze: Callable[[], None] | None = None) -> None:
+        """A run that stands still in the middle of its batch, and so does what `freeze` stops."""
+        (self.home / "hold").touch()
+        process = self.start(ABANDON_S) if freeze else self.start()
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while not any(self.home.glob("held-*")):
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            if freeze:
+                freeze()
+            (self.home / "armed").touch()
+            stopped = self.outcome(process)
+        finally:
+            process.kill()
+            (self.home / "hold").unlink()
+            (self.home / "armed").unlink(missing_ok=True)
+            for held in self.home.glob("held-*"):
+                held.unlink()
+        assert {reason for reason, _ in stopped.values()} == {StopReason.FAILED}
+        for _, error in stopped.values():
+            assert "This run made no progress for 2 s while it waited for Spark" in error
+        shards = store_of(self.home).snapshot(stream_of(self.home).key).shards
+        assert {row.consumer_run for row in shards} == {""}, "it let go"
+        assert {row.check_point for row in shards} == {None}
+
+    def server(self) -> ConnectServer:
+        server = running(self.folder)
+        assert server is not None
+        return server
+
+    def freeze_python(self) -> None:
+        """Freeze those that read, transform and write, and those that start them."""
+        frozen = 0
+        for each in psutil.Process(self.server().pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if "pyspark.daemon" in each.cmdline():
+                    each.suspend()
+                    frozen += 1
+        assert frozen
+
+
+@pytest.fixture
+def world(home: Path, tmp_path: Path) -> Iterator[Home]:
+    folder = tmp_path / "spark"
+    yield Home(home, folder)
+    stop(folder)
+
+
+def test_whatever_stands_still_the_run_lets_go_and_the_next_one_commits_each_record_once(
+    world: Home,
+) -> None:
+    warm = "from assets.spark_session import connect_address; import pathlib, sys; "
+    warm += "connect_address(pathlib.Path(sys.argv[1]))"
+
+    def warm_up() -> ConnectServer:
+        subprocess.run([sys.executable, "-c", warm, str(world.folder)], cwd=PROJECT, check=True)
+        return world.server()
+
+    first = warm_up()
+    world.stall()
+    assert world.server() == first, "the user's code hung; Spark itself did not"
+
+    world.stall(world.freeze_python)
+    assert not first.alive()
+
+    second = warm_up()
+    world.stall(lambda: os.killpg(second.pid, signal.SIGSTOP))
+    assert not second.alive()
+
+    again = world.outcome(world.start())
+    assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
+    store, key = store_of(world.home), stream_of(world.home).key
+    records: dict[str, list[bytes]] = {}
+    for batch in iter_records(store, key, world.home / "output"):
+        for shard, value in zip(
+            batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
+        ):
+            records.setdefault(shard, []).append(value)
+    assert records == {
+        shard: [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)] for shard in "012"
+    }
+    assert verify(store, key) == []
+
+
+class Clock:
+    """Monotonic seconds since the home has a file `armed`: a slow start of Spark is no stall."""
+
+    def __init__(self, home: Path) -> None:
+        self._armed = home / "armed"
+        self._began: float | None = None
+
+    def monotonic(self) -> float:
+        if self._began is None and self._armed.exists():
+            self._began = time.monotonic()
+        return time.monotonic() - self._began if self._began is not None else 0.0
+
+
+def main(home: Path, folder: Path, run: str, abandon_s: float) -> None:
+    spark_sweeper.ABANDON_S = node_consumption.ABANDON_S = abandon_s
+    node_consumption.time = Clock(home)
+    store = store_of(home)
+    stream = replace(stream_of(home, HoldingTransform(home)), stall_limit_s=STALL_LIMIT_S)
+    reports, _ = consume_shards(
+        stream,
+        Deployment(lambda: store, (NODE,), Timing(), lambda _: home / "output"),
+        spark=SparkResource(mode="connect", folder=str(folder)),
+        node=NODE,
+        incarnation="a-1",
+        run=run,
+        shards=[ShardId(shard) for shard in "012"],
+        after_commit=lambda _: None,
+    )
+    stopped = {report.shard: [report.stopped.value, report.error] for report in reports}
+    sys.stdout.write(json.dumps(stopped) + "\n")
+    sys.stdout.flush()
+    # Without the farewell of Spark's client to a server that may be gone.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
