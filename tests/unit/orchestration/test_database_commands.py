@@ -82,3 +82,40 @@ def test_a_mistake_is_one_sentence_without_the_password(
     assert sentence in error
     assert error.count("\n") == 1
     assert SECRET not in error
+
+
+def test_pruning_says_what_went(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["db", "prune", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"older_than_days": 30, "rows": {}, "failures": []}
+    assert main(["db", "prune", "--env", "NEW_DATABASE_URL", "--older-than", "7"]) == 0
+    assert "Deleted 0 rows that were older than 7 days." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--older-than", "soon"], "give a number of days, such as 30"),
+        (["--older-than", "0.5"], "History cannot be kept for 0.5 days"),
+    ],
+)
+def test_a_wrong_age_is_refused(
+    home: ConsumedHome,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    del home
+    assert main(["db", "prune", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_history_that_is_kept_for_ever_needs_an_age(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del home
+    monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", "forever")
+    assert main(["db", "prune"]) == 2
+    assert "say how much may go with --older-than" in capsys.readouterr().err
+    assert main(["db", "prune", "--older-than", "30"]) == 0

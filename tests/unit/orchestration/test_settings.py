@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,19 @@ def test_a_wrong_node_table_is_one_sentence(text: str, says: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^[^\n]+$") as caught:
         load_settings()
     assert says in str(caught.value)
+
+
+def test_how_long_history_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().history_age == timedelta(days=30)
+    monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", "90")
+    assert load_settings().history_age == timedelta(days=90)
+    monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", "forever")
+    assert load_settings().history_age is None
+    for wrong, sentence in (
+        ("0", "'history_days' is not valid: History cannot be kept for 0 days: use 1 to"),
+        ("nan", "'history_days' is not valid: History cannot be kept for nan days"),
+        ("never", "history_days"),
+    ):
+        monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", wrong)
+        with pytest.raises(InvalidSetting, match=re.escape(sentence)):
+            load_settings()

@@ -1,0 +1,127 @@
+"""The janitor's rounds of deleting history: hourly, in small parts, and in nobody's way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from assets.deployment import Deployment
+from lease_store.errors import StoreError
+from lease_store.identifiers import GroupKey, ShardId
+from lease_store.memory_store import MemoryStore
+from lease_store.records import ShardListing, Timing
+from lease_store.retention import ENTRIES_KEPT
+from lease_store.retention_rules import REFERENCE_ENTRIES
+from sensors.history_rounds import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds
+from tests.conformance.world import A, World, X
+
+KEY = GroupKey.parse("group", "stream")
+MONTH = timedelta(days=30)
+
+
+@dataclass
+class Scene:
+    """A group on a store whose dates are set by hand, and its rounds on another clock."""
+
+    age: timedelta | None = MONTH
+    date: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    now_s: float = 0.0
+    rounds: HistoryRounds = field(init=False)
+    world: World = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = MemoryStore(lambda: self.date)
+        self.world = World(store, KEY)
+        deployment = Deployment(
+            store=lambda: store, nodes=(), timing=Timing(), output_folder=lambda _: Path(),
+            history_age=self.age,
+        )  # fmt: skip
+        self.rounds = HistoryRounds(KEY, deployment, lambda: self.now_s)
+        self.world.group()
+        self.world.join(A)
+        self.world.add(X)
+        self.world.claim(A, X)
+
+    def tenures(self, number: int) -> None:
+        for _ in range(number):
+            tenure = self.world.open(A, X, f"run-{len(self.world.journal())}").tenure
+            self.world.store.close_tenure(tenure, reason="done")
+
+    def entries(self) -> int:
+        return len(self.world.journal(X))
+
+
+def test_old_entries_go_once_an_hour() -> None:
+    scene = Scene()
+    scene.tenures(200)
+    assert scene.rounds.tick() == [], "nothing is old yet"
+    scene.date += timedelta(days=31)
+    scene.tenures(100)
+    assert scene.rounds.tick() == [], "the next round is not due"
+    scene.now_s += ROUND_EVERY_S
+    assert scene.rounds.tick() == ["deleted 401 old rows of history"]
+    assert scene.entries() == 201, "its first sight, and the young ones"
+
+
+def test_a_setting_keeps_everything() -> None:
+    scene = Scene(age=None)
+    scene.tenures(200)
+    scene.date += timedelta(days=10_000)
+    scene.tenures(200)
+    before = scene.world.store.statements.copy()
+    assert scene.rounds.tick() == []
+    assert scene.world.store.statements == before, "the store is not even asked"
+
+
+def test_a_clock_that_jumps_ahead_does_not_empty_the_journal() -> None:
+    """A host writes a few entries a year ahead: ages are counted from the others beside them."""
+    scene = Scene()
+    scene.tenures(300)
+    before = scene.entries()
+    scene.date += timedelta(days=365)
+    scene.tenures(REFERENCE_ENTRIES // 2 - 1)
+    scene.rounds.tick()
+    assert scene.entries() == before + REFERENCE_ENTRIES - 2
+    scene.tenures(1)
+    scene.now_s += ROUND_EVERY_S
+    scene.rounds.tick()
+    assert scene.entries() == ENTRIES_KEPT + 1, "all have jumped, and the newest stay even so"
+
+
+def test_a_tick_does_a_bounded_part_of_a_round() -> None:
+    scene = Scene()
+    scene.world.store.sync_shards(
+        KEY, [ShardListing(ShardId(f"s{n}")) for n in range(STEPS_PER_TICK)], observer="test"
+    )
+    store = scene.world.store
+    assert scene.rounds.tick() == []
+    assert store.statements["prune_journal"] + store.statements["prune_batches"] == STEPS_PER_TICK
+    for _ in range(3):
+        scene.rounds.tick()
+    assert store.statements["prune_outbox"] == 1, "the rest of the round came with later ticks"
+
+
+def test_a_store_that_refuses_is_told_and_left_alone_for_an_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    calls: list[object] = []
+
+    def refuse(*args: object, **_: object) -> None:
+        calls.append(args)
+        raise StoreError("The lease store refused (error 1142).")
+
+    for verb in ("prune_batches", "prune_journal", "prune_outbox", "prune_gaps"):
+        monkeypatch.setattr(scene.world.store, verb, refuse)
+    lines = scene.rounds.tick()
+    assert len(lines) == 3
+    assert "error 1142" in lines[0]
+    asked = len(calls)
+    assert scene.rounds.tick() == []
+    assert len(calls) == asked
+    monkeypatch.setattr(scene.world.store, "newest_times", refuse)
+    scene.now_s += ROUND_EVERY_S
+    assert scene.rounds.tick() == ["The lease store refused (error 1142)."]
