@@ -148,6 +148,11 @@ class Transactions:
                 return outcome
             except PoolTimeout as error:
                 raise self._unavailable(unsettled) from error
+            except StoreReadOnly as error:
+                # A replica need not have what the primary committed, and its old primary may.
+                if unsettled:
+                    raise self._unavailable(unsettled) from error
+                raise
             except (Raced, DBAPIError) as error:
                 judged = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
                 losses += judged is Verdict.LOST

@@ -116,6 +116,7 @@ class SqlBatches(SqlTenures):
         key = group_of([commit.tenure for commit in commits])
         wanted = {commit.tenure.shard: commit for commit in commits}
         finishing = any(commit.finished for commit in commits)
+        last_accepted: set[ShardId] = set()
 
         def work(tx: Transaction) -> dict[ShardId, Changed | Stale]:
             if finishing:
@@ -137,12 +138,17 @@ class SqlBatches(SqlTenures):
                         accepted.append(commit)
             if not accepted:
                 return tx.abandon(outcomes)
+            last_accepted.clear()
+            last_accepted.update(commit.tenure.shard for commit in accepted)
             return outcomes | self._commit(tx, key, accepted, rows)
 
         def mark(tx: Transaction) -> bool:
+            # A batch that an earlier transaction committed says nothing about this one.
             self._lock_shards(tx, key, wanted)
             known = self._numbered(tx, key, commits)
-            return any(already_committed(known.get(shard), wanted[shard]) for shard in wanted)
+            return all(
+                already_committed(known.get(shard), wanted[shard]) for shard in last_accepted
+            )
 
         return self._write("commit", work, mark=mark)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lease_store.errors import OutcomeUnknown
 from lease_store.records import (
     BatchRewrite,
     BatchStatistics,
@@ -19,6 +20,7 @@ from lease_store.records import (
 )
 from lease_store.store import Beaten, Changed, Opened, Registered
 from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
+from tests.database_server import DatabaseServer
 from tests.integration.lease_store.commit_proxy import CommitProxy, Cut
 
 pytestmark = pytest.mark.servers("mariadb", "mysql")
@@ -250,4 +252,50 @@ def test_two_lost_replies_in_a_row(through_proxy: World, proxy: CommitProxy) -> 
     proxy.arm(Cut.BEFORE, Cut.AFTER)
     world.claim(A, X)
     assert proxy.done == [Cut.BEFORE, Cut.AFTER]
+    assert world.edges(X) == [1, 3]
+
+
+@pytest.mark.parametrize("cut", Cut)
+def test_a_batch_of_before_does_not_vouch_for_another(
+    through_proxy: World, proxy: CommitProxy, cut: Cut
+) -> None:
+    """One shard's batch was committed earlier and is sent again beside another shard's."""
+    world = through_proxy
+    world.group()
+    world.join(A)
+    world.add(X, Y)
+    first, second = world.hold(A, X, Y)
+    world.intend(first, "0", "5")
+    world.intend(second, "0", "7")
+    earlier = a_commit(first, "0", "5")
+    world.store.commit([earlier])
+    proxy.arm(cut)
+    answer = world.store.commit([earlier, a_commit(second, "0", "7")])
+    assert proxy.done == [cut]
+    assert answer == {X: Changed(), Y: Changed()}
+    assert (world.shard(X).check_point, world.shard(Y).check_point) == ("5", "7")
+
+
+def test_a_lost_reply_that_only_a_replica_could_settle_stays_open(
+    server: DatabaseServer,
+    through_proxy: World,
+    proxy: CommitProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a fail-over nobody can say that nothing was changed."""
+    world = through_proxy
+    world.group()
+    world.join(A)
+    world.add(X)
+
+    def fail_over(_: float) -> None:
+        server.execute("SET GLOBAL read_only = 1")
+
+    monkeypatch.setattr(world.store._transactions, "_sleep", fail_over)
+    proxy.arm(Cut.AFTER)
+    try:
+        with pytest.raises(OutcomeUnknown, match="may or may not"):
+            world.store.claim(world.key, {X: (A, 0)}, observer="t", reason="r")
+    finally:
+        server.execute("SET GLOBAL read_only = 0")
     assert world.edges(X) == [1, 3]
