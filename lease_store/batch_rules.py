@@ -8,6 +8,7 @@ from datetime import datetime
 from lease_store.errors import IntentConflict, shown
 from lease_store.identifiers import GroupKey
 from lease_store.records import Batch, BatchCommit, BatchState, Intent, Tenure
+from lease_store.refusals import checkpoint_behind
 
 
 def group_of(tenures: Sequence[Tenure]) -> GroupKey:
@@ -33,6 +34,21 @@ def raised(watermark: datetime | None, to: datetime | None) -> datetime | None:
 def may_advance(check_point: str | None, start: str) -> bool:
     """Whether a range that starts at `start` continues a shard: the first one starts anywhere."""
     return check_point is None or check_point == start
+
+
+def is_before(cursor: str, other: str) -> bool:
+    """Tell whether a cursor is known to come before another; some sources' have no order."""
+    return cursor.isdecimal() and other.isdecimal() and int(cursor) < int(other)
+
+
+def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
+    """Refuse a checkpoint of a holder's that lies before the one that is stored.
+
+    Raises:
+        CheckpointRefused: only a force, which the journal has, takes a shard back.
+    """
+    if check_point is not None and is_before(cursor, check_point):
+        raise checkpoint_behind(tenure, cursor, check_point)
 
 
 def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:

@@ -62,7 +62,7 @@ def _text(option: str | tuple[str, ...]) -> str:
 
 def _stays_here(url: URL) -> bool:
     """Tell whether the way to the server leaves this machine nowhere."""
-    if "unix_socket" in url.query or not url.host or url.host == "localhost":
+    if "unix_socket" in url.query or not url.host or url.host.lower() == "localhost":
         return True
     try:
         return ip_address(url.host).is_loopback

@@ -111,6 +111,15 @@ def lease_lost(tenure: Tenure) -> LeaseLost:
     )
 
 
+def checkpoint_behind(tenure: Tenure, cursor: str, check_point: str) -> CheckpointRefused:
+    """A holder's checkpoint before the one that is stored."""
+    return CheckpointRefused(
+        f"The checkpoint of shard {tenure.shard} of group {tenure.key} is {shown(check_point)} and "
+        f"does not go back to {shown(cursor)}: to read records again, set it by force "
+        "(`leasehold checkpoint set --force`)."
+    )
+
+
 def gap_refused(tenure: Tenure, start: str, check_point: str | None) -> CheckpointRefused:
     """A gap that does not begin at the checkpoint."""
     return CheckpointRefused(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from lease_store.batch_rules import is_before
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease
 
@@ -330,7 +331,7 @@ class _LedgerProof:
         cursor = former.cursor
         for force in self._forces if epoch is None or epoch > former.epoch else ():
             between = former.epoch < force.epoch and (epoch is None or force.epoch < epoch)
-            if between and force.check_point and not _behind(force.check_point, former.cursor):
+            if between and force.check_point and not is_before(force.check_point, former.cursor):
                 cursor = force.check_point
         return _reachable(cursor, self._skipped)
 
@@ -364,7 +365,7 @@ def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
     """How a withdrawn batch lacks the forced checkpoint that took it back; empty if it does not."""
     if any(
         force.epoch > until_epoch(batch)
-        and (force.check_point is None or not _behind(batch.start, force.check_point))
+        and (force.check_point is None or not is_before(batch.start, force.check_point))
         for force in forces
     ):
         return ""
@@ -383,11 +384,6 @@ def _skipped(gaps: Iterable[Gap], removed: Iterable[tuple[str, str]] = ()) -> di
         if gap.skipped:
             found.setdefault(gap.start, []).append(gap.end)
     return found
-
-
-def _behind(cursor: str, other: str) -> bool:
-    """Whether a cursor is known to come before another one."""
-    return cursor.isdecimal() and other.isdecimal() and int(cursor) < int(other)
 
 
 def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:

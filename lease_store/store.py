@@ -364,6 +364,7 @@ class LeaseStore(History, Outbox, WindowStore, Retention, Protocol):
         """Persist a checkpoint without a batch, for clients that keep no ledger.
 
         Raises:
+            CheckpointRefused: it is known to lie before the one that is stored.
             LeaseLost: the tenure is over.
         """
         ...

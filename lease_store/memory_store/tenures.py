@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lease_store.batch_rules import check_onwards
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.memory_store.rows import GroupRows, MemoryRows
 from lease_store.records import ShardLease, Tenure
@@ -86,6 +87,7 @@ class MemoryTenures(MemoryRows):
         """See `LeaseStore.save_checkpoint`."""
         with self._rows("save_checkpoint", tenure.key) as rows:
             row = held(rows, tenure)
+            check_onwards(tenure, row.check_point, cursor)
             rows.shards[tenure.shard] = replace(row, check_point=cursor)
 
 

@@ -6,7 +6,7 @@ locked by `bump_generation`, which orders them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -23,6 +23,7 @@ from sqlalchemy import (
     insert,
     literal,
     select,
+    tuple_,
     update,
 )
 
@@ -226,21 +227,37 @@ def insert_shards() -> Insert:
     return insert(shard_lease)
 
 
-def update_shard(key: GroupKey, values: Iterable[str]) -> Update:
-    """Write shards whose ownership and tenure are still as they were read.
+def update_shards(
+    key: GroupKey,
+    seen: Sequence[tuple[str, int, int, str]],
+    values: dict[str, Any],
+    *,
+    lease_ids_more: int,
+    epochs_more: int,
+) -> Update:
+    """Write shards that change alike, and whose ownership and tenure are still as they were read.
 
-    Parameters per shard: `seen_shard`, `seen_lease_id`, `seen_epoch`, `seen_run`, and the values.
+    Args:
+        seen: shard, lease id, epoch and run of each, as they were read.
+        values: the columns that change, the same for all.
+        lease_ids_more, epochs_more: added to these two counters.
     """
+    columns = shard_lease.c
+    identity = tuple_(
+        columns.shard_id, columns.lease_id, columns.consumer_epoch, columns.consumer_run
+    )
+    counters = {
+        "lease_id": columns.lease_id + lease_ids_more,
+        "consumer_epoch": columns.consumer_epoch + epochs_more,
+    }
     return (
         update(shard_lease)
         .where(
             of_group(shard_lease, key),
-            shard_lease.c.shard_id == bindparam("seen_shard"),
-            shard_lease.c.lease_id == bindparam("seen_lease_id"),
-            shard_lease.c.consumer_epoch == bindparam("seen_epoch"),
-            shard_lease.c.consumer_run == bindparam("seen_run"),
+            columns.shard_id.in_([shard for shard, *_ in seen]),  # finds the rows in the index
+            identity.in_(seen),
         )
-        .values({name: bindparam(name) for name in values})
+        .values(values | counters)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from lease_store.batch_rules import next_in_line
+from lease_store.batch_rules import check_onwards, next_in_line
 from lease_store.identifiers import GroupKey, NodeName, ShardId
 from lease_store.records import ShardLease, Tenure
 from lease_store.refusals import lease_lost, unknown_group, unknown_shard
@@ -133,6 +133,9 @@ class SqlTenures(SqlVerbs):
         """See `LeaseStore.save_checkpoint`. Saving the same again is harmless."""
 
         def work(tx: Transaction) -> None:
+            row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
+            if row is not None and holds(row, tenure):
+                check_onwards(tenure, row.check_point, cursor)
             self._write_current(tx, tenure, {"check_point": cursor})
 
         self._write("save_checkpoint", work)

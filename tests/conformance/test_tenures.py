@@ -127,6 +127,20 @@ def test_review_answers_for_many_shards(ready: World) -> None:
     assert ready.store.review([]) == {}
 
 
+def test_a_saved_checkpoint_goes_back_by_force_only(ready: World) -> None:
+    tenure = ready.open(A, X).tenure
+    ready.store.save_checkpoint(tenure, "10")
+    with pytest.raises(CheckpointRefused, match=r"is '10' and does not go back to '9': .*by force"):
+        ready.store.save_checkpoint(tenure, "9")
+    assert ready.shard(X).check_point == "10"
+    ready.store.save_checkpoint(tenure, "e91=")  # what has no order is not compared
+    ready.store.save_checkpoint(tenure, "9")
+    assert ready.shard(X).check_point == "9"
+    ready.store.close_tenure(tenure, reason="r")
+    with pytest.raises(LeaseLost):
+        ready.store.save_checkpoint(tenure, "8")
+
+
 def test_a_checkpoint_is_saved_without_a_batch(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     before = ready.generation()

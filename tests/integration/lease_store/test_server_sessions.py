@@ -24,6 +24,7 @@ from lease_store.records import ShardLease
 from lease_store.sql_store import SqlStore, groups
 from lease_store.sql_store.rows import shard_from
 from lease_store.store import Changed
+from lease_store.verification import verify
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, B, World, X
 from tests.database_server import DatabaseServer
@@ -74,6 +75,35 @@ def test_a_beat_costs_four_round_trips(through_proxy: World, proxy: CommitProxy)
     assert update.startswith("UPDATE loghub_client_worker_instance")
     assert commit == "COMMIT"
     assert rest == f"SET SESSION wait_timeout = {IDLE_S}"
+
+
+@pytest.mark.parametrize("verb", ["evict", "leave"])
+def test_the_shards_of_a_node_that_goes_are_freed_together(
+    through_proxy: World, proxy: CommitProxy, verb: str
+) -> None:
+    """A round trip for each would hold the group's row, and with it all other nodes, for long."""
+    world = through_proxy
+    world.group()
+    shards = [ShardId(f"s{number:03}") for number in range(120)]
+    world.add(*shards)
+    costs: list[int] = []
+    for count in (3, 120):
+        world.join(A)
+        rows = world.store.snapshot(world.key).shards[:count]
+        claims = {row.shard: (A, row.lease_id) for row in rows}
+        world.store.claim(world.key, claims, observer="t", reason="planned")
+        for shard in shards[:2]:
+            world.open(A, shard)
+        proxy.queries.clear()
+        if verb == "evict":
+            seen = world.node(A).lease_id
+            outcome = world.store.evict(world.key, A, seen, observer="t", reason="silent")
+        else:
+            outcome = world.store.leave(world.key, A, "a-1")
+        assert outcome == Changed(tuple(shards[:count]))
+        costs.append(len(proxy.queries))
+    assert costs[1] == costs[0]
+    assert verify(world.store, world.key) == []
 
 
 def test_a_session_that_cannot_be_set_up_is_refused(

@@ -119,8 +119,8 @@ def test_a_store_is_not_copied_into_itself(source: str, tmp_path: Path) -> None:
     assert "into itself" in refused(source, source)
     (tmp_path / "link").symlink_to(tmp_path / "old")
     assert "into itself" in refused(source, f"sqlite:///{tmp_path}/link/leases.db")
-    known = "mysql+pymysql://a:secret@HOST/leases"
-    sentence = refused(known, "mysql+pymysql://b:secret@host:3306/leases?charset=utf8mb4")
+    known = "mysql+pymysql://a:secret@LOCALHOST/leases"
+    sentence = refused(known, "mysql+pymysql://b:secret@localhost:3306/leases?charset=utf8mb4")
     assert "into itself" in sentence
     assert "secret" not in sentence
 
