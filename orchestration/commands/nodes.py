@@ -13,7 +13,7 @@ import typer
 from lease_store.errors import InvalidSetting
 from lease_store.identifiers import NodeName
 from orchestration.commands.options import Home
-from orchestration.commands.processes import held_port
+from orchestration.commands.processes import check_folder, held_port
 from orchestration.interrupts import told_by_signals
 from orchestration.node_directory import Endpoint
 from orchestration.presentation import say
@@ -72,6 +72,7 @@ def node(
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
+    check_folder()
     if module is None:
         # Before anything is started: a source that cannot be used is one sentence.
         declared_streams(settings)

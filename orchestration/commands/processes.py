@@ -19,7 +19,7 @@ from orchestration.commands.options import Home
 from orchestration.commands.target import Target
 from orchestration.interrupts import ended_by_signals
 from orchestration.presentation import say
-from orchestration.settings import load_settings
+from orchestration.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from orchestration.child_processes import ChildProcess
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PORT_DEFAULT = 3000
 PORTS_TRIED = 50
 POLL_S = 0.5
+PACKAGES = ("assets", "lease_store", "orchestration", "sensors", "shard_sources")
 WEBSERVER_START_S = 120.0
 
 
@@ -57,6 +58,7 @@ def demo(
     from orchestration.demo.watch import DemoFailed
 
     settings = load_settings(home=home)
+    check_folder()
     given = DemoInput((*(files or ()), *(more_files or ())), records, seed)
     try:
         with ended_by_signals():
@@ -89,6 +91,7 @@ def ui(
 
     target = Target.at(home)
     settings = target.settings
+    check_folder()
     # Before anything is started: a source that cannot be used is one sentence.
     declared_streams(settings)
     # Ctrl-C is how it is meant to end.
@@ -98,6 +101,7 @@ def ui(
         held_port(port) as chosen,
         running_alone(settings.home),
     ):
+        check_java(settings)
         target.wake_mariadb()
         with storage_environment(settings):
             create_instance(settings, embedded_text(mysql=settings.private_mariadb is not None))
@@ -154,9 +158,13 @@ def held_port(
 
 
 def wait_for_port(port: int, pages: ChildProcess, told: Event | None = None) -> None:
-    """Return when the webserver takes connections, has ended, or needs too long; or once told."""
+    """Return when the webserver takes connections, or once told.
+
+    Raises:
+        LeaseholdError: it has ended, or takes too long.
+    """
     deadline = time.monotonic() + WEBSERVER_START_S
-    while pages.exit_code() is None and time.monotonic() < deadline:
+    while pages.exit_code() is None:
         if told is not None and told.is_set():
             return
         try:
@@ -164,6 +172,48 @@ def wait_for_port(port: int, pages: ChildProcess, told: Event | None = None) -> 
                 return
         except OSError:
             time.sleep(POLL_S)
+        if time.monotonic() > deadline:
+            raise LeaseholdError(
+                f"The Dagster webserver has not answered for {WEBSERVER_START_S:.0f} s: see "
+                f"{pages.log}."
+            )
+    raise LeaseholdError(
+        f"The Dagster webserver ended with code {pages.exit_code()} before it answered: see "
+        f"{pages.log}."
+    )
+
+
+def check_folder(folder: Path | None = None) -> None:
+    """Find out whether this folder hides one of our packages from the processes to be started.
+
+    Python looks for a module where it is started before it looks among what is installed.
+
+    Raises:
+        InvalidSetting: it holds a package of such a name that is not ours.
+    """
+    here = folder or Path.cwd()
+    ours = Path(__file__).resolve().parents[2]
+    for name in PACKAGES:
+        for path in (here / name / "__init__.py", here / f"{name}.py"):
+            if path.exists() and not path.resolve().is_relative_to(ours):
+                raise InvalidSetting(
+                    f"The folder {here} has a Python package {name!r} of its own, which hides "
+                    "Leasehold's package of that name: start the command in another folder, with "
+                    "--home for the home."
+                )
+
+
+def check_java(settings: Settings) -> None:
+    """Find out whether Spark can be started on this machine, where it is to be.
+
+    Raises:
+        JavaNotFound: there is no Java to run it.
+    """
+    from assets.java_runtime import java_home
+    from orchestration.spark_warm_up import EMBEDDED
+
+    if settings.spark in (EMBEDDED, "classic"):
+        java_home(settings.spark_folder / "java")
 
 
 def say_what_is_missing(target: Target) -> None:

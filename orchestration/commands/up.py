@@ -19,7 +19,13 @@ from lease_store.errors import InvalidSetting, LeaseholdError
 from lease_store.liveness import steady_clock
 from orchestration.commands.nodes import LEAVE_TIMEOUT_S, Module
 from orchestration.commands.options import Home
-from orchestration.commands.processes import held_port, say_what_is_missing, wait_for_port
+from orchestration.commands.processes import (
+    check_folder,
+    check_java,
+    held_port,
+    say_what_is_missing,
+    wait_for_port,
+)
 from orchestration.commands.target import Target
 from orchestration.interrupts import told_by_signals
 from orchestration.presentation import say
@@ -28,10 +34,13 @@ from orchestration.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from orchestration.child_processes import ChildProcess
+    from orchestration.supervised_child import SupervisedChild
 
 POLL_S = 0.5
 NODES_DEFAULT = 3
 RUNS_PER_NODE = 2
+MISTAKE = 2
+"""The exit code of a command that one sentence explains."""
 
 
 class NodeProcesses:
@@ -53,10 +62,11 @@ class NodeProcesses:
         self._names = [f"node-{letter}" for letter in string.ascii_lowercase[:count]]
         self._module = module
         self._processes: dict[str, ChildProcess] = {}
-        self._ended: set[str] = set()
+        self._supervised: list[SupervisedChild] = []
 
     def __enter__(self) -> Self:
         from orchestration.child_processes import ChildProcess
+        from orchestration.supervised_child import SupervisedChild
 
         for name in self._names:
             arguments = ["node", "--name", name, "--home", str(self._home)]
@@ -70,6 +80,8 @@ class NodeProcesses:
             )
             self._processes[name] = process
             process.__enter__()
+            # A mistake, such as a name that is in use, is no better at the next attempt.
+            self._supervised.append(SupervisedChild(process, steady_clock, final=[MISTAKE]))
         return self
 
     def __exit__(
@@ -84,18 +96,11 @@ class NodeProcesses:
             process.stop()
             end_leftovers(self._folder(name))
 
-    def say_who_ended(self) -> None:
-        """Name each agent that has ended by itself, once."""
-        for name, process in self._processes.items():
-            code = process.exit_code()
-            if code is not None and name not in self._ended:
-                self._ended.add(name)
-                said = process.last_line() if code > 0 else ""
-                say(
-                    f"The agent of {name} ended with code {code}. {said} Start it again with: "
-                    f"leasehold node --name {name} --home {self._home}"
-                )
-                sys.stdout.flush()
+    def look(self) -> None:
+        """Start each agent that has died again, and say so."""
+        for agent in self._supervised:
+            if sentence := agent.look():
+                say(sentence)
 
 
 def end_leftovers(folder: Path) -> None:
@@ -171,16 +176,19 @@ def up(
     Each node is a `leasehold node` of its own, as on a host of its own; they share one Spark
     server. Another one joins when it is started on the same home.
 
-    Where this machine has MariaDB's server, a fresh home gets one of its own.
+    Where this machine has MariaDB's server, a fresh home gets one of its own. A process of it that
+    dies is started again.
     """
     from orchestration.streams import declared_streams
 
     target = Target(load_settings(home=home, agents=True))
+    check_folder()
     if module is None:
         # Before anything is started: a source that cannot be used is one sentence.
         declared_streams(target.settings)
     target.make_home()
     with told_by_signals() as told, held_port(port) as chosen:
+        check_java(target.settings)
         _run(target, nodes, chosen, module, told, sqlite=sqlite)
 
 
@@ -203,6 +211,7 @@ def _run(
     )
     from orchestration.demo.home import running_alone
     from orchestration.spark_keeper import SparkKeeper
+    from orchestration.supervised_child import SupervisedChild
 
     settings = target.settings
     with running_alone(settings.home), ExitStack() as stack:
@@ -224,20 +233,24 @@ def _run(
         agents = stack.enter_context(NodeProcesses(settings, environment, nodes, module))
         # Ended first: while the nodes leave, nothing new shall be launched.
         background = stack.enter_context(daemon(settings, environment, module=loaded))
-        watched += [background, pages]
         if module is None:
             say_what_is_missing(target)
         wait_for_port(port, pages, told)
         if not told.is_set():
+            _raise_if_ended(watched)
             say(f"Open http://127.0.0.1:{port} in a browser; Ctrl-C ends it.")
             say(
                 f"One more node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
                 f"--name node-{string.ascii_lowercase[nodes % 26]} --home {settings.home}"
             )
+        supervised = [SupervisedChild(child, steady_clock) for child in (background, pages)]
         while not told.is_set():
             sys.stdout.flush()
             keeper.look()
-            agents.say_who_ended()
+            agents.look()
+            for child in supervised:
+                if sentence := child.look():
+                    say(sentence)
             _raise_if_ended(watched)
             time.sleep(POLL_S)
         say("Stopping: the nodes leave at their runs' next checkpoints.")

@@ -1,0 +1,98 @@
+"""What keeps a deployment from starting is found before anything is started: one sentence each."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assets import java_runtime
+from lease_store.errors import JavaNotFound, LeaseholdError
+from orchestration.child_processes import ChildProcess
+from orchestration.command_line import main
+from orchestration.commands.processes import PACKAGES, wait_for_port
+from tests.ports import free_port
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one sentence with which a command ends as a mistake; it names no address."""
+    assert main(list(arguments)) == 2
+    written = capsys.readouterr()
+    assert "http://" not in written.out
+    assert written.err.count("\n") == 1
+    return written.err
+
+
+@pytest.mark.parametrize("command", ["up", "ui", "demo"])
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_folder_with_a_package_of_our_name_is_refused(
+    command: str,
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, command, "--home", str(tmp_path / "home"))
+    assert f"has a Python package '{name}' of its own" in said
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_that_cannot_be_made_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    said = refused(capsys, "up", "--home", str(tmp_path / "file" / "home"))
+    assert "cannot be made: Not a directory." in said
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(capsys, "up", "--home", str(tmp_path), "--port", str(port))
+    assert f"Port {port} of 127.0.0.1 is in use" in said
+
+
+def test_a_machine_without_java_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> Path:
+        raise JavaNotFound("There is no Java: install one.")
+
+    monkeypatch.setattr(java_runtime, "java_home", missing)
+    assert refused(capsys, "up", "--home", str(tmp_path)) == "There is no Java: install one.\n"
+
+
+def test_a_web_page_that_does_not_start_has_no_address(tmp_path: Path) -> None:
+    child = ChildProcess(
+        "the webserver",
+        [sys.executable, "-c", "raise SystemExit(7)"],
+        log=tmp_path / "log",
+        environment=dict(os.environ),
+    )
+    with child:
+        child.wait(30)
+        with pytest.raises(LeaseholdError, match="ended with code 7 before it answered: see"):
+            wait_for_port(free_port(), child)
+
+
+def test_a_home_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
+    """Method: root ignores modes, so the command runs without that privilege where it can."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o500)
+    command = [sys.executable, "-m", "orchestration.command_line", "up", "--home", str(home)]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--bounding-set=-dac_override", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.stderr.startswith("setpriv:"):
+        pytest.skip("this machine lets nobody give a privilege up")
+    assert done.returncode == 2, done.stderr
+    assert "Permission denied" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "http://" not in done.stdout
