@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lease_store.clock import utc_now
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
     from lease_store.sql_store import SqlStore
     from lease_store.transactions import Transactions
+
+
+WHOLE_TABLE_S = 3_600
+"""How long a statement of an upgrade may take: an index over millions of rows takes minutes."""
 
 
 def open_store(
@@ -67,4 +72,7 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
     parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
     place = str(sqlite_path(parsed) or parsed.set(password=None, query={}).render_as_string())
     engine = open_engine(parsed, statement_s=statement_s or READ_TIMEOUT_S)
-    return Transactions(engine, place)
+    patient = None
+    if statement_s is None and sqlite_path(parsed) is None:
+        patient = partial(open_engine, parsed, statement_s=WHOLE_TABLE_S)
+    return Transactions(engine, place, patient=patient)

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from threading import local
 from typing import TypeVar
 from uuid import uuid4
 
@@ -26,7 +27,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from lease_store import failpoints
 from lease_store.database_errors import ADVICE, Verdict, error_number, verdict
-from lease_store.engine import READ_ONLY_INFO, WRITE_OPTION
+from lease_store.engine import (
+    IDLE_TRANSACTION_S,
+    READ_ONLY_INFO,
+    READ_TIMEOUT_S,
+    WRITE_OPTION,
+)
 from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
 
 ATTEMPTS_MAX = 6
@@ -67,6 +73,33 @@ Work = Callable[[Transaction], Outcome]
 Mark = Callable[[Transaction], bool]
 
 
+class _Pace(local):
+    """When the statements of this thread's transaction were sent and answered, in seconds."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A new transaction: nothing was sent yet."""
+        self.sent_s: float | None = None
+        self.answered_s: float | None = None
+        self.stood_s = 0.0
+
+    def send(self, now_s: float) -> None:
+        """A statement goes out; how long the transaction had stood still before it is noted."""
+        if self.answered_s is not None:
+            self.stood_s = max(self.stood_s, now_s - self.answered_s)
+        self.sent_s, self.answered_s = now_s, None
+
+    def answer(self, now_s: float) -> None:
+        """The statement has its answer."""
+        self.answered_s = now_s
+
+    def waited_s(self, now_s: float) -> float:
+        """How long the last statement has waited for its answer; 0 where it has one."""
+        return 0.0 if self.sent_s is None or self.answered_s is not None else now_s - self.sent_s
+
+
 class Transactions:
     """Runs the verbs of a store on an engine.
 
@@ -77,6 +110,8 @@ class Transactions:
         clock: monotonic seconds, bounds how long a transaction is tried.
         jitter: a number in [0, 1), spreads the attempts of processes that collided.
         new_id: identifies each attempt at a transaction.
+        patient: opens an engine for work on whole tables, whose statements may take minutes; None
+            where this one is as patient.
     """
 
     def __init__(
@@ -88,6 +123,7 @@ class Transactions:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         new_id: Callable[[], str] = lambda: uuid4().hex,
+        patient: Callable[[], Engine] | None = None,
     ) -> None:
         self.engine = engine
         self.place = place
@@ -96,7 +132,22 @@ class Transactions:
         self._clock = clock
         self._jitter = jitter
         self._new_id = new_id
+        self._patient = patient
+        self._pace = _Pace()
         event.listen(engine, "before_cursor_execute", self._count)
+        event.listen(engine, "after_cursor_execute", self._answered)
+
+    @contextmanager
+    def patient_engine(self) -> Generator[Engine]:
+        """An engine whose statements may take minutes: nobody who holds a lease may wait so."""
+        if self._patient is None:
+            yield self.engine
+            return
+        engine = self._patient()
+        try:
+            yield engine
+        finally:
+            engine.dispose()
 
     def read(self, kind: str, work: Work[Outcome]) -> Outcome:
         """Run statements that change nothing, in one transaction.
@@ -144,6 +195,7 @@ class Transactions:
                         return outcome
                     failpoints.reach_in_transaction(kind)
                     sent = (outcome, transaction.id)
+                    self._pace.send(self._clock())
                     transaction.connection.commit()
                 return outcome
             except PoolTimeout as error:
@@ -180,6 +232,7 @@ class Transactions:
     @contextmanager
     def _transaction(self, kind: str, identity: str, *, write: bool) -> Generator[Transaction]:
         options = {KIND_OPTION: kind, WRITE_OPTION: write}
+        self._pace.begin()
         with self.engine.connect() as connection:
             if write:
                 self._require_primary(connection)
@@ -204,9 +257,13 @@ class Transactions:
         statement: str,
         *_: object,
     ) -> None:
+        self._pace.send(self._clock())
         kind = connection.get_execution_options().get(KIND_OPTION)
         if kind and not statement.startswith("BEGIN"):
             self.statements[kind] += 1
+
+    def _answered(self, *_: object) -> None:
+        self._pace.answer(self._clock())
 
     def _refusal(self, judged: Verdict, error: Exception, unsettled: object) -> StoreError:
         if unsettled or judged in (Verdict.UNAVAILABLE, Verdict.LOST):
@@ -237,6 +294,18 @@ class Transactions:
             return OutcomeUnknown(
                 f"The reply of the lease store at {self.place} was lost and it does not answer "
                 "any more: the last write may or may not have happened; it is safe to try again."
+            )
+        safe = "nothing was changed, and trying again is safe"
+        if self._pace.stood_s >= IDLE_TRANSACTION_S:
+            return StoreUnavailable(
+                f"The lease store at {self.place} ended a transaction that had stood still for "
+                f"{self._pace.stood_s:.0f} s: this process was held up; {safe}."
+            )
+        waited_s = self._pace.waited_s(self._clock())
+        if waited_s >= READ_TIMEOUT_S:
+            return StoreUnavailable(
+                f"The lease store at {self.place} does not answer: a statement had no reply within "
+                f"{waited_s:.0f} s, so that its server is overloaded or frozen; {safe}."
             )
         return StoreUnavailable(
             f"The lease store at {self.place} does not answer: check that the database is "

@@ -79,12 +79,12 @@ class SqlVerbs:
             SchemaTooNew: a newer release has upgraded it.
             StoreError: the database refuses, or does not answer.
         """
-        engine = self._transactions.engine
         try:
             found = self.schema_revision() if self._exists() else None
             if found is not None and found not in schema.REVISIONS:
                 schema.check(found, self._place)
-            schema.upgrade(engine)
+            with self._transactions.patient_engine() as engine:
+                schema.upgrade(engine)
         except SQLAlchemyError as error:
             raise self._transactions.translated(error) from error
         except OSError as error:

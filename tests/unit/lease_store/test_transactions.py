@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from lease_store.database_errors import MYSQL_VERDICTS, Verdict
-from lease_store.engine import open_engine, parse_url
+from lease_store.engine import IDLE_TRANSACTION_S, READ_TIMEOUT_S, open_engine, parse_url
 from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
 from lease_store.transactions import ATTEMPTS_MAX, Raced, Transaction, Transactions
 from tests.unit.lease_store.test_database_errors import of_mysql
@@ -262,3 +262,38 @@ def lose(bench: Bench, monkeypatch: pytest.MonkeyPatch, *effects: bool) -> None:
 
 def lost() -> DBAPIError:
     return of_mysql(2013, "Lost connection to MySQL server during query")
+
+
+def test_a_transaction_that_stood_still_is_told_from_a_server_that_is_down(bench: Bench) -> None:
+    """The server ends it, and whoever reads the sentence has nothing to look for there."""
+
+    def held_up(tx: Transaction) -> None:
+        insert(tx)
+        bench.now += IDLE_TRANSACTION_S
+        insert(tx)
+        raise of_mysql(2013)
+
+    with pytest.raises(StoreUnavailable, match=r"stood still for 5 s.*held up") as caught:
+        bench.write(held_up)
+    assert "running" not in str(caught.value)
+    assert bench.rows() == []
+
+
+def test_a_statement_that_takes_too_long_is_told_from_a_server_that_is_down(bench: Bench) -> None:
+    def slow(*_: object) -> None:
+        bench.now += READ_TIMEOUT_S
+        raise of_mysql(2013)
+
+    event.listen(bench.engine, "before_cursor_execute", slow)
+    with pytest.raises(StoreUnavailable, match="no reply within 4 s") as caught:
+        bench.write(insert)
+    assert "running" not in str(caught.value)
+
+
+def test_what_holds_no_lease_may_take_its_time(bench: Bench) -> None:
+    with bench.transactions.patient_engine() as same:
+        assert same is bench.engine
+    patient = open_engine(bench.engine.url)
+    transactions = Transactions(bench.engine, "here", patient=lambda: patient)
+    with transactions.patient_engine() as other:
+        assert other is patient
