@@ -144,19 +144,7 @@ def make_window(
             with suppress(StoreError):
                 store.end_window(stream.key, name)
             raise
-        window = EventWindow(
-            asset,
-            start,
-            end,
-            version=known.version + 1 if known else 1,
-            generation=known.generation + 1 if known else 1,
-            run=run,
-            files=files,
-            records=sum(file.records for file in files),
-            covered=next_numbers(heads),
-            late=known.late if known else 0,
-            made_at=datetime.now(UTC),
-        )
+        window = _window_row(known, asset, start, end, run=run, files=files, heads=heads)
         replaced = known.files if known else ()
         touch_replaced(root, replaced)
         if isinstance(store.put_window(stream.key, window, attempt=name), Changed):
@@ -167,6 +155,32 @@ def make_window(
     raise RewriteRefused(
         f"The hour {start.isoformat()} of {asset} changed {TRIES_MAX} times while this run made "
         "it: it stays as the others left it."
+    )
+
+
+def _window_row(
+    known: EventWindow | None,
+    asset: str,
+    start: datetime,
+    end: datetime,
+    *,
+    run: str,
+    files: tuple[DataFile, ...],
+    heads: Heads,
+) -> EventWindow:
+    """The row of a window that was made from all batches below the heads; `known` was before."""
+    return EventWindow(
+        asset,
+        start,
+        end,
+        version=known.version + 1 if known else 1,
+        generation=known.generation + 1 if known else 1,
+        run=run,
+        files=files,
+        records=sum(file.records for file in files),
+        covered=next_numbers(heads),
+        late=known.late if known else 0,
+        made_at=datetime.now(UTC),
     )
 
 
