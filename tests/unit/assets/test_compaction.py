@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from assets.committed_output import committed_files, committed_paths, iter_records
 from assets.compaction import TARGET_BYTES, CompactionReport, Compactor, merges
 from assets.rewriting import units
+from lease_store.errors import CheckpointRefused
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import (
     Batch,
@@ -29,6 +31,7 @@ from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
+FAR = datetime(2200, 1, 1, tzinfo=UTC)
 
 
 class Scene(World):
@@ -61,6 +64,16 @@ class Scene(World):
 
     def files(self, shard: ShardId = ZERO) -> int:
         return len(committed_paths(self.store, self.key, self.output, shard))
+
+    def prune(self) -> None:
+        """Fold the rows that compaction has merged away, as if all of them were old."""
+        pending = self.store.pending_events(self.key)
+        self.store.mark_delivered(self.key, [event.sequence for event in pending])
+        for shard in (ZERO, ONE):
+            while self.store.prune_batches(self.key, shard, before=FAR, keep=1).more:
+                pass
+            self.store.prune_batches(self.key, shard, before=FAR, keep=1)
+            self.store.prune_journal(self.key, shard, before=FAR, keep=1)
 
     def put(self, batch: Batch) -> None:
         """Change a row of the ledger behind the store's back."""
@@ -303,6 +316,38 @@ def test_merges_keep_order_and_never_split_a_unit(
         assert sum(len(each.files) for unit in merge for each in unit) > 1
 
 
+def test_folded_rows_are_compacted_replayed_and_forced_like_others(scene: Scene) -> None:
+    from assets.replay import Replayer
+    from assets.replay_span import ReplaySpan
+
+    scene.compact()
+    scene.append(ZERO, 6)
+    scene.consume("run-2")
+    scene.prune()
+    folded, *following = scene.ledger()
+    assert (folded.start, folded.end, folded.last, folded.batches) == ("0", "10", 2, 3)
+    assert following
+    scene.compact(run="compact-2")
+    assert scene.committed(ZERO) == scene.expected(ZERO, 16)
+    scene.prune()
+    replayer = Replayer(
+        stream=scene.stream,
+        store=scene.store,
+        output_root=scene.output,
+        sweeper=scene.sweeper,
+        run="replay-1",
+    )
+    (report,) = replayer.replay([ZERO], ReplaySpan.parse("1", "2")).values()
+    assert (report.error, report.records) == ("", 16), "its one file holds all of them"
+    assert scene.committed(ZERO) == scene.expected(ZERO, 16)
+    with pytest.raises(CheckpointRefused):
+        scene.store.force_checkpoint(scene.key, ZERO, "5", observer="ops", reason="inside")
+    scene.store.force_checkpoint(scene.key, ZERO, "0", observer="ops", reason="all of it")
+    scene.consume("run-3")
+    assert scene.committed(ZERO) == scene.expected(ZERO, 16)
+    assert verify(scene.store, scene.key) == []
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_consuming_replaying_and_compacting_reads_the_same(
     tmp_path: Path, seed: int
@@ -316,7 +361,7 @@ def test_any_order_of_consuming_replaying_and_compacting_reads_the_same(
     total = {ZERO: 10, ONE: 10}
     for step in range(12):
         run = f"{step}-{seed}"
-        action = rng.choice(["consume", "consume", "replay", "compact", "compact"])
+        action = rng.choice(["consume", "consume", "replay", "compact", "compact", "prune"])
         if action == "consume":
             shard = rng.choice((ZERO, ONE))
             count = rng.randint(1, 9)
@@ -334,6 +379,8 @@ def test_any_order_of_consuming_replaying_and_compacting_reads_the_same(
             )
             reports = replayer.replay([ZERO, ONE], ReplaySpan.parse(start, None))
             assert not any(report.error for report in reports.values())
+        elif action == "prune":
+            scene.prune()
         else:
             target = rng.choice([TARGET_BYTES, 4_000, 10_000])
             reports = scene.compact(run=run, target_bytes=target)
