@@ -61,6 +61,9 @@ SQLITE_VERDICTS: dict[int, Verdict] = {
     13: Verdict.UNAVAILABLE,  # SQLITE_FULL
 }
 
+SQLITE_FULL = 13
+MYSQL_FULL = frozenset({1021, 1114})
+
 ADVICE: dict[int, str] = {
     1044: "grant the account of its URL access to the database",
     1045: "check the account and the password in its URL",
@@ -81,6 +84,14 @@ def error_number(error: DBAPIError) -> int:
         arguments = getattr(original, "args", ())
         number = arguments[0] if arguments and isinstance(arguments[0], int) else 0
     return int(number)
+
+
+def disk_is_full(error: DBAPIError) -> bool:
+    """Return whether the database found no room for what it was to write."""
+    number = error_number(error)
+    if hasattr(error.orig, "sqlite_errorcode"):
+        return number & 0xFF == SQLITE_FULL
+    return number in MYSQL_FULL
 
 
 def verdict(error: DBAPIError) -> Verdict:

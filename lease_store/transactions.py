@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from lease_store import failpoints
-from lease_store.database_errors import ADVICE, Verdict, error_number, verdict
+from lease_store.database_errors import ADVICE, Verdict, disk_is_full, error_number, verdict
 from lease_store.engine import (
     IDLE_TRANSACTION_S,
     READ_ONLY_INFO,
@@ -266,6 +266,11 @@ class Transactions:
         self._pace.answer(self._clock())
 
     def _refusal(self, judged: Verdict, error: Exception, unsettled: object) -> StoreError:
+        if not unsettled and isinstance(error, DBAPIError) and disk_is_full(error):
+            return StoreUnavailable(
+                f"The disk that holds the lease store at {self.place} is full: make room there; "
+                "nothing was changed."
+            )
         if unsettled or judged in (Verdict.UNAVAILABLE, Verdict.LOST):
             return self._unavailable(unsettled)
         if judged is Verdict.RETRY:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.pool import Pool
 
 from lease_store import open_store
 from lease_store.errors import InvalidSetting, StoreError, StoreReadOnly, StoreUnavailable
@@ -192,3 +194,23 @@ def test_a_process_that_dies_in_a_transaction_leaves_nothing(path: Path) -> None
     assert world.shard(X).check_point is None
     assert isinstance(world.consume(tenure, "0", "5"), Changed)
     store.close()
+
+
+def test_a_full_disk_is_named_and_not_the_server(path: Path) -> None:
+    """Method: SQLite itself finds no room, because the file may not grow."""
+    store = open_store(f"sqlite:///{path}")
+    store.create_group(Group(KEY))
+    store.close()
+
+    def no_room(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+
+    event.listen(Pool, "connect", no_room)
+    try:
+        full = open_store(f"sqlite:///{path}")
+        keys = [GroupKey.parse("group", f"stream-{number}") for number in range(200)]
+        with pytest.raises(StoreUnavailable, match=r"The disk that holds .* is full: make room"):
+            deque((full.create_group(Group(key)) for key in keys), maxlen=0)
+        full.close()
+    finally:
+        event.remove(Pool, "connect", no_room)
