@@ -1,4 +1,4 @@
-"""The whole path on real processes: daemon, webserver, code server, Spark, MariaDB."""
+"""The whole path on real processes: daemon, webserver, code server, Spark, MariaDB, MySQL."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from lease_store.verification import verify
 from orchestration.instance import production_text
 from orchestration.settings import Settings
 from shard_sources.local_log import LocalLog
+from tests import mysql as mysql_server
 from tests.acceptance.held_stream import KEY, STREAM, committed, intended
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
 from tests.mariadb import MariaDB
@@ -69,6 +70,13 @@ def dagster_database(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> dict[
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     return values
+
+
+@pytest.fixture
+def leases_elsewhere(request: pytest.FixtureRequest) -> str:
+    """The URL of a database for leases: on MySQL where there is one, to meet it here, too."""
+    kind = "mariadb" if mysql_server.reason_missing() else "mysql"
+    return request.getfixturevalue(f"{kind}_url")
 
 
 def test_a_run_killed_in_the_middle_of_a_batch_leaves_each_record_once(
@@ -170,13 +178,13 @@ def assert_not_in_database(mariadb: MariaDB, database: str, secret: str) -> None
 
 
 def test_what_a_killed_run_committed_is_reported_once(
-    tmp_path: Path, mariadb_url: str, dagster_database: dict[str, str]
+    tmp_path: Path, leases_elsewhere: str, dagster_database: dict[str, str]
 ) -> None:
     """One run dies after its commit, one after its report; Dagster shows each batch once."""
     home, points = tmp_path / "home", tmp_path / "failpoints"
     settings = Settings(home=home, nodes=("node-a",))
     log = LocalLog.create(home / "logs" / STREAM, 2)
-    store = open_store(mariadb_url, upgrade=True)
+    store = open_store(leases_elsewhere, upgrade=True)
     points.mkdir()
     armed = f"{failpoints.FOLDER_MARK}{points}"
     started = dagster_deployment(
@@ -184,7 +192,7 @@ def test_what_a_killed_run_committed_is_reported_once(
         module="tests.acceptance.held_definitions",
         dagster_yaml=production_text(),
         environment=dagster_database
-        | {"LEASEHOLD_DATABASE_URL": mariadb_url, failpoints.ENVIRONMENT_VARIABLE: armed},
+        | {"LEASEHOLD_DATABASE_URL": leases_elsewhere, failpoints.ENVIRONMENT_VARIABLE: armed},
     )
     with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
         died: set[int] = set()

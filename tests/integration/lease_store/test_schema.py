@@ -28,11 +28,14 @@ KEY = GroupKey.parse("group", "stream")
 PROCESSES = 5
 
 
-@pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+SERVERS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mariadb", "mysql")]
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/leases.db"
-    return str(request.getfixturevalue("mariadb_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture
@@ -95,9 +98,9 @@ def test_an_embedded_store_creates_and_upgrades_itself(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.mariadb
-def test_a_server_without_tables_is_refused(mariadb_url: str) -> None:
-    store = open_store(mariadb_url)
+@pytest.mark.servers("mariadb", "mysql")
+def test_a_server_without_tables_is_refused(server_url: str) -> None:
+    store = open_store(server_url)
     with pytest.raises(SchemaTooOld, match="db upgrade"):
         store.groups()
     assert store.schema_revision() is None
@@ -173,19 +176,16 @@ def test_an_upgrade_that_fails_says_what_to_do(
         store.groups()
 
 
-@pytest.mark.mariadb
-def test_least_privilege(mariadb: Any, mariadb_url: str) -> None:
+@pytest.mark.servers("mariadb", "mysql")
+def test_least_privilege(server: Any, server_url: str) -> None:
     """The account of a running node needs no DELETE and no DDL."""
     from lease_store.store import Changed
     from tests.conformance.world import A, World, X
 
-    open_store(mariadb_url, upgrade=True).close()
-    database = mariadb_url.rsplit("/", 1)[1]
-    mariadb.execute(
-        f"GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO 'runner'@'127.0.0.1' "
-        f"IDENTIFIED BY '{mariadb.password}'"
-    )
-    store = open_store(mariadb.url(database, user="runner"))
+    open_store(server_url, upgrade=True).close()
+    database = server_url.rsplit("/", 1)[1]
+    server.grant(database, "SELECT", "INSERT", "UPDATE", user="runner")
+    store = open_store(server.url(database, user="runner"))
     world = World(store, KEY)
     world.group()
     world.join(A)

@@ -14,12 +14,13 @@ from sqlalchemy import text
 from lease_store import open_store
 from lease_store.errors import StoreError
 from tests import mariadb as mariadb_server
+from tests import mysql as mysql_server
+from tests.database_server import DatabaseServer
 from tests.mariadb import MariaDB
 
-pytestmark = [
-    pytest.mark.mariadb,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates"),
-]
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl makes the certificates"
+)
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,19 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certific
     }
 
 
-@pytest.fixture(scope="module")
-def encrypted(certificates: dict[str, Certificates]) -> Generator[MariaDB]:
-    with mariadb_server.running() as server:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(mariadb_server, id="mariadb", marks=pytest.mark.mariadb),
+        pytest.param(mysql_server, id="mysql", marks=pytest.mark.mysql),
+    ],
+)
+def encrypted(
+    request: pytest.FixtureRequest, certificates: dict[str, Certificates]
+) -> Generator[DatabaseServer]:
+    if request.param is mysql_server and (reason := mysql_server.reason_missing()):
+        pytest.skip(reason)
+    with request.param.running() as server:
         server.stop()
         server.start(*server_options(certificates["right"]))
         yield server
@@ -78,7 +89,7 @@ def server_options(certificates: Certificates) -> list[str]:
 
 
 def test_a_verified_connection_is_encrypted(
-    encrypted: MariaDB, certificates: dict[str, Certificates]
+    encrypted: DatabaseServer, certificates: dict[str, Certificates]
 ) -> None:
     url = encrypted.create_database("leases")
     store = open_store(f"{url}?ssl_ca={certificates['right'].authority}", upgrade=True)
@@ -89,14 +100,16 @@ def test_a_verified_connection_is_encrypted(
 
 
 def test_another_authority_is_refused(
-    encrypted: MariaDB, certificates: dict[str, Certificates]
+    encrypted: DatabaseServer, certificates: dict[str, Certificates]
 ) -> None:
     url = encrypted.create_database("leases")
     with pytest.raises(StoreError, match="ssl_ca"):
         open_store(f"{url}?ssl_ca={certificates['other'].authority}", upgrade=True)
 
 
-def test_another_host_is_refused(encrypted: MariaDB, certificates: dict[str, Certificates]) -> None:
+def test_another_host_is_refused(
+    encrypted: DatabaseServer, certificates: dict[str, Certificates]
+) -> None:
     encrypted.stop()
     encrypted.start(*server_options(certificates["elsewhere"]))
     try:
@@ -108,6 +121,7 @@ def test_another_host_is_refused(encrypted: MariaDB, certificates: dict[str, Cer
         encrypted.start(*server_options(certificates["right"]))
 
 
+@pytest.mark.mariadb
 def test_a_server_without_tls_is_refused(
     mariadb: MariaDB, mariadb_url: str, certificates: dict[str, Certificates]
 ) -> None:
