@@ -36,6 +36,7 @@ from lease_store.sql_store.rows import (
     key_values,
 )
 from lease_store.sql_store.tenures import SqlTenures
+from lease_store.sql_store.verbs import portions
 from lease_store.store import Changed, Stale
 from lease_store.transactions import Raced, Transaction
 from lease_store.transitions import (
@@ -186,9 +187,13 @@ class SqlBatches(SqlTenures):
     def _numbered(
         self, tx: Transaction, key: GroupKey, commits: Sequence[BatchCommit]
     ) -> dict[ShardId, Batch]:
-        numbers = [(commit.tenure.shard, commit.sequence) for commit in commits]
-        rows = tx.connection.execute(history.select_numbered(key, numbers)).mappings()
-        return {batch.shard: batch for batch in map(batch_from, rows)}
+        numbers = {commit.tenure.shard: commit.sequence for commit in commits}
+        found: dict[ShardId, Batch] = {}
+        for part in portions(numbers):
+            wanted = [(shard, numbers[shard]) for shard in part]
+            rows = tx.connection.execute(history.select_numbered(key, wanted)).mappings()
+            found |= {batch.shard: batch for batch in map(batch_from, rows)}
+        return found
 
     def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
         """See `LeaseStore.finish_empty`."""

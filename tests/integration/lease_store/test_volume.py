@@ -26,7 +26,7 @@ from lease_store.verification import audit
 from tests.aged_store import INCARNATION, KEY, NODE, RECORDS, Age, Consumption, fill
 from tests.database_server import DatabaseServer
 
-SMALL, LARGE = (Age(batches, shards=4, step=timedelta(minutes=5)) for batches in (400, 4_000))
+SMALL, LARGE = (Age(batches, shards=8, step=timedelta(minutes=5)) for batches in (400, 4_000))
 RATIO_MAX = 1.5
 SLACK = 40
 INSTRUCTIONS = 10
@@ -138,7 +138,7 @@ def work_of(aged: Aged) -> dict[str, Work]:
         "beat": lambda: store.beat(KEY, NODE, INCARNATION),
         "tick": rebalancer.tick,
         "open and close": open_and_close,
-        "commit": lambda: run.commit(age.names[:2]),
+        "commit": run.commit,
         "journal": lambda: store.journal(KEY, limit=20, newest=True),
         "journal of a shard": lambda: store.journal(KEY, shard=shard, limit=20, newest=True),
         "window": lambda: committed_parts(store, KEY, Path("/"), span=hour),
