@@ -62,9 +62,12 @@ SQLITE_VERDICTS: dict[int, Verdict] = {
 }
 
 SQLITE_FULL = 13
+SQLITE_IOERR_SHMSIZE = 4874  # the file that readers and writers share cannot grow
+SQLITE_IOERR_SHMSIZE = 4874  # the file that readers and writers share cannot grow
 MYSQL_FULL = frozenset({1021, 1114})
 
 ADVICE: dict[int, str] = {
+    14: "check that its file can be opened, and that its folder may be written",
     1044: "grant the account of its URL access to the database",
     1045: "check the account and the password in its URL",
     1049: "create the database first",
@@ -90,7 +93,7 @@ def disk_is_full(error: DBAPIError) -> bool:
     """Return whether the database found no room for what it was to write."""
     number = error_number(error)
     if hasattr(error.orig, "sqlite_errorcode"):
-        return number & 0xFF == SQLITE_FULL
+        return number & 0xFF == SQLITE_FULL or number == SQLITE_IOERR_SHMSIZE
     return number in MYSQL_FULL
 
 

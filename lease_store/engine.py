@@ -6,9 +6,11 @@ it is found at once, and not by the first lost update.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import ExceptionContext
@@ -240,7 +242,7 @@ def _isolation(cursor: Any) -> str:
 
 def _sqlite_engine(url: URL) -> Engine:
     engine = create_engine(
-        url,
+        _openable(url),
         pool_size=POOL_SIZE,
         pool_timeout=READ_TIMEOUT_S,
         hide_parameters=True,
@@ -265,8 +267,28 @@ def _sqlite_engine(url: URL) -> Engine:
     return engine
 
 
+def _openable(url: URL) -> URL:
+    """Return the URL under which a file can be read, where nothing may be written beside it.
+
+    1. SQLite opens a write-ahead log with a file that readers and writers share beside it.
+    2. In a folder that may only be read, it cannot make that file, and refuses to read at all.
+    3. Where nobody has the store open, there is no log to be read, and the file can be taken as
+       it is; where somebody has, the log and the shared file are there already.
+    """
+    path = sqlite_path(url)
+    if path is None or url.query or not path.is_file() or os.access(path.parent, os.W_OK):
+        return url
+    log = path.with_name(f"{path.name}-wal")
+    at_rest = not log.exists() or log.stat().st_size == 0
+    place = f"file:{quote(str(path.absolute()))}"
+    options = {"mode": "ro", "uri": "true"} | ({"immutable": "1"} if at_rest else {})
+    return url.set(database=place, query=options)
+
+
 def sqlite_path(url: URL) -> Path | None:
     """The file of a SQLite store; None for other databases."""
     if url.get_backend_name() != "sqlite" or not url.database:
         return None
-    return Path(url.database.removeprefix("file:"))
+    if url.database.startswith("file:"):
+        return Path(unquote(url.database.removeprefix("file:")))
+    return Path(url.database)

@@ -5,11 +5,13 @@ Alembic is imported only to upgrade; the check is one statement.
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import nullcontext
 from pathlib import Path
 
 from filelock import FileLock
 from sqlalchemy import Connection, Engine, String, column, inspect, select, table
+from sqlalchemy.exc import OperationalError
 
 from lease_store.engine import WRITE_OPTION, sqlite_path
 from lease_store.errors import SchemaTooNew, SchemaTooOld
@@ -18,6 +20,7 @@ VERSION_TABLE = "leasehold_schema"
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 HEAD = REVISIONS[-1]
 UPGRADE_LOCK_TIMEOUT_S = 60.0
+WRITE_AHEAD = "PRAGMA journal_mode = WAL"
 
 _version = table(VERSION_TABLE, column("version_num", String(32)))
 
@@ -81,7 +84,10 @@ def _write_ahead(engine: Engine) -> None:
     """Let readers go on while somebody writes: a property of the file, set outside transactions."""
     connection = engine.raw_connection()
     try:
-        connection.cursor().execute("PRAGMA journal_mode = WAL")
+        connection.cursor().execute(WRITE_AHEAD)
+    except sqlite3.Error as error:
+        # Outside a transaction nobody else translates the driver's error.
+        raise OperationalError(WRITE_AHEAD, None, error, hide_parameters=True) from error
     finally:
         connection.close()
 

@@ -11,6 +11,7 @@ from lease_store.database_errors import (
     MYSQL_VERDICTS,
     SQLITE_VERDICTS,
     Verdict,
+    disk_is_full,
     error_number,
     verdict,
 )
@@ -88,3 +89,10 @@ def test_an_error_without_arguments_has_number_zero() -> None:
 def test_no_number_has_two_meanings() -> None:
     assert Verdict.FATAL not in MYSQL_VERDICTS.values()
     assert Verdict.FATAL not in SQLITE_VERDICTS.values()
+
+
+@pytest.mark.parametrize("number", [13, 4874])
+def test_a_full_disk_is_no_silent_server(number: int) -> None:
+    assert verdict(of_sqlite(number)) is Verdict.UNAVAILABLE
+    assert disk_is_full(of_sqlite(number))
+    assert not disk_is_full(of_sqlite(10))

@@ -1,0 +1,98 @@
+"""Commands on a disk that is full, or that may only be read: real mounts, seen by no one else."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.leasehold_process import COMMAND, environment
+
+SPACE_KB = 1_024
+
+
+def mounts_allowed() -> bool:
+    tried = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not mounts_allowed(), reason="this account may not mount anything")
+
+
+def script(tmp_path: Path, *lines: str) -> list[tuple[int, str]]:
+    """Run lines of shell with mounts of their own: of each command its exit code and its words.
+
+    A line that begins with `leasehold` is such a command; the others only prepare.
+    """
+    steps = ["set -e", f"cd {shlex.quote(str(tmp_path))}"]
+    for line in lines:
+        if line.startswith("leasehold "):
+            words = " ".join(map(shlex.quote, COMMAND)) + line.removeprefix("leasehold")
+            steps.append(f'echo "== $({words} 2>&1 && echo 0 || echo $?)"')
+        else:
+            steps.append(line)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", "\n".join(steps)],
+        env=environment(), capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [answer.strip() for answer in done.stdout.split("== ")[1:]]
+    return [
+        (int(answer.splitlines()[-1]), "\n".join(answer.splitlines()[:-1])) for answer in answers
+    ]
+
+
+def test_a_full_disk_is_named_and_nothing_else_is_blamed(tmp_path: Path) -> None:
+    fill = "dd if=/dev/zero of=disk/fill bs=1k 2>dd.log || true"
+    answers = script(
+        tmp_path,
+        f"mkdir disk && mount -t tmpfs -o size={SPACE_KB}k tmpfs disk",
+        "leasehold group create counting --stream demo --home disk/home",
+        fill,
+        "leasehold group pause counting --stream demo --home disk/home",
+        "leasehold checkpoint set 0 5 --force --stream demo --group counting --home disk/home",
+        "leasehold group create counting --stream demo --home disk/another",
+        "rm disk/fill",
+        "leasehold group pause counting --stream demo --home disk/home",
+    )
+    assert answers[0][0] == answers[-1][0] == 0, answers
+    for code, words in answers[1:-1]:
+        assert code == 2
+        assert words.startswith("The disk that holds the lease store at ")
+        assert words.endswith(" is full: make room there; nothing was changed.")
+        assert len(words.splitlines()) == 1
+
+
+@pytest.mark.parametrize("somebody_writes", [False, True])
+def test_a_home_that_may_only_be_read_can_be_looked_at(
+    tmp_path: Path, somebody_writes: bool
+) -> None:
+    """A look may not need to write, whether the store is at rest or open in another process."""
+    (tmp_path / "in.log").write_bytes(b"one\ntwo\n")
+    opened = (
+        "python3 -c \"import sqlite3, time; c = sqlite3.connect('home/leases.db', "
+        "isolation_level=None); c.execute('begin immediate'); c.execute('update consumer_group "
+        "set generation = generation + 1'); c.execute('commit'); print(1, flush=True); "
+        'time.sleep(600)" >writer.log & writer=$!; while ! [ -s writer.log ]; do sleep 0.1; done'
+    )
+    answers = script(
+        tmp_path,
+        "leasehold load in.log --stream demo --home home",
+        "leasehold group create default --stream demo --home home",
+        *([opened] if somebody_writes else []),
+        "mkdir seen && mount --bind home seen && mount -o remount,bind,ro seen",
+        "leasehold status --home seen --json",
+        "leasehold cat demo --home seen",
+        "leasehold verify --home seen",
+        "leasehold journal --home seen",
+        "leasehold group pause default --home seen",
+        *(["kill $writer"] if somebody_writes else []),
+    )
+    *looks, pause = answers[2:]
+    assert [code for code, _ in looks] == [0, 0, 0, 0], looks
+    assert '"demo"' in looks[0][1]
+    assert pause[0] == 2
+    assert "takes no writes" in pause[1]
+    assert len(pause[1].splitlines()) == 1
