@@ -1,8 +1,8 @@
 """One Dagster deployment: its daemon, its code server with the real sensors, its runs and agents.
 
-The instance is a real one in memory, whose runs of yesterday are deleted, as an operator's
-retention does. The daemon is the loop that calls the sensors and launches what they ask for; it
-keeps run keys for ever. Each code server and each agent is a real object of this process.
+The instance is a real one on stand-ins for its storage, and runs of yesterday are deleted, as an
+operator's retention does. The daemon is the loop that calls the sensors and launches what they ask
+for; it keeps run keys for ever. Code servers and agents are real objects of this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sensors.outbox import build_outbox_sensor
 from sensors.rebalance import build_rebalance_sensor
 from sensors.shard_list import build_shard_list_sensor
 from sensors.watermark import build_watermark_sensor
-from tests.simulation.soak.remembered_storage import RememberedStorage
+from tests.simulation.soak.dagster_storage import EventsInMemory, RunsInMemory
 from tests.simulation.soak.run_double import RunDouble
 from tests.simulation.soak.virtual_time import Killed, Process, Terminated, VirtualTime
 
@@ -102,7 +102,7 @@ class DagsterDouble:
         self.nodes = [NodeName(node) for node in nodes]
         self.agents, self.hourly = agents, hourly
         self.instance = dg.DagsterInstance.ephemeral()
-        self._remember()
+        self._stand_in()
         self.instance._run_launcher = _Launcher(self)  # type: ignore[assignment]
         self.daemon_up = True
         self.cursors: dict[str, str | None] = {}
@@ -126,11 +126,10 @@ class DagsterDouble:
         for node in self.nodes if agents else ():
             self.start_agent(node)
 
-    def _remember(self) -> None:
-        """Keep Dagster's answers until something is written, in both of its storages."""
+    def _stand_in(self) -> None:
         instance: Any = self.instance
-        instance._run_storage = RememberedStorage(instance._run_storage)
-        instance._event_storage = RememberedStorage(instance._event_storage)
+        instance._run_storage = RunsInMemory(instance._run_storage)
+        instance._event_storage = EventsInMemory(instance._event_storage)
 
     # -- code server ----------------------------------------------------------------------------
 
@@ -149,6 +148,7 @@ class DagsterDouble:
             if self.hourly is not None and self.hourly.stream is stream:
                 sensors.append(self._built(build_watermark_sensor, self.hourly, deployment))
         self.sensors = {sensor.name: sensor for sensor in sensors}
+        self.fresh = set(self.sensors)
         self._contexts = {
             name: dg.build_sensor_context(
                 instance=self.instance, cursor=self.cursors.get(name), sensor_name=name

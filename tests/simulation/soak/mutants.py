@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ from lease_store.identifiers import NodeName, ShardId
 from lease_store.liveness import Observations
 from lease_store.node_membership import NodeMembership
 from sensors.hook_delivery import HookDelivery
+from sensors.late_records import LateRecords, windows_of
 from shard_sources.source import Limits, PlannedRange, ShardBounds
 from tests.simulation.soak.scenes import SCENES
 from tests.simulation.soak.synthetic_log import LogShard, SyntheticLog
@@ -77,6 +79,17 @@ def _listed(entry: LogShard) -> LogShard:
     return entry
 
 
+def _read_until_made(self: LateRecords, since: datetime, until: datetime, leases: Any) -> None:
+    """What reaches into hours that are not made is read anew at every tick."""
+    before = dict(self._next or {})
+    _READ(self, since, until, leases)
+    if self._ends.keys() - windows_of(self.store, self.hourly, self._ends).keys():
+        self._next = before
+        for lease in leases:
+            self._seen.pop(lease.shard, None)
+
+
+_READ = LateRecords._read
 _PLAN = SyntheticLog.plan
 _LOG = "tests.simulation.soak.synthetic_log.SyntheticLog"
 
@@ -100,10 +113,28 @@ MUTANTS = [
         "shard 0 of orders/default stood still",
     ),
     Mutant(
+        "a run waits for its job for ever",
+        "a run hangs",
+        {"assets.stall_guard.StallGuard.call": lambda _guard, _what, work: work()},
+        "of orders/default stood still",
+    ),
+    Mutant(
         "a node takes shards though its daemon is down",
         "a daemon is down",
         {f"{NodeMembership.__module__}.NodeMembership.planner_silent_s": 0.0},
         "of orders/default stood still",
+    ),
+    Mutant(
+        "a failed hour is not asked for again",
+        "hours fail",
+        {"sensors.asked_hours.AskedHours.due": lambda *_: []},
+        "has stood still for",
+    ),
+    Mutant(
+        "late records of hours that failed are read at every tick",
+        "hours fail",
+        {"sensors.late_records.LateRecords._read": _read_until_made},
+        "a tick of orders_hours_watermark read",
     ),
     Mutant(
         "time without a look counts as silence",

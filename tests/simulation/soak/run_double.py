@@ -88,6 +88,10 @@ class SweeperDouble:
             self._time.sleep(LOOK_S)
         raise SweepInterrupted("The Spark job was interrupted.")
 
+    def abandon(self) -> bool:
+        """Interrupt what still runs; Spark itself is well."""
+        return True
+
     def _result(self, range_: ReadRange) -> SweepResult:
         if range_.shard in self._moods.failing:
             return TransformError(REFUSED)
@@ -200,9 +204,16 @@ class RunDouble:
         return replace(settings, store=lambda: connection)
 
     def _make_hour(self, partition: str) -> str:
+        start = datetime.strptime(partition, KEY_FORMAT).replace(tzinfo=UTC)
+        self.deployment.world.watch.failed_hours.add(start)
+        failure = self._write_hour(partition, start)
+        if not failure:
+            self.deployment.world.watch.failed_hours.discard(start)
+        return failure
+
+    def _write_hour(self, partition: str, start: datetime) -> str:
         """The row of an hour, as `make_window` writes it; its output is of no interest here."""
         place = self.deployment.streams[self.stream]
-        start = datetime.strptime(partition, KEY_FORMAT).replace(tzinfo=UTC)
         self.deployment.time.sleep(SWEEP_S)
         if self.deployment.world.moods(self.stream).failing_hours(start):
             return f"The transform of the hour {partition} raised."

@@ -57,12 +57,15 @@ def _both_daemons(at_s: float, lengths: script.Lengths, number: int) -> list[Inc
 
 
 ONE_FAILS: dict[str, Any] = {"orders": 0, "parcels": 2, "pace": Pace(300.0, 14_400.0)}
+MUCH_TRAFFIC: dict[str, Any] = {"orders": 6, "pace": Pace(600.0, 300.0)}
 
 SCENES: dict[str, Scene] = {
     "a shard fails for ever": Scene(Shape.EMBEDDED, 4 * DAY_S, (), ONE_FAILS),
     "hooks where nodes have agents": Scene(Shape.AGENTS, 2 * HOUR_S),
     "a shard is removed": Scene(Shape.EMBEDDED, 8 * HOUR_S, (script.shard_removed,)),
+    "a run hangs": Scene(Shape.EMBEDDED, 3.5 * HOUR_S, (script.run_hangs,)),
     "a daemon is down": Scene(Shape.TWO, 6 * HOUR_S, (_both_daemons,)),
+    "hours fail": Scene(Shape.EMBEDDED, 15.5 * HOUR_S, (script.hours_fail,), MUCH_TRAFFIC),
     "the store is away": Scene(
         Shape.TWO, 3 * HOUR_S, (script.store_away,), {"orders": 0, "parcels": 4, "failing": False}
     ),

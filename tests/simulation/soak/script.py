@@ -30,7 +30,7 @@ class Lengths:
     day_s: float
 
 
-WHOLE = Lengths(2 * DAY_S, WEEK_S, DAY_S)
+WHOLE = Lengths(3 * DAY_S, WEEK_S, DAY_S)
 SMALL = Lengths(1.5 * HOUR_S, HOUR_S, 40 * MINUTE_S)
 
 Builder = Callable[[float, Lengths, int], list[Incident]]
@@ -295,9 +295,11 @@ def late_records(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
 BUILDERS: list[Builder] = [
     store_away,
     run_killed,
+    run_hangs,
     reshard,
     source_away,
     code_servers_restarted,
+    hours_fail,
     hook_fails,
     daemon_down,
     retention_overtakes,

@@ -8,7 +8,7 @@ from tests.simulation.soak.script import BUILDERS, SMALL
 from tests.simulation.soak.whole import soak
 from tests.simulation.soak.world import Pace, Shape
 
-DAYS = 1.0
+DAYS = 1.5
 PACE = Pace(quiet_s=900.0, traffic_s=7_200.0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -207,6 +208,24 @@ class _Thread:
         limit_s = self._virtual.now_s + (timeout or 0.0)
         while self.is_alive() and self._virtual.now_s < limit_s and self._virtual.strand:
             self._virtual.sleep(0.1)
+
+
+class VirtualQueue:
+    """A queue between strands; has what `queue.SimpleQueue` has."""
+
+    def __init__(self, virtual: VirtualTime) -> None:
+        self._items: deque[Any] = deque()
+        self._filled = _Event(virtual)
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._filled.set()
+
+    def get(self) -> Any:
+        while not self._items:
+            self._filled.clear()
+            self._filled.wait()
+        return self._items.popleft()
 
 
 class _Threading:

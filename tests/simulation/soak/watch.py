@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -37,11 +37,13 @@ UNOWNED_LIMIT_S = 180.0
 TOLD_LIMIT_S = 900.0
 """After how long a batch has reached the hook and Dagster, what waited for a retry included."""
 HOUR_LIMIT_S = 3_600.0
+HOUR_AGAIN_LIMIT_S = 7 * 3_600.0
+"""For an hour whose run has failed before: it is asked for again after up to 6 hours."""
 RETRY_LIMIT_S = 600.0
-ROWS_BASE, ROWS_PER_SHARD, ROWS_PER_COMMIT = 300, 12, 12
+ROWS_BASE, ROWS_PER_SHARD, ROWS_PER_COMMIT = 250, 12, 12
 CALLS_BASE, CALLS_PER_SHARD = 80, 4
-ENTRIES_BASE, ENTRIES_PER_SHARD = 600, 80
-CURSOR_MAX = 20_000
+ENTRIES_BASE, ENTRIES_PER_SHARD = 1_500, 80
+CURSOR_MAX = 60_000
 SHOWN_CHARACTERS_MAX = 300
 
 Place = tuple[GroupKey, ShardId]
@@ -104,6 +106,8 @@ class Watch:
         self.next_hour = world.since
         self.late_expected: Counter[datetime] = Counter()
         self.due: set[Place] = set()
+        self.failed_hours: set[datetime] = set()
+        self._commit_times: deque[float] = deque()
 
     def find(self, what: Hashable, sentence: str) -> None:
         """Note a finding, once for each thing that it is about."""
@@ -149,12 +153,20 @@ class Watch:
         self.figures.hooked += 1
         self._unhooked.pop((key, batch_id), None)
 
+    def _of_a_week(self) -> int:
+        """How many batches were committed within the last week."""
+        since_s = self._world.time.now_s - 7 * 86_400
+        while self._commit_times and self._commit_times[0] < since_s:
+            self._commit_times.popleft()
+        return len(self._commit_times)
+
     def _committed(self, commit: Any, now_s: float) -> None:
         key, shard = commit.tenure.key, commit.tenure.shard
         number = self._next[key].get(shard, 0)
         if commit.sequence < number:
             return  # sent again after a lost reply
         self.figures.commits += 1
+        self._commit_times.append(now_s)
         self._next[key][shard] = commit.sequence + 1
         self._cover((key, shard), commit.start, commit.end)
         if commit.hooked:
@@ -191,7 +203,11 @@ class Watch:
         self._commits_seen[deployment.name, sensor] = self.figures.commits
         news = self.figures.commits - seen
         shards = self._world.shards_ever
-        if not news:
+        if sensor in deployment.fresh:
+            # A new code server looks through what late records may reach: hours of a week.
+            deployment.fresh.discard(sensor)
+            news += self._of_a_week() + 7 * 24
+        elif not news:
             self.figures.rows_max[sensor] = max(self.figures.rows_max[sensor], spent.rows)
             self.figures.calls_max[sensor] = max(self.figures.calls_max[sensor], spent.calls)
         if spent.rows > ROWS_BASE + ROWS_PER_SHARD * shards + ROWS_PER_COMMIT * news:
@@ -325,6 +341,7 @@ class Watch:
         name = maker.hourly.stream.name
         while self.next_hour in self._windows:
             self.figures.hours += 1
+            self.failed_hours.discard(self.next_hour)
             self.next_hour += HOUR
         if len(self._windows) > 24 * 30:
             # Whatever is counted late lies within a week.
@@ -336,7 +353,7 @@ class Watch:
         complete = world.frontier(name)
         due = not excused and complete is not None and hour + HOUR <= complete
         waited_s = self._since.held_s(("hour",), world.time.now_s, holds=due, state=hour)
-        if waited_s > HOUR_LIMIT_S:
+        if waited_s > (HOUR_AGAIN_LIMIT_S if hour in self.failed_hours else HOUR_LIMIT_S):
             self.find(
                 ("hour", hour),
                 f"the hour {hour.isoformat()} has stood still for {waited_s:.0f} s: complete, and "
@@ -349,7 +366,8 @@ class Watch:
                 self.figures.late += late
                 del self.late_expected[at]
             waiting = not counted and not excused
-            if self._since.held_s(("late", at), world.time.now_s, holds=waiting) > HOUR_LIMIT_S:
+            waited_s = self._since.held_s(("late", at), world.time.now_s, holds=waiting)
+            if waited_s > HOUR_AGAIN_LIMIT_S:
                 self.find(
                     ("late", at),
                     f"{late} late records of {at.isoformat()} were not counted, or the hour was "

@@ -37,7 +37,7 @@ from shard_sources.source import Limits
 from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST, DagsterDouble
 from tests.simulation.soak.run_double import Moods, SweeperDouble
 from tests.simulation.soak.synthetic_log import SyntheticLog
-from tests.simulation.soak.virtual_time import VirtualTime
+from tests.simulation.soak.virtual_time import VirtualQueue, VirtualTime
 from tests.simulation.soak.watch import TICK_S, Watch
 from tests.simulation.soak.watched_store import WatchedStore
 
@@ -70,8 +70,8 @@ class Pace:
         traffic_s: how often each shard gets records.
     """
 
-    quiet_s: float = 3_600.0
-    traffic_s: float = 14_400.0
+    quiet_s: float = 21_600.0
+    traffic_s: float = 43_200.0
 
 
 @dataclass(frozen=True)
@@ -313,6 +313,8 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "orchestration.node_agent.process_gone": lambda note: note in (DEAD, DEAD_ON_A_HOST),
             "sensors.janitor.process_gone": lambda note: note == DEAD,
             "lease_store.heartbeat.threading": virtual.threading(),
+            "assets.stall_guard.threading": virtual.threading(),
+            "assets.stall_guard.SimpleQueue": partial(VirtualQueue, virtual),
             "assets.node_consumption.Heartbeat": partial(Heartbeat, clock=virtual.clock),
             "assets.node_consumption.SparkSweeper": sweeper,
             "assets.node_consumption.time": virtual.time(),
