@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from assets.shard_stream import ShardStream
 from lease_store.identifiers import NodeName
 from lease_store.process_identity import ProcessIdentity
+from lease_store.pruning import HISTORY_DAYS_DEFAULT
 from lease_store.records import Timing
 from orchestration.code_server import CodeServer
 from orchestration.node_agent import NodeAgent
@@ -42,6 +44,7 @@ from tests.simulation.soak.virtual_time import Killed, Process, Terminated, Virt
 if TYPE_CHECKING:
     from tests.simulation.soak.world import World
 
+HISTORY_AGE = timedelta(days=HISTORY_DAYS_DEFAULT)
 KEPT_RUNS_S = 86_400.0
 PARTITION_TAG = "dagster/partition"
 AT = Endpoint("127.0.0.1", 4202)
@@ -117,7 +120,12 @@ class DagsterDouble:
         # Where agents beat, the setting names a node that nobody has, as after an installation.
         serves = (NodeName("local"),) if agents else tuple(self.nodes)
         deployment = Deployment(
-            lambda: connection, serves, Timing(), lambda _: world.output, agents=agents
+            lambda: connection,
+            serves,
+            Timing(),
+            lambda _: world.output,
+            agents=agents,
+            history_age=HISTORY_AGE,
         )
         self.streams = {stream.name: Place(stream, deployment) for stream in streams}
         self.sensors: dict[str, dg.SensorDefinition] = {}

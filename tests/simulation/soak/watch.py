@@ -43,6 +43,9 @@ RETRY_LIMIT_S = 600.0
 ROWS_BASE, ROWS_PER_SHARD, ROWS_PER_COMMIT = 250, 12, 12
 CALLS_BASE, CALLS_PER_SHARD = 80, 4
 ENTRIES_BASE, ENTRIES_PER_SHARD = 1_500, 80
+HISTORY_LIMIT = timedelta(days=45)
+"""Half as long again as history is kept: the janitor's rounds are hours apart."""
+OLD_ENTRIES_MAX = 400
 CURSOR_MAX = 60_000
 SHOWN_CHARACTERS_MAX = 300
 
@@ -388,6 +391,16 @@ class Watch:
                 cursor = deployment.cursors.get(name) or ""
                 if len(cursor) > CURSOR_MAX:
                     self.find(("cursor", name), f"the cursor of {name} has {len(cursor)} letters")
+
+    def look_at_history(self) -> None:
+        """A shard that fails for ever leaves a journal that the janitor keeps short."""
+        world = self._world
+        for name, key in world.keys.items():
+            for shard in world.moods(name).failing if world.snapshot(key) else ():
+                entries = world.store.store.journal(key, shard=shard, limit=OLD_ENTRIES_MAX + 1)
+                old = [entry for entry in entries if world.now - entry.at > HISTORY_LIMIT]
+                if len(old) > OLD_ENTRIES_MAX:
+                    self.find(("history", key), f"the journal of shard {shard} of {key} only grows")
 
     def look_at_outbox(self) -> None:
         """Whatever was committed is told to Dagster, by its run or by the outbox sensor."""

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import datetime
 
 from lease_store.memory_store import MemoryStore
 from lease_store.store import LeaseStore
@@ -53,7 +54,7 @@ def soak(
     pace: Pace,
     *,
     seed: int = 0,
-    new_store: Callable[[], LeaseStore] = MemoryStore,
+    new_store: Callable[[Callable[[], datetime]], LeaseStore] = MemoryStore,
     say: Callable[[str], object] = lambda _: None,
 ) -> Outcome:
     """Play a calendar of incidents in one shape, and look at everything once more at the end."""

@@ -99,7 +99,7 @@ class World:
     orders: int = 4
     parcels: int = 3
     failing: bool = True
-    new_store: Callable[[], LeaseStore] = MemoryStore
+    new_store: Callable[[Callable[[], datetime]], LeaseStore] = MemoryStore
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -112,7 +112,7 @@ class World:
         self._said_s = 0.0
         self.steps = 0
         self.watch = Watch(self)
-        self.store = WatchedStore(self.new_store(), self.time, self.watch)
+        self.store = WatchedStore(self.new_store(lambda: self.now), self.time, self.watch)
         self.logs: dict[str, SyntheticLog] = {}
         self.keys: dict[str, GroupKey] = {}
         self._moods: dict[str, Moods] = {}
@@ -272,6 +272,7 @@ class World:
         if self.steps % SIZES_EVERY == 0:
             self.watch.look_at_sizes()
             self.watch.look_at_outbox()
+            self.watch.look_at_history()
             for deployment in self.deployments:
                 deployment.delete_old_runs()
 
