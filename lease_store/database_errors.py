@@ -63,7 +63,6 @@ SQLITE_VERDICTS: dict[int, Verdict] = {
 
 SQLITE_FULL = 13
 SQLITE_IOERR_SHMSIZE = 4874  # the file that readers and writers share cannot grow
-SQLITE_IOERR_SHMSIZE = 4874  # the file that readers and writers share cannot grow
 MYSQL_FULL = frozenset({1021, 1114})
 
 ADVICE: dict[int, str] = {

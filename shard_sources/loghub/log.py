@@ -276,6 +276,7 @@ class LogHub(LogHubReader):
         at = position
         if isinstance(at, datetime):
             at = max(0, int(at.timestamp() // 1))
+        self.number_of(shard)
         try:
             return str(self._cursor(shard, at))
         except UnknownShard:

@@ -131,7 +131,7 @@ def test_a_broken_history_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> No
     store.open_tenure(stream.key, ShardId("0"), A, "run-1")
     true_journal = store.journal(stream.key)
     twice = [*true_journal, replace(true_journal[-1], run="run-2")]
-    monkeypatch.setattr(store, "journal", lambda *_, **__: twice)
+    monkeypatch.setattr(store, "each_entry", lambda *_, **__: iter(twice))
     (evaluation,) = materialized(stream, deployment).get_asset_check_evaluations()
     assert not evaluation.passed
     assert evaluation.metadata["violations"].value > 0

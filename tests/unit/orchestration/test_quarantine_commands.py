@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from base64 import b64decode
 from collections.abc import Generator
 from pathlib import Path
@@ -33,6 +34,8 @@ NO_TEXT = b"\x00\xff bad"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of batches of four; yesterday's transform refused records with `bad`."""
     forget_settings(monkeypatch)
+    # Another test's module of this name declares other streams.
+    monkeypatch.delitem(sys.modules, "declared_streams", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     (tmp_path / "declared_streams.py").write_text(DECLARATION)

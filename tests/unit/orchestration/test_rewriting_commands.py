@@ -37,6 +37,8 @@ stream = ShardStream("demo", LocalLog(Path("home/logs/demo")), transform=lambda 
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of ten records, in three batches each; sweeps run in this process."""
     forget_settings(monkeypatch)
+    # Another test's module of this name declares other streams.
+    monkeypatch.delitem(sys.modules, "declared_streams", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     home = ConsumedHome(tmp_path / "home")
