@@ -172,25 +172,37 @@ def _batches(
 
 def _parts_of(unit: Unit, output_root: Path, wanted: range | None) -> list[CommittedPart]:
     """The files of a unit, cut to the batches that are wanted."""
-    chosen = [batch for batch in unit if wanted is None or batch.sequence in wanted]
+    chosen = [batch for batch in unit if wanted is None or _overlap(batch, wanted)]
     if not chosen:
         return []
     shard, first = unit[0].shard, unit[0].sequence
     files = [file for batch in unit for file in batch.files if not file.quarantine]
     parts = [CommittedPart(shard, first, output_root / file.path, file) for file in files]
-    if len(chosen) == len(unit):
+    divided = any(
+        batch.statistics.written and wanted is not None and not _inside(batch, wanted)
+        for batch in chosen
+    )
+    if len(chosen) == len(unit) and not divided:
         return parts
     counts = [batch.statistics.written for batch in unit]
     if not files:
         return []
-    if len(files) != 1 or sum(counts) != files[0].records:
+    if divided or len(files) != 1 or sum(counts) != files[0].records:
         raise OutputUnreadable(
-            f"Batches {first} to {unit[-1].sequence} of shard {shard} lie together in "
+            f"Batches {first} to {unit[-1].last} of shard {shard} lie together in "
             f"{files[0].path}, and the ledger does not tell their rows apart: ask for all of them."
         )
     begin = sum(counts[: unit.index(chosen[0])])
     rows = (begin, begin + sum(batch.statistics.written for batch in chosen))
     return [CommittedPart(shard, first, parts[0].path, files[0], rows)]
+
+
+def _overlap(batch: Batch, numbers: range) -> bool:
+    return batch.sequence < numbers.stop and batch.last >= numbers.start
+
+
+def _inside(batch: Batch, numbers: range) -> bool:
+    return batch.sequence in numbers and batch.last in numbers
 
 
 def committed_dataset(

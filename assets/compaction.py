@@ -188,7 +188,9 @@ class Compactor:
         attempt = f"{ATTEMPTS_FOLDER}/{self._new_attempt()}"
         folder = self._output_root / attempt
         try:
-            new = self._write(report.shard, merge, attempt, len(together))
+            new = self._write(
+                report.shard, merge, attempt, sum(batch.batches for batch in together)
+            )
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
@@ -201,7 +203,7 @@ class Compactor:
             BatchRewrite(batch.sequence, batch.generation, () if number else new, batch.statistics)
             for number, batch in enumerate(together)
         ]
-        first, last = together[0].sequence, together[-1].sequence
+        first, last = together[0].sequence, together[-1].last
         reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"
         if not swap(
             self._store,
@@ -220,7 +222,7 @@ class Compactor:
             )
         return replace(
             report,
-            batches=report.batches + len(together),
+            batches=report.batches + sum(batch.batches for batch in together),
             files_after=report.files_after - len(old) + len(new),
             bytes_before=report.bytes_before + sum(file.bytes for file in old),
             bytes_after=report.bytes_after + sum(file.bytes for file in new),

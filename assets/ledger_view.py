@@ -52,10 +52,21 @@ def at_one_moment(
         if not moving:
             return {shard: found[shard] for shard in sorted(found)}, heads
         found |= {shard: [] for shard in moving}
-        for shard, value in read(moving):
-            found[shard].append(value)
+        unreadable: OutputUnreadable | None = None
+        try:
+            for shard, value in read(moving):
+                found[shard].append(value)
+        except OutputUnreadable as error:
+            # Rows of two moments need not fit together.
+            unreadable = error
         now = store.heads(key, list(moving))
-        moving = {s: now[s] for s in moving if s in now and now[s].version != heads[s].version}
+        moved = {s: now[s] for s in moving if s in now and now[s].version != heads[s].version}
+        if unreadable is not None:
+            if not moved:
+                raise unreadable
+            # What was not read before the error is read now.
+            moved = {shard: now[shard] for shard in moving if shard in now}
+        moving = moved
         heads |= moving
     raise OutputUnreadable(
         f"The output of shard {next(iter(moving))} of {key} was replaced each of {READINGS_MAX} "
@@ -92,18 +103,22 @@ def units_of(store: LeaseStore, key: GroupKey, shard: ShardId, numbers: range) -
 
 
 def _carrier(store: LeaseStore, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
-    """The batch before a number whose merged file holds records of it; None where none does."""
+    """The row before a number whose file, or which itself, holds that batch; None if none does."""
     first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
     if number == 0 or (first is not None and _lists_output(first)):
         return None
-    earlier = store.each_batch(key, shard, numbers=range(number), newest_first=True)
-    for distance, batch in enumerate(earlier, start=1):
-        together = max((file.batches for file in batch.files), default=1)
-        if together > distance:
-            return batch
-        if _lists_output(batch):
-            return None
-    return None
+    own: Batch | None = None
+    passed = 0
+    for row in store.each_batch(key, shard, numbers=range(number), newest_first=True):
+        if row.last >= number:
+            own = row
+        else:
+            passed += row.batches
+            if max((file.batches for file in row.files), default=1) > passed:
+                return row
+        if _lists_output(row):
+            break
+    return own
 
 
 def _lists_output(batch: Batch) -> bool:

@@ -32,12 +32,14 @@ def units(batches: Iterable[Batch]) -> list[Unit]:
 def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
     """The committed batches of one shard, in order, unit by unit."""
     unit: list[Batch] = []
-    together = 0
+    left = 0
     for batch in batches:
         if not unit:
-            together = max((file.batches for file in batch.files), default=1)
+            left = max((file.batches for file in batch.files), default=1)
         unit.append(batch)
-        if len(unit) == together:
+        # The last row may stand for batches without output behind the file's own, too.
+        left -= batch.batches
+        if left <= 0:
             yield tuple(unit)
             unit = []
     if unit:

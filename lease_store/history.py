@@ -136,7 +136,10 @@ class History(Protocol):
         ...
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
-        """Committed batches of these shards from the given numbers on, by shard and number."""
+        """Committed batches of these shards from the given numbers on, by shard and number.
+
+        A row that stands for several batches is given if it stands for any of these.
+        """
         ...
 
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:

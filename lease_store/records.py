@@ -252,7 +252,8 @@ class DataFile:
     """A file of committed output: path relative to the stream's output folder, size in bytes.
 
     `batches` is the number of consecutive batches of the shard whose records it holds: those of
-    the batch that lists it, and of the following ones, which then list no file of this kind.
+    the batch that lists it, and of the following ones, which then list no file of this kind. A row
+    that others were folded into counts as all of its batches.
     `first_event_time` and `last_event_time` bound the column `event_time` of its records, as the
     transform left it; None where they are not known.
     """

@@ -125,7 +125,7 @@ def force(
         last = last_before(ledgers[shard])
         if border is not None and last is not None:
             withdrawn[shard] = range(border.sequence, last.sequence + 1)
-            why += f"; batches {border.sequence} to {last.sequence} are withdrawn"
+            why += f"; batches {border.sequence} to {last.last} are withdrawn"
         whys[shard] = why
     steps = [forced(row, cursor, members, whys[row.shard])]
     if reopen is Reopening.ACCEPT:

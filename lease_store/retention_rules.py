@@ -198,17 +198,14 @@ def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> 
 
 def _may_fold(carrier: Batch, row: Batch) -> bool:
     """Tell whether a row names nothing that the row before it could not stand for as well."""
-    counts = {file.batches for file in carrier.files}
-    return not row.files and carrier.end == row.start and len(counts) <= 1
+    return not row.files and carrier.end == row.start
 
 
 def folded(carrier: Batch, row: Batch) -> Batch:
-    """A ledger row that stands for the next row, too; files that hold its records hold one less."""
-    files = tuple(replace(file, batches=max(file.batches - 1, 1)) for file in carrier.files)
+    """A ledger row that stands for the next row, too."""
     return replace(
         carrier,
         end=row.end,
-        files=files,
         statistics=_together(carrier.statistics, row.statistics),
         finished=carrier.finished or row.finished,
         committed_at=row.committed_at,

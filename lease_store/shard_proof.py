@@ -295,7 +295,7 @@ class _LedgerProof:
             for file in files:
                 if file.batches > left:
                     carrier, left = file.path, file.batches
-            self._carriers[quarantine] = (carrier, max(left - 1, 0))
+            self._carriers[quarantine] = (carrier, max(left - batch.batches, 0))
 
     def take_withdrawn(self, batch: Batch) -> None:
         """What was committed is taken back only by a later forced checkpoint that lies before."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Protocol
 
 from lease_store.identifiers import GroupKey
@@ -126,13 +125,16 @@ def _check_whole_files(ledger: Ledger, border: Batch, cursor: str, key: GroupKey
     Raises:
         CheckpointRefused: it does.
     """
-    before: list[Batch] = []
+    before = 0
     for batch in ledger(numbers=range(border.sequence), newest_first=True):
-        before.append(batch)
+        before += batch.batches
         together = max((file.batches for file in batch.files), default=0)
-        if together > len(before):
-            behind = ledger(numbers=range(border.sequence, NUMBERS_END), newest_first=False)
-            *_, last = islice(behind, together - len(before))
+        if together > before:
+            last = border
+            for last in ledger(numbers=range(border.sequence, NUMBERS_END), newest_first=False):
+                before += last.batches
+                if before >= together:
+                    break
             raise batch_border_inside_file(key, batch, last, cursor)
         # Quarantined records lie in files of their own, also within a merged file's batches.
         if any(not file.quarantine for file in batch.files):

@@ -110,7 +110,7 @@ class MemoryHistory(MemoryRows):
         return (
             batch
             for batch in self.each_batch(key)
-            if batch.sequence >= numbers.get(batch.shard, batch.sequence + 1)
+            if batch.shard in numbers and batch.last >= numbers[batch.shard]
         )
 
     # -- journal --------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def _head(lease: ShardLease, newest: Batch | None, version: int) -> LedgerHead:
     return LedgerHead(
         shard=lease.shard,
         check_point=lease.check_point,
-        next_number=newest.sequence + (not intended),
+        next_number=newest.last + (not intended),
         intent=newest.run if intended else None,
         version=version,
     )

@@ -98,9 +98,18 @@ class SqlHistory(SqlVerbs):
         """See `History.batches_since`."""
         self._read("batches", lambda tx: self._group(tx, key))
         return chain.from_iterable(
-            self.each_batch(key, shard, numbers=range(number, NUMBERS_END))
+            chain(self._folded_over(key, shard, number), self.each_batch(key, shard, numbers=rest))
             for shard, number in sorted(numbers.items())
+            for rest in [range(number, NUMBERS_END)]
         )
+
+    def _folded_over(self, key: GroupKey, shard: ShardId, number: int) -> Iterator[Batch]:
+        """The row before a number, if it stands for the batch of that number as well."""
+        before = statements.batches_of(
+            key, shard, BatchState.COMMITTED, range(number), newest_first=True
+        )
+        found = self._each(key, before, batch_from, limit=1) if number else iter(())
+        return (batch for batch in found if batch.last >= number)
 
     def batches_within(
         self,

@@ -42,7 +42,7 @@ _ROW = (
 def select_heads(key: GroupKey, shards: Sequence[ShardId]) -> CompoundSelect[*tuple[Any, ...]]:
     """The shards' checkpoint and version, with the newest ledger row where there is one."""
     columns = [shard_lease.c[name] for name in ("shard_id", "check_point", "ledger_version")]
-    ends = (batch.c.sequence, batch.c.state, batch.c.run)
+    ends = (batch.c.sequence, batch.c.last_sequence, batch.c.state, batch.c.run)
     return union_all(
         *(
             select(*columns, *newest.c)

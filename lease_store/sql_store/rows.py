@@ -302,6 +302,8 @@ def batch_from(row: Row) -> Batch:
 def head_from(row: Row) -> LedgerHead:
     """A shard's head from its row and its newest ledger row."""
     number, intended = row["sequence"], row["state"] == BatchState.INTENT
+    if number is not None and row["last_sequence"] is not None:
+        number = row["last_sequence"]
     return LedgerHead(
         shard=ShardId(row["shard_id"]),
         check_point=row["check_point"],

@@ -174,7 +174,7 @@ def test_merged_batches_become_one_row(world: World) -> None:
     first = rows[0]
     assert (first.start, first.end, first.epoch, first.last_epoch) == ("0", "6", 1, 6)
     assert (first.run, first.committed_at) == ("run-0", first.committed_at)
-    assert [file.batches for file in first.files] == [1]
+    assert [file.batches for file in first.files] == [6], "batches, however few rows they are"
     assert total(world) == totals
     assert verify(world.store, world.key) == []
     opened = world.open(A, X, "run-next")
@@ -200,7 +200,7 @@ def test_the_newest_rows_are_not_folded(world: World) -> None:
     prune_all(world, keep=2)
     assert [(row.sequence, row.last) for row in ledger(world)] == [(0, 3), (4, 4), (5, 5)]
     (file,) = ledger(world)[0].files
-    assert file.batches == 3, "the row itself, and two that still stand beside it"
+    assert file.batches == 6, "four of the row itself, and two that still stand beside it"
     assert verify(world.store, world.key) == []
     prune_all(world)
     assert [(row.sequence, row.last) for row in ledger(world)] == [(0, 4), (5, 5)]
@@ -402,3 +402,48 @@ def test_a_dead_tenure_is_not_needed(world: World) -> None:
     prune_all(world)
     assert world.kinds(X) == ["edge", "close"]
     assert verify(world.store, world.key) == []
+
+
+def test_a_merged_file_holds_the_same_batches_wherever_its_rows_were_folded(world: World) -> None:
+    """The file's own row takes none over, since a gap lies behind it; later rows do."""
+    world.group()
+    world.join(A)
+    world.add(X)
+    (tenure,) = world.hold(A, X)
+    world.consume(tenure, "0", "1", files=(DataFile("old/0", 4, 50),))
+    world.store.record_gap(tenure, start="1", end="4", reason="trimmed", skip=True)
+    for number in (1, 2, 3, 4):
+        files = (DataFile(f"old/{number}", 4, 50),)
+        world.consume(tenure, str(number + 3), str(number + 4), number, files=files)
+    deliver(world)
+    merge(world, 0, 2)
+    prune_all(world)
+    rows = ledger(world)
+    assert [(row.sequence, row.last) for row in rows] == [(0, 0), (1, 2), (3, 3), (4, 4)]
+    assert verify(world.store, world.key) == []
+    with pytest.raises(CheckpointRefused, match=r"batches x\.0 and x\.1"):
+        world.store.force_checkpoint(world.key, X, "4", observer="ops", reason="inside its file")
+    world.store.force_checkpoint(world.key, X, "6", observer="ops", reason="behind its file")
+    assert [(row.sequence, row.last) for row in ledger(world)] == [(0, 0), (1, 2)]
+
+
+def test_folding_raises_the_version_and_the_next_number_stays(world: World) -> None:
+    consumed(world, 6)
+    merge(world, 0, 4)
+    before = world.store.heads(world.key)[X]
+    prune_all(world)
+    after = world.store.heads(world.key)[X]
+    assert after.version > before.version, "whoever is reading in pages has to look again"
+    assert replace(after, version=before.version) == before
+    assert prune_all(world) == 0
+    assert world.store.heads(world.key)[X] == after
+
+
+def test_batches_from_a_number_on_begin_with_the_row_that_stands_for_it(world: World) -> None:
+    consumed(world, 8)
+    merge(world, 1, 4)
+    prune_all(world)
+    for number, first in ((0, 0), (1, 1), (3, 1), (4, 1), (5, 5), (8, None)):
+        rows = list(world.store.batches_since(world.key, {X: number}))
+        assert [row.sequence for row in rows][:1] == ([] if first is None else [first]), number
+        assert rows == [row for row in ledger(world) if row.last >= number]
