@@ -65,6 +65,10 @@ class InvalidSetting(UserMistake):
     """A setting is missing, unknown, or breaks a rule; the message names it."""
 
 
+class NoSpace(UserMistake):
+    """The disk of a home has too little room for what is to be started there."""
+
+
 class UnknownStream(UserMistake):
     """No stream of this name is declared."""
 

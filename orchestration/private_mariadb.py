@@ -29,6 +29,7 @@ from pydantic import SecretStr
 
 from lease_store.errors import StoreUnavailable
 from orchestration.child_processes import ChildProcess
+from orchestration.disk_space import HOME_BYTES, MIB, SERVER_BYTES, require_room
 
 FOLDER = "mariadb"
 ACCESS_FILE = "access.json"
@@ -103,6 +104,12 @@ def installed() -> bool:
     return _program(PROGRAM) is not None and _program(INSTALLER) is not None
 
 
+def room_needed(home: Path) -> int:
+    """Return the bytes that a home with a server of its own writes soon."""
+    made = (home / FOLDER / "data").exists()
+    return HOME_BYTES if made else HOME_BYTES + SERVER_BYTES
+
+
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
@@ -114,6 +121,7 @@ class PrivateMariaDB:
         home: the folder of the deployment.
 
     Raises:
+        NoSpace: at entry: the disk has too little room.
         StoreUnavailable: at entry: MariaDB is not installed, does not start, or another process
             serves this one and does not end.
     """
@@ -147,6 +155,7 @@ class PrivateMariaDB:
             ) from None
         try:
             self._end_leftover()
+            require_room(self._home, room_needed(self._home))
             self._create()
             self._start(program)
         except BaseException:
@@ -210,7 +219,13 @@ class PrivateMariaDB:
             check=False,
         )
         if done.returncode:
-            (self._folder / LOG_FILE).write_text(done.stdout + done.stderr, encoding="utf-8")
+            with suppress(OSError):
+                (self._folder / LOG_FILE).write_text(done.stdout + done.stderr, encoding="utf-8")
+            # Half-made it may fill the disk, which is then what the user has to hear of.
+            try:
+                require_room(self._home, MIB)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
             raise StoreUnavailable(
                 f"MariaDB could not be set up in {self._folder}: see {LOG_FILE} there, or use "
                 "--sqlite in another home."

@@ -17,6 +17,7 @@ import typer
 from lease_store.errors import InvalidSetting, LeaseholdError
 from orchestration.commands.options import Home
 from orchestration.commands.target import Target
+from orchestration.disk_space import HOME_BYTES, require_room
 from orchestration.interrupts import ended_by_signals
 from orchestration.presentation import say
 from orchestration.settings import Settings, load_settings
@@ -59,6 +60,7 @@ def demo(
 
     settings = load_settings(home=home)
     check_folder()
+    require_room(settings.home, HOME_BYTES)
     given = DemoInput((*(files or ()), *(more_files or ())), records, seed)
     try:
         with ended_by_signals():
@@ -94,6 +96,7 @@ def ui(
     check_folder()
     # Before anything is started: a source that cannot be used is one sentence.
     declared_streams(settings)
+    require_room(settings.home, HOME_BYTES)
     # Ctrl-C is how it is meant to end.
     with (
         suppress(KeyboardInterrupt),

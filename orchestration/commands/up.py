@@ -27,9 +27,10 @@ from orchestration.commands.processes import (
     wait_for_port,
 )
 from orchestration.commands.target import Target
+from orchestration.disk_space import HOME_BYTES, require_room
 from orchestration.interrupts import told_by_signals
 from orchestration.presentation import say
-from orchestration.private_mariadb import PrivateMariaDB, installed
+from orchestration.private_mariadb import PrivateMariaDB, installed, room_needed
 from orchestration.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -186,6 +187,9 @@ def up(
     if module is None:
         # Before anything is started: a source that cannot be used is one sentence.
         declared_streams(target.settings)
+    private = uses_private_mariadb(target.settings, sqlite=sqlite)
+    home_path = target.settings.home
+    require_room(home_path, room_needed(home_path) if private else HOME_BYTES)
     target.make_home()
     with told_by_signals() as told, held_port(port) as chosen:
         check_java(target.settings)

@@ -65,6 +65,23 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(tmp_path: Path) -> None
         assert len(words.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["up", "up --sqlite", "ui", "demo"])
+def test_nothing_is_started_on_a_disk_without_room(tmp_path: Path, command: str) -> None:
+    """Goal: one sentence, before a home is made or anything is started that would fail half-way."""
+    fill = "dd if=/dev/zero of=disk/fill bs=1k 2>dd.log || true"
+    ((code, words),) = script(
+        tmp_path,
+        f"mkdir disk && mount -t tmpfs -o size={SPACE_KB}k tmpfs disk",
+        fill,
+        f"leasehold {command} --home disk/home",
+        "test ! -e disk/home",
+    )
+    assert code == 2, words
+    assert words.startswith("The disk that holds the home disk/home has 0 MiB left, and ")
+    assert words.endswith(" make room there, or name a folder on another disk with --home.")
+    assert len(words.splitlines()) == 1
+
+
 @pytest.mark.parametrize("somebody_writes", [False, True])
 def test_a_home_that_may_only_be_read_can_be_looked_at(
     tmp_path: Path, somebody_writes: bool
