@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets.rewriting import Ended, Unit, rewriting, swap, unit_files, units
+from assets.rewriting import Ended, Unit, each_unit, rewriting, swap, unit_files
 from assets.shard_files import COMPRESSION, ROW_GROUP_BYTES
 from assets.sweep import ATTEMPTS_FOLDER
 from assets.transform_mark import mark_of, marked
 from lease_store.errors import LeaseholdError, LogCorrupt, RewriteRefused
 from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import BatchRewrite, DataFile, RewriteKind
+from lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
 from lease_store.store import LeaseStore
 from shard_sources.durable_folder import make_folder, sync_folder
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TARGET_BYTES = 128 * 1024 * 1024
+MERGED_ROWS_MAX = 2_000
+"""So many ledger rows are swapped in one transaction, and are held in memory, at most."""
 LARGE_ENOUGH = 0.5
 """A file of this share of the target is left alone: merging it again would cost most of it."""
 
@@ -40,8 +42,8 @@ class CompactionReport:
 
     Attributes:
         batches: batches whose records lie in merged files now.
-        files_before: the files of the shard's committed output before.
-        files_after: the same afterwards.
+        files_before: the files of the shard's committed output before, as far as it was read.
+        files_after: the same files afterwards.
         bytes_before: of these batches' files.
         bytes_after: of the merged files that took their place.
         error: why it ended early, as one sentence; what was merged before stays merged.
@@ -61,34 +63,41 @@ Columns = tuple[tuple[object, ...], tuple[object, ...]]
 NO_COLUMNS: Columns = ((), ())
 
 
-def merges(
-    shard_units: Sequence[Unit],
+def each_merge(
+    shard_units: Iterable[Unit],
     *,
     target_bytes: int,
     columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
-) -> list[list[Unit]]:
-    """Which consecutive units of a shard to merge: each list makes one file of records.
+) -> Iterator[list[Unit]]:
+    """Consecutive units of a shard to merge: each list makes one file of records.
 
-    A merge ends when it has reached the target, before a file that is large enough already, and
-    where the columns change. One that would leave as many files as there are is left out.
+    A merge ends when it has reached the target or very many rows, before a file that is large
+    enough already, and where the columns change. One that would leave as many files as there are
+    is left out. No more units are taken than the one behind a merge.
     """
-    found: list[list[Unit]] = [[]]
-    size, known = 0, NO_COLUMNS
+    merge: list[Unit] = []
+    size, rows, known = 0, 0, NO_COLUMNS
     for unit in shard_units:
         own = columns(unit)
         bytes_ = sum(file.bytes for file in unit_files(unit, quarantine=False))
         large = bytes_ >= target_bytes * LARGE_ENOUGH
-        if large or size >= target_bytes or not _uniform(_joined(known, own)):
-            found.append([])
-            size, known = 0, NO_COLUMNS
+        full = size >= target_bytes or rows + len(unit) > MERGED_ROWS_MAX
+        if large or full or not _uniform(_joined(known, own)):
+            if _saves_files(merge):
+                yield merge
+            merge = []
+            size, rows, known = 0, 0, NO_COLUMNS
         if not _uniform(own):
             continue  # an attempt whose tasks wrote different columns cannot become one file
-        found[-1].append(unit)
-        size, known = size + bytes_, _joined(known, own)
+        merge.append(unit)
+        size, rows, known = size + bytes_, rows + len(unit), _joined(known, own)
         if large:
-            found.append([])
-            size, known = 0, NO_COLUMNS
-    return [merge for merge in found if _saves_files(merge)]
+            if _saves_files(merge):
+                yield merge
+            merge = []
+            size, rows, known = 0, 0, NO_COLUMNS
+    if _saves_files(merge):
+        yield merge
 
 
 def _joined(one: Columns, other: Columns) -> Columns:
@@ -108,6 +117,13 @@ def _saves_files(merge: Sequence[Unit]) -> bool:
         sum(len(unit_files(unit, quarantine=kind)) for unit in merge) for kind in (False, True)
     ]
     return any(count > 1 for count in counts)
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The files of the rows that were read."""
+
+    files: int = 0
 
 
 class Compactor:
@@ -156,20 +172,27 @@ class Compactor:
         return reports
 
     def _compact(self, shard: ShardId) -> CompactionReport:
-        report = CompactionReport(shard)
+        report, counted = CompactionReport(shard), _Counted()
         try:
             kind = RewriteKind.COMPACTION
             with rewriting(self._store, self._key, shard, self._run, kind, ended=self._ended):
-                batches = self._store.batches(self._key, shard)
-                files = sum(len(batch.files) for batch in batches)
-                report = replace(report, files_before=files, files_after=files)
-                for merge in merges(
-                    units(batches), target_bytes=self._target_bytes, columns=self._columns
+                for merge in each_merge(
+                    each_unit(self._rows(shard, counted)),
+                    target_bytes=self._target_bytes,
+                    columns=self._columns,
                 ):
                     report = self._merged(report, merge)
         except LeaseholdError as error:
-            return replace(report, error=str(error))
-        return report
+            report = replace(report, error=str(error))
+        files = counted.files
+        return replace(report, files_before=files, files_after=files + report.files_after)
+
+    def _rows(self, shard: ShardId, counted: _Counted) -> Iterator[Batch]:
+        """The committed batches up to now, in pages: under the claim nobody else merges them."""
+        head = self._store.heads(self._key, [shard])[shard]
+        for row in self._store.each_batch(self._key, shard, numbers=range(head.next_number)):
+            counted.files += len(row.files)
+            yield row
 
     def _columns(self, unit: Unit) -> Columns:
         records, quarantined = (

@@ -17,12 +17,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from assets.ledger_view import units_of
 from assets.quarantine_limit import check_quarantined
 from assets.replay_span import ReplaySpan
-from assets.rewriting import Ended, Unit, rewriting, swap, units
+from assets.rewriting import Ended, Unit, rewriting, swap
 from assets.shard_stream import ShardStream
 from assets.sweep import SweepOutcome, SweepResult
 from assets.transform_mark import refuse_raw_over_parsed
@@ -150,7 +152,10 @@ class Replayer:
         claim.enter_context(rewriting(self._store, key, shard, self._run, kind, ended=self._ended))
         replay = _Replay(claim, [], ReplayReport(shard))
         self._open[shard] = replay
-        chosen = span.chosen(units(self._store.batches(key, shard)))
+        head = self._store.heads(key, [shard])[shard]
+        first = span.first_number(partial(self._store.each_batch, key, shard))
+        numbers = range(first, head.next_number)
+        chosen = span.chosen(units_of(self._store, key, shard, numbers) if numbers else ())
         kept = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
         replay.chosen = chosen[kept:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)

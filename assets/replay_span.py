@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
@@ -10,6 +10,7 @@ from typing import Self
 from assets.rewriting import Unit
 from lease_store.errors import RewriteRefused, shown
 from lease_store.records import Batch
+from lease_store.withdrawal import Ledger, number_behind
 from shard_sources.positions import parse_time
 from shard_sources.source import Position
 
@@ -53,64 +54,111 @@ class ReplaySpan:
             raise RewriteRefused(f"The replay ends at {end}, before it starts at {start}.")
         return span
 
-    def chosen(self, units: Sequence[Unit]) -> list[Unit]:
+    def first_number(self, ledger: Ledger) -> int:
+        """The number of a batch before which a shard's ledger holds nothing of the span."""
+        match self.start:
+            case str() as cursor if cursor.isdecimal():
+                return number_behind(ledger, cursor)
+            case _:
+                return 0
+
+    def chosen(self, units: Iterable[Unit]) -> list[Unit]:
         """The units of which any batch is in the span: batches merged together go together.
+
+        Args:
+            units: of one shard in order, from `first_number` on; no more than needed are taken.
 
         Raises:
             RewriteRefused: a cursor is none of this shard's ledger.
         """
-        batches = [batch for unit in units for batch in unit]
-        inside = self._after_start(batches) & self._before_end(batches)
-        if self.quarantined:
-            inside &= {batch.sequence for batch in batches if batch.statistics.quarantined}
-        return [unit for unit in units if any(batch.sequence in inside for batch in unit)]
+        found: list[Unit] = []
+        sides = _Sides(self)
+        for unit in units:
+            inside = [sides.take(batch) and self._wanted(batch) for batch in unit]
+            if any(inside):
+                found.append(unit)
+            if sides.over:
+                break
+        sides.check()
+        return found
 
-    def _after_start(self, batches: Sequence[Batch]) -> set[int]:
-        match self.start:
-            case None:
-                return {batch.sequence for batch in batches}
-            case datetime() as time:
-                last = {batch.sequence: batch.statistics.last_event_time for batch in batches}
-                return {number for number, at in last.items() if at is None or at >= time}
-            case str() as cursor:
-                if _numbered(cursor, batches):
-                    return {b.sequence for b in batches if int(b.end) > int(cursor)}
-                return {batch.sequence for batch in batches[_index(cursor, batches) :]}
+    def _wanted(self, batch: Batch) -> bool:
+        return not self.quarantined or batch.statistics.quarantined > 0
 
-    def _before_end(self, batches: Sequence[Batch]) -> set[int]:
-        match self.end:
+
+class _Sides:
+    """The two bounds of a span, batch after batch of a shard.
+
+    Cursors that are no numbers cannot be compared: they stand where a batch starts, or at the end.
+    """
+
+    def __init__(self, span: ReplaySpan) -> None:
+        self._span = span
+        self._met: set[str] = set()
+        self._last: Batch | None = None
+        self._numbered = True
+        self.over = False
+        """No later batch can be in the span."""
+
+    def take(self, batch: Batch) -> bool:
+        """Tell whether the next batch is inside."""
+        self._last = batch
+        self._numbered = batch.start.isdecimal() and batch.end.isdecimal()
+        if batch.start in (self._span.start, self._span.end):
+            self._met.add(batch.start)
+        return self._after_start(batch) and self._before_end(batch)
+
+    def _after_start(self, batch: Batch) -> bool:
+        match self._span.start:
             case None:
-                return {batch.sequence for batch in batches}
+                return True
             case datetime() as time:
-                first = {batch.sequence: batch.statistics.first_event_time for batch in batches}
-                return {number for number, at in first.items() if at is None or at < time}
+                last = batch.statistics.last_event_time
+                return last is None or last >= time
             case str() as cursor:
-                if _numbered(cursor, batches):
-                    return {b.sequence for b in batches if int(b.start) < int(cursor)}
-                return {batch.sequence for batch in batches[: _index(cursor, batches)]}
+                if self._comparable(cursor):
+                    return int(batch.end) > int(cursor)
+                return cursor in self._met
+
+    def _before_end(self, batch: Batch) -> bool:
+        match self._span.end:
+            case None:
+                return True
+            case datetime() as time:
+                first = batch.statistics.first_event_time
+                return first is None or first < time
+            case str() as cursor:
+                if self._comparable(cursor):
+                    inside = int(batch.start) < int(cursor)
+                else:
+                    inside = cursor not in self._met
+                self.over = not inside and self._start_is_met()
+                return inside
+
+    def _start_is_met(self) -> bool:
+        start = self._span.start
+        return not isinstance(start, str) or self._comparable(start) or start in self._met
+
+    def _comparable(self, cursor: str) -> bool:
+        return cursor.isdecimal() and self._numbered
+
+    def check(self) -> None:
+        """Refuse cursors that are neither start nor end of a batch.
+
+        Raises:
+            RewriteRefused: one is.
+        """
+        for cursor in (self._span.start, self._span.end):
+            if not isinstance(cursor, str) or self._comparable(cursor) or cursor in self._met:
+                continue
+            if self._last is None or self._last.end != cursor:
+                raise RewriteRefused(
+                    f"{shown(cursor)} is neither an ISO 8601 time nor the start of a committed "
+                    "batch: see the ledger for those."
+                )
 
 
 def _bound(text: str | None, unbounded: Position) -> Bound:
     if text is None or text == unbounded:
         return None
     return parse_time(text) or text
-
-
-def _numbered(cursor: str, batches: Sequence[Batch]) -> bool:
-    """Whether cursors of this shard are numbers, which can be compared."""
-    return cursor.isdecimal() and all(
-        batch.start.isdecimal() and batch.end.isdecimal() for batch in batches
-    )
-
-
-def _index(cursor: str, batches: Sequence[Batch]) -> int:
-    """Where a cursor that cannot be compared stands: between two batches."""
-    for index, batch in enumerate(batches):
-        if batch.start == cursor:
-            return index
-    if batches and batches[-1].end == cursor:
-        return len(batches)
-    raise RewriteRefused(
-        f"{shown(cursor)} is neither an ISO 8601 time nor the start of a committed batch: see "
-        "the ledger for those."
-    )

@@ -208,7 +208,14 @@ batch = Table(
     Column("committed_at", EventTime),
     # See `lease_store.event_spans`; empty where it has no output.
     Column("event_span", BigInteger),
-    Index("batch_by_event_span", "consume_group", "logstream_sig", "event_span"),
+    Index(
+        "batch_by_event_time",
+        "consume_group",
+        "logstream_sig",
+        "event_span",
+        "shard_id",
+        "sequence",
+    ),
     # Of a row that later batches were folded into: the last of them, and how many it stands for.
     Column("last_sequence", BigInteger),
     Column("last_epoch", BigInteger),

@@ -79,6 +79,20 @@ def first_withdrawn(row: ShardLease, ledger: Ledger, cursor: str, *, key: GroupK
     return border
 
 
+def number_behind(ledger: Ledger, cursor: str) -> int:
+    """The number of the first committed batch that ends behind a cursor, or starts at it.
+
+    0 where cursors are not compared as numbers; the end of all numbers where no batch does.
+    """
+    first, last = first_since(ledger, 0), last_before(ledger)
+    if first is None or last is None:
+        return 0
+    if not all(text.isdecimal() for text in (cursor, first.end, last.end)):
+        return 0
+    border = _by_number(ledger, first, last, int(cursor))
+    return NUMBERS_END if border is None else border.sequence
+
+
 def _by_number(ledger: Ledger, first: Batch, last: Batch, cursor: int) -> Batch | None:
     """The first batch that ends behind a cursor, or starts at it: an empty one may do that."""
 

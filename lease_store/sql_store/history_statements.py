@@ -108,12 +108,14 @@ class Listing:
         rows: the statement, without an order.
         place: the columns; together they tell one row from another.
         backwards: from the last row to the first.
+        bounds: the first and the last value of the first column; None is all.
     """
 
     kind: str
     rows: Select[Any]
     place: tuple[ColumnElement[Any], ...]
     backwards: bool = False
+    bounds: tuple[int, int] | None = None
 
     def after(self, last: Sequence[Any] | None) -> list[Select[Any]]:
         """The rows after one, as statements to run one after the other; all rows for None.
@@ -123,14 +125,16 @@ class Listing:
         """
         order = [column.desc() if self.backwards else column for column in self.place]
         ordered = self.rows.order_by(*order)
+        within = () if self.bounds is None else (self.place[0].between(*self.bounds),)
         if last is None:
-            return [ordered]
+            return [ordered.where(*within)]
         runs: list[Select[Any]] = []
         for at in reversed(range(len(self.place))):
             same = (self.place[before] == last[before] for before in range(at))
             column = self.place[at]
             beyond = column < last[at] if self.backwards else column > last[at]
-            runs.append(ordered.where(*same, beyond))
+            # Beside an equality, SQLite would take the bounds for a reason to use another index.
+            runs.append(ordered.where(*same, beyond, *(() if at else within)))
         return runs
 
 
@@ -155,11 +159,10 @@ def batches_of(
 
 def batches_of_span(key: GroupKey, first: int, last: int) -> Listing:
     """Committed ledger rows of one run of slices of event time."""
-    rows = _of_state(BatchState.COMMITTED).where(
-        of_group(batch, key), batch.c.event_span.between(first, last)
-    )
+    rows = _of_state(BatchState.COMMITTED).where(of_group(batch, key))
     place = (batch.c.event_span, batch.c.shard_id, batch.c.sequence)
-    return Listing("batches_within", rows.add_columns(batch.c.event_span), place)
+    rows = rows.add_columns(batch.c.event_span)
+    return Listing("batches_within", rows, place, bounds=(first, last))
 
 
 def _of_state(state: BatchState | None) -> Select[Any]:
@@ -206,11 +209,12 @@ def entries(
     rows = select(lease_journal).where(
         of_group(lease_journal, key), lease_journal.c.sequence > after
     )
+    # MySQL would rather read the whole journal backwards until it has met entries enough of this
+    # group or shard.
+    index = "lease_journal_by_group" if shard is None else "lease_journal_by_shard"
+    rows = rows.with_hint(lease_journal, f"FORCE INDEX ({index})", dialect_name="mysql")
     if shard is not None:
-        # MySQL would rather read the whole journal backwards until it has met the shard's entries.
-        index = "FORCE INDEX (lease_journal_by_shard)"
         rows = rows.where(lease_journal.c.shard_id == shard)
-        rows = rows.with_hint(lease_journal, index, dialect_name="mysql")
     if until is not None:
         rows = rows.where(lease_journal.c.sequence <= until)
     return Listing("journal", rows, (lease_journal.c.sequence,), backwards=newest_first)

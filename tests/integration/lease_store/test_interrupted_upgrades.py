@@ -38,7 +38,9 @@ class Killed(BaseException):
 
 
 class Executioner:
-    """Kills each upgrade one statement later than the one before it that began alike.
+    """Kills each upgrade after the first statement that none was killed after before.
+
+    Indexes of one table are made in any order, so that counting statements would miss some.
 
     Attributes:
         seen: all statements that changed something.
@@ -48,14 +50,10 @@ class Executioner:
     def __init__(self, engine: Engine) -> None:
         self.seen: list[str] = []
         self.last_ones: list[str] = []
-        self._first = ""
-        self._allowed = self._passed = 0
         event.listen(engine, "after_cursor_execute", self)
 
     def survives(self, engine: Engine) -> bool:
         """Upgrade; tell whether it came to its end."""
-        self._allowed += 1
-        self._passed = 0
         try:
             upgrade(engine)
         except Killed:
@@ -65,12 +63,8 @@ class Executioner:
     def __call__(self, connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
         if statement.lstrip().upper().startswith(LOOKING):
             return
-        self._passed += 1
         self.seen.append(statement)
-        if self._passed == 1 and statement != self._first:
-            # What was done before has stayed.
-            self._first, self._allowed = statement, 1
-        if self._passed == self._allowed:
+        if statement not in self.last_ones:
             self.last_ones.append(statement)
             cursor.close()
             connection.invalidate()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assets.committed_output import committed_files, committed_paths, iter_records
-from assets.compaction import TARGET_BYTES, CompactionReport, Compactor, merges
-from assets.rewriting import units
+from assets.compaction import (
+    MERGED_ROWS_MAX,
+    TARGET_BYTES,
+    CompactionReport,
+    Compactor,
+    each_merge,
+)
+from assets.rewriting import each_unit, units
 from lease_store.errors import CheckpointRefused
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import (
@@ -252,7 +258,7 @@ def batch(number: int, *sizes: int, together: int = 1) -> Batch:
 
 
 def chosen(batches: list[Batch], target: int = 100) -> list[list[int]]:
-    found = merges(units(batches), target_bytes=target)
+    found = list(each_merge(units(batches), target_bytes=target))
     return [[each.sequence for unit in merge for each in unit] for merge in found]
 
 
@@ -279,7 +285,7 @@ def test_columns_are_compared_past_batches_without_files() -> None:
     """Goal: a batch without files between two transforms does not join what differs."""
     batches = [batch(0, 5), batch(1), batch(2, 5), batch(3, 5)]
     schemas = {0: "old", 2: "new", 3: "new"}
-    found = merges(
+    found = each_merge(
         units(batches),
         target_bytes=100,
         columns=lambda unit: (
@@ -308,7 +314,7 @@ def test_merges_keep_order_and_never_split_a_unit(
     every = units(batches)
     places = {unit[0].sequence: place for place, unit in enumerate(every)}
     reached = 0
-    for merge in merges(every, target_bytes=target):
+    for merge in each_merge(every, target_bytes=target):
         first = places[merge[0][0].sequence]
         assert merge == every[first : first + len(merge)]
         assert first >= reached
@@ -398,3 +404,19 @@ def test_merged_files_are_on_the_disk_under_their_names_before_the_ledger_has_th
         scene.compact(ZERO)
     (file,) = [Path(path) for path in committed_paths(scene.store, scene.key, scene.output, ZERO)]
     assert paths == [attempts, file, file.parent]
+
+
+def test_a_merge_is_made_before_the_ledger_behind_it_is_read() -> None:
+    """Property of size: a ledger is not held in memory, neither is a merge of very many rows."""
+    taken: list[int] = []
+
+    def ledger() -> Iterator[Batch]:
+        for number in range(3 * MERGED_ROWS_MAX):
+            taken.append(number)
+            yield batch(number, 1)
+
+    found = each_merge(each_unit(ledger()), target_bytes=10)
+    assert [each[0].sequence for each in next(found)] == list(range(10))
+    assert len(taken) == 11
+    first = next(each_merge(each_unit(ledger()), target_bytes=TARGET_BYTES))
+    assert len(first) == MERGED_ROWS_MAX

@@ -19,6 +19,7 @@ from lease_store.identifiers import ShardId
 from lease_store.records import Batch, RewriteKind
 from lease_store.store import Changed
 from lease_store.verification import verify
+from lease_store.withdrawal import ledger_of
 from shard_sources.source import ReadRange
 from tests.unit.assets.consumption_world import ArrowSweeper, World
 
@@ -333,3 +334,14 @@ def test_merged_batches_are_replayed_together(scene: Scene) -> None:
     assert (report.batches, scene.generations()) == (2, [1, 1, 0])
     assert scene.committed(ZERO) == scene.expected("0", 10)
     assert third == scene.ledger()[2]
+
+
+def test_a_replay_reads_no_more_of_the_ledger_than_its_span(scene: Scene) -> None:
+    ledger = ledger_of(scene.ledger())
+    cursors = ((None, 0), ("0", 0), ("3", 0), ("4", 1), ("7", 1), ("c7", 0), ("2026-01-01", 0))
+    for start, first in cursors:
+        assert ReplaySpan.parse(start, None).first_number(ledger) == first
+    assert ReplaySpan("10").first_number(ledger) > scene.ledger()[-1].last
+    rows = iter(scene.ledger())
+    assert len(ReplaySpan("0", "4").chosen((row,) for row in rows)) == 1
+    assert [row.sequence for row in rows] == [2], "one batch was read to see that it is beyond"
