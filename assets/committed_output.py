@@ -17,7 +17,7 @@ from assets.committed_dataset import (
     committed_parts,
     no_time_column,
 )
-from assets.ledger_view import batches_at_one_moment
+from assets.ledger_view import Heads, at_one_moment, each_committed
 from assets.shard_files import TIME_COLUMN
 from lease_store.errors import LogCorrupt
 from lease_store.identifiers import GroupKey, ShardId
@@ -63,13 +63,18 @@ def each_committed_file(
     quarantine: bool = False,
 ) -> Iterator[CommittedFile]:
     """As `committed_files`, listed shard by shard: each shard's files are those of one moment."""
+
+    def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedFile]]:
+        for batch in each_committed(store, key, heads):
+            for file in batch.files:
+                if file.quarantine == quarantine:
+                    path = output_root / file.path
+                    yield batch.shard, CommittedFile(batch.shard, batch, path, file)
+
     shards = [shard] if shard is not None else list(store.heads(key))
     for each in shards:
-        for batches in batches_at_one_moment(store, key, [each]).values():
-            for batch in batches:
-                for file in batch.files:
-                    if file.quarantine == quarantine:
-                        yield CommittedFile(each, batch, output_root / file.path, file)
+        for found in at_one_moment(store, key, [each], read)[0].values():
+            yield from found
 
 
 def committed_paths(

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import dagster as dg
 
 from assets.deployment import Deployment
 from assets.lease_pictures import (
+    Holding,
     as_markdown,
     growth,
     growth_picture,
+    holders_before,
     holdings_over_time,
     ownership_picture,
 )
@@ -23,6 +26,7 @@ from assets.partitions import definition_name
 from assets.shard_stream import ShardStream
 from lease_store.assignment_plan import rank_key
 from lease_store.errors import LeaseholdError
+from lease_store.identifiers import GroupKey
 from lease_store.records import Node, ShardLease, Snapshot
 from lease_store.store import LeaseStore
 from lease_store.verification import verify
@@ -31,6 +35,8 @@ from shard_sources.lag import lags_of
 JOURNAL_VERIFIED = "journal_verified"
 TABLE_ROWS_MAX = 500
 VIOLATIONS_SHOWN_MAX = 20
+PICTURE_ROWS_MAX = 20_000
+"""So many of the newest journal entries, and of the newest batches, are drawn."""
 
 
 def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
@@ -80,8 +86,8 @@ def lease_metadata(stream: ShardStream, store: LeaseStore, now: datetime) -> dic
     """What the asset shows; numbers stay numbers, so that they plot."""
     snapshot = store.snapshot(stream.key)
     lags, _ = lags_of(stream.source, snapshot.shards)
-    holdings = holdings_over_time(store.journal(stream.key), now)
-    points = growth(store.batches(stream.key))
+    holdings = recent_holdings(store, snapshot, now)
+    points = recent_growth(store, stream.key)
     known = [lag for lag in lags.values() if lag is not None]
     ownership = as_markdown(ownership_picture(holdings), "Who held which shard")
     committed = as_markdown(growth_picture(points), "Committed records")
@@ -103,6 +109,42 @@ def lease_metadata(stream: ShardStream, store: LeaseStore, now: datetime) -> dic
         "records": points[-1][1] if points else 0,
         "generation": snapshot.group.generation,
     }
+
+
+def recent_holdings(
+    store: LeaseStore, snapshot: Snapshot, now: datetime, limit: int = PICTURE_ROWS_MAX
+) -> list[Holding]:
+    """Who held what when, by the newest entries of the journal."""
+    journal = store.journal(snapshot.group.key, limit=limit, newest=True)
+    if len(journal) < limit:
+        return holdings_over_time(journal, now)
+    held = {row.shard: row.consumer_owner for row in snapshot.shards if row.consumer_owner}
+    return holdings_over_time(journal, now, held_before=holders_before(journal, held))
+
+
+def recent_growth(
+    store: LeaseStore, key: GroupKey, limit: int = PICTURE_ROWS_MAX
+) -> list[tuple[datetime, int]]:
+    """How the output grew, by the newest batches of each shard.
+
+    It begins where the batches of all shards are known; what came before is in its first value.
+    """
+    totals = [own for own in store.totals(key) if own.batches]
+    share = max(limit // max(len(totals), 1), 1)
+    committed: list[tuple[datetime, int]] = []
+    since: datetime | None = None
+    before = 0
+    for own in totals:
+        newest = [
+            (row.committed_at, row.statistics.written)
+            for row in islice(store.each_batch(key, own.shard, newest_first=True), share + 1)
+            if row.committed_at is not None
+        ]
+        if len(newest) > share:
+            before += own.records - sum(written for _, written in newest)
+            since = max(since or newest[-1][0], newest[-1][0])
+        committed += newest
+    return growth(committed, before=before, since=since)
 
 
 def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:

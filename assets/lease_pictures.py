@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from lease_store.assignment_plan import rank_key
 from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Batch, JournalEntry
+from lease_store.records import JournalEntry
 from lease_store.states import ShardState
 
 ROWS_MAX = 48
@@ -33,9 +33,21 @@ class Holding:
     end: datetime
 
 
-def holdings_over_time(journal: Sequence[JournalEntry], until: datetime) -> list[Holding]:
-    """Who held what when, in order of shards and time; what is still held ends at `until`."""
-    begun: dict[ShardId, tuple[NodeName, datetime]] = {}
+def holdings_over_time(
+    journal: Sequence[JournalEntry],
+    until: datetime,
+    *,
+    held_before: Mapping[ShardId, NodeName] | None = None,
+) -> list[Holding]:
+    """Who held what when, in order of shards and time; what is still held ends at `until`.
+
+    Args:
+        journal: the entries; the newest of them where there are very many.
+        until: now.
+        held_before: who held what when the first of the entries was written.
+    """
+    since = journal[0].at if journal else until
+    begun = {shard: (node, since) for shard, node in (held_before or {}).items()}
     found: list[Holding] = []
     for entry in journal:
         if entry.kind != "edge" or entry.shard is None or entry.to_state is ShardState.TRANSFER:
@@ -53,18 +65,37 @@ def holdings_over_time(journal: Sequence[JournalEntry], until: datetime) -> list
     return sorted(found, key=lambda held: (rank_key(held.shard), held.begin))
 
 
-def growth(batches: Sequence[Batch]) -> list[tuple[datetime, int]]:
-    """How many records were committed up to each commit, in order of time."""
-    committed = sorted(
-        (batch.committed_at, batch.statistics.written)
-        for batch in batches
-        if batch.committed_at is not None
-    )
-    total = 0
+def holders_before(
+    journal: Sequence[JournalEntry], now: Mapping[ShardId, NodeName]
+) -> dict[ShardId, NodeName]:
+    """Who held what before some entries, by their first edge of each shard, or else by now."""
+    found = dict(now)
+    for entry in reversed(journal):
+        if entry.kind != "edge" or entry.shard is None:
+            continue
+        found.pop(entry.shard, None)
+        held = entry.from_state in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
+        if held and entry.from_owner is not None:
+            found[entry.shard] = entry.from_owner
+    return found
+
+
+def growth(
+    committed: Iterable[tuple[datetime, int]], *, before: int = 0, since: datetime | None = None
+) -> list[tuple[datetime, int]]:
+    """How many records were committed up to each commit, in order of time.
+
+    Args:
+        committed: when how many records were.
+        before: how many were before all of these.
+        since: commits of an earlier time are counted, but are no points.
+    """
+    total = before
     points: list[tuple[datetime, int]] = []
-    for at, written in committed:
+    for at, written in sorted(committed):
         total += written
-        points.append((at, total))
+        if since is None or at >= since:
+            points.append((at, total))
     return points
 
 

@@ -74,17 +74,10 @@ def at_one_moment(
     )
 
 
-def batches_at_one_moment(
-    store: LeaseStore, key: GroupKey, shards: Collection[ShardId] | None = None
-) -> dict[ShardId, list[Batch]]:
-    """The committed batches of shards, by shard."""
-
-    def read(heads: Heads) -> Iterator[tuple[ShardId, Batch]]:
-        for shard, head in heads.items():
-            for batch in store.each_batch(key, shard, numbers=range(head.next_number)):
-                yield shard, batch
-
-    return at_one_moment(store, key, shards, read)[0]
+def each_committed(store: LeaseStore, key: GroupKey, heads: Heads) -> Iterator[Batch]:
+    """The committed batches below the heads of shards, by shard and number."""
+    for shard, head in heads.items():
+        yield from store.each_batch(key, shard, numbers=range(head.next_number))
 
 
 def units_of(store: LeaseStore, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:

@@ -2,23 +2,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from assets.lease_asset import JOURNAL_VERIFIED, build_lease_asset, lease_asset_key
+from assets.lease_asset import (
+    JOURNAL_VERIFIED,
+    build_lease_asset,
+    lease_asset_key,
+    recent_growth,
+)
 from assets.lease_pictures import (
     ROWS_MAX,
     Holding,
     growth,
     growth_picture,
+    holders_before,
     holdings_over_time,
     ownership_picture,
 )
+from lease_store import open_store
 from lease_store.identifiers import NodeName, ShardId
 from lease_store.records import JournalEntry, Node, ShardListing
 from lease_store.states import ShardState
+from tests.aged_store import KEY, RECORDS, Age, fill
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -144,3 +153,32 @@ def test_a_group_that_does_not_exist_is_one_sentence() -> None:
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "has no consumer group 'default'" in failure.step_failure_data.error.message
     assert lease_asset_key(stream) == dg.AssetKey(["leases", stream.name])
+
+
+def test_the_newest_part_of_a_long_journal_begins_with_who_held_what() -> None:
+    zero, one, two = (ShardId(text) for text in "012")
+    journal = [
+        replace(edge(3, MOVING, A, "0"), from_state=HELD, from_owner=A),
+        replace(edge(4, FREE, None, "0"), from_state=MOVING, from_owner=A),
+        replace(edge(5, HELD, B, "1"), from_state=FREE),
+    ]
+    held = holders_before(journal, {one: B, two: B})
+    assert held == {zero: A, two: B}
+    assert holdings_over_time(journal, BEGIN + timedelta(seconds=9), held_before=held) == [
+        stretch(3, 4, A, "0"),
+        stretch(5, 9, B, "1"),
+        stretch(3, 9, B, "2"),
+    ]
+
+
+def test_growth_is_drawn_from_the_newest_batches_and_counts_all(tmp_path: Path) -> None:
+    age = Age(64, shards=2)
+    url = f"sqlite:///{tmp_path}/leases.db"
+    fill(url, age)
+    store = open_store(url)
+    whole, newest = recent_growth(store, KEY), recent_growth(store, KEY, limit=10)
+    store.close()
+    assert len(whole) == age.batches
+    assert whole[-1][1] == newest[-1][1] == age.batches * RECORDS
+    assert newest == whole[-len(newest) :]
+    assert len(newest) == 12

@@ -16,10 +16,11 @@ import pytest
 
 from assets.committed_dataset import committed_parts
 from assets.committed_output import committed_files
-from assets.ledger_view import batches_at_one_moment, units_of
+from assets.ledger_view import Heads, at_one_moment, each_committed, units_of
 from lease_store import open_store
 from lease_store.errors import OutputUnreadable
 from lease_store.history import PAGE_FIRST_ROWS
+from lease_store.identifiers import ShardId
 from lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
 from lease_store.store import Changed, LeaseStore
 from lease_store.verification import verify
@@ -102,7 +103,10 @@ def test_files_are_listed_once(
 
 
 def test_ranges_of_batches_join(store: PrunedMeanwhile) -> None:
-    (rows,) = batches_at_one_moment(store, KEY).values()  # type: ignore[arg-type]
+    def read(heads: Heads) -> Iterator[tuple[ShardId, Batch]]:
+        return ((row.shard, row) for row in each_committed(store, KEY, heads))  # type: ignore[arg-type]
+
+    (rows,) = at_one_moment(store, KEY, None, read)[0].values()  # type: ignore[arg-type]
     assert store.pruned
     assert all(one.end == other.start for one, other in pairwise(rows))
     assert sum(row.batches for row in rows) == AGE.per_shard
