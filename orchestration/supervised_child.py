@@ -19,49 +19,57 @@ class SupervisedChild:
     Args:
         child: the process, entered.
         clock: monotonic seconds.
-        final: exit codes after which it is not started again, because it says itself what a person
-            has to put right.
+        explained: exit codes with which it says in its last line what a person has to put right.
+            It is started again after the longest wait, and the same line is passed on once.
     """
 
-    def __init__(self, child: ChildProcess, clock: Clock, final: Collection[int] = ()) -> None:
+    def __init__(self, child: ChildProcess, clock: Clock, explained: Collection[int] = ()) -> None:
         self.child = child
         self._clock = clock
-        self._final = frozenset(final)
+        self._explained = frozenset(explained)
         self._began_at = clock()
         self._pause_s = PAUSE_FIRST_S
         self._again_at: float | None = None
-        self._over = False
+        self._reason = ""
 
     def look(self) -> str:
         """Start the child again if that is due; a sentence when it has just died, or nothing."""
         now = self._clock()
-        if self._over:
-            return ""
         if self._again_at is not None:
-            if now >= self._again_at:
-                self._start(now)
-            return ""
+            return self._start(now) if now >= self._again_at else ""
         code = self.child.exit_code()
-        if code is None:
-            return ""
-        return self._died(code, now)
+        return "" if code is None else self._died(code, now)
 
-    def _start(self, now: float) -> None:
-        # What the dead one left running would be in the way of the next.
-        self.child.stop()
+    def _start(self, now: float) -> str:
+        try:
+            # What the dead one left running would be in the way of the next.
+            self.child.stop()
+            self.child.__enter__()
+        except OSError as error:
+            return self._put_off(now, f"could not be started: {error.strerror or error}.")
         self._again_at, self._began_at = None, now
-        self.child.__enter__()
+        return ""
 
     def _died(self, code: int, now: float) -> str:
-        name = f"{self.child.name[0].upper()}{self.child.name[1:]}"
-        if code in self._final:
-            self._over = True
-            return f"{name} ended, and is not started again: {self.child.last_line()}"
+        if code in self._explained:
+            return self._put_off(now, f"ended: {self.child.last_line()}")
         if now - self._began_at > STEADY_S:
             self._pause_s = PAUSE_FIRST_S
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
-        self._again_at = now + pause_s
+        self._again_at, self._reason = now + pause_s, ""
         return (
-            f"{name} ended with code {code}, and is started again in {pause_s:.0f} s: see "
+            f"{self._name} ended with code {code}, and is started again in {pause_s:.0f} s: see "
             f"{self.child.log}."
         )
+
+    def _put_off(self, now: float, reason: str) -> str:
+        """Try again after the longest wait; the sentence, unless it is the one of before."""
+        self._again_at = now + PAUSE_MAX_S
+        before, self._reason = self._reason, reason
+        if reason == before:
+            return ""
+        return f"{self._name} {reason} It is tried again every {PAUSE_MAX_S:.0f} s."
+
+    @property
+    def _name(self) -> str:
+        return f"{self.child.name[0].upper()}{self.child.name[1:]}"

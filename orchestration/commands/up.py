@@ -81,8 +81,7 @@ class NodeProcesses:
             )
             self._processes[name] = process
             process.__enter__()
-            # A mistake, such as a name that is in use, is no better at the next attempt.
-            self._supervised.append(SupervisedChild(process, steady_clock, final=[MISTAKE]))
+            self._supervised.append(SupervisedChild(process, steady_clock, explained=[MISTAKE]))
         return self
 
     def __exit__(

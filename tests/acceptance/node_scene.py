@@ -151,6 +151,20 @@ class Watched:
                 with suppress(psutil.Error):
                     yield run.tags[NODE_TAG], psutil.Process(int(note.split("|")[1])).ppid()
 
+    def kill_part(self, module: str) -> None:
+        """Kill -9 the deployment's own process of a module of Dagster."""
+        parts = [process for process in psutil.process_iter() if self._runs(process, module)]
+        assert parts, f"{module} runs"
+        for process in parts:
+            process.kill()
+
+    def _runs(self, process: psutil.Process, module: str) -> bool:
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            home = process.environ().get("DAGSTER_HOME", "")
+            return module in words and Path(home).is_relative_to(self.home.absolute())
+        return False
+
     def kill(self, node: str) -> None:
         """Kill -9 a node's agent, its code server and all of its runs at once."""
         sessions = set(self.sessions(node))

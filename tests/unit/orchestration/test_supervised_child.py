@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from orchestration.child_processes import ChildProcess
 from orchestration.supervised_child import PAUSE_MAX_S, STEADY_S, SupervisedChild
 
@@ -36,7 +38,7 @@ class Scene:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.child = Child()
-        self.supervised = SupervisedChild(self.child, lambda: self.now_s, final=[2])
+        self.supervised = SupervisedChild(self.child, lambda: self.now_s, explained=[2])
 
     def look_for(self, seconds: float) -> list[str]:
         said: list[str] = []
@@ -78,10 +80,33 @@ def test_one_that_had_run_for_long_is_started_again_at_once() -> None:
     assert "again in 1 s" in said
 
 
-def test_one_that_a_person_has_to_help_is_not_started_again() -> None:
+def test_what_a_person_has_to_put_right_is_said_once_and_tried_again() -> None:
+    """An agent that found no database comes by itself when there is one."""
     scene = Scene()
-    scene.child.code, scene.child.last = 2, "Another live process answers to node 'a'."
-    assert scene.look_for(1_000) == [
-        "The daemon ended, and is not started again: Another live process answers to node 'a'."
-    ]
-    assert scene.child.started == 0
+    for attempt in range(3):
+        scene.child.code, scene.child.last = 2, "Another live process answers to node 'a'."
+        sentences = scene.look_for(PAUSE_MAX_S + 1)
+        assert sentences == ([] if attempt else [
+            "The daemon ended: Another live process answers to node 'a'. It is tried again every "
+            "30 s."
+        ])  # fmt: skip
+    assert scene.child.started == 3
+    assert scene.look_for(1_000) == [], "it lives"
+
+
+def test_one_that_cannot_be_started_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.child.code = 1
+    scene.look_for(1)
+    with monkeypatch.context() as full:
+
+        def refuse(_: object) -> object:
+            raise OSError(28, "No space left on device")
+
+        full.setattr(Child, "__enter__", refuse)
+        assert scene.look_for(100) == [
+            "The daemon could not be started: No space left on device. It is tried again every "
+            "30 s."
+        ]
+    scene.look_for(PAUSE_MAX_S)
+    assert scene.child.started == 1
