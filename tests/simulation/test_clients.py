@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.client.group_member import GroupMember
+from lease_store.client.beat_trust import BeatTrust
 from lease_store.memory_store import MemoryStore
 from lease_store.records import Tenure
 from lease_store.simulation import Faults, Parts, SeedOutcome, SimulationConfig, run_seed, world
@@ -58,13 +58,13 @@ def test_a_store_that_lets_a_stale_client_save_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(world, "CLIENTS_SHARE", 1.0)
     rates = FaultRates(slow_call=0.5, pause_host=0.05, join=0.1)
     monkeypatch.setattr(FaultRates, "swarm", lambda _: rates)
-    sound = GroupMember.trusted
-    broken = property(lambda member: member.trusted_until > float("-inf"))
+    sound = BeatTrust.lasts
+    broken = property(lambda trust: trust.until > float("-inf"))
     for seed in range(MUTANT_SEEDS_MAX):
-        monkeypatch.setattr(GroupMember, "trusted", broken)
+        monkeypatch.setattr(BeatTrust, "lasts", broken)
         violations = outcome(seed, Parts(consume, store=SavesWithoutToken)).violations
         if any(violation.startswith("I2: run ") for violation in violations):
-            monkeypatch.setattr(GroupMember, "trusted", sound)
+            monkeypatch.setattr(BeatTrust, "lasts", sound)
             assert outcome(seed).violations == ()
             return
     pytest.fail(f"no seed up to {MUTANT_SEEDS_MAX} finds it")

@@ -18,7 +18,7 @@ import assets.spark_sweeper
 from lease_store import open_store
 from lease_store.identifiers import GroupKey
 from orchestration.command_line import main
-from tests import mariadb
+from tests.database_server import PASSWORD
 from tests.environment import forget_settings
 from tests.unit.docs.test_docs import DOCS, fences
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
@@ -127,7 +127,7 @@ def test_a_move_to_mysql(
     assert said(drain)
     copied = said(copy)
     assert "no violations" in copied
-    assert mariadb.PASSWORD not in copied
+    assert PASSWORD not in copied
     assert "export LEASEHOLD_DATABASE_URL=" in exported
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", mariadb_url)
     assert "no violations" in said(verify)
