@@ -104,7 +104,8 @@ def test_files_are_listed_once(
 
 def test_ranges_of_batches_join(store: PrunedMeanwhile) -> None:
     def read(heads: Heads) -> Iterator[tuple[ShardId, Batch]]:
-        return ((row.shard, row) for row in each_committed(store, KEY, heads))  # type: ignore[arg-type]
+        rows = each_committed(store, KEY, heads)  # type: ignore[arg-type]
+        return ((row.shard, row) for row in rows)
 
     (rows,) = at_one_moment(store, KEY, None, read)[0].values()  # type: ignore[arg-type]
     assert store.pruned
