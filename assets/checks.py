@@ -9,10 +9,10 @@ from typing import Any
 
 import dagster as dg
 
-from assets.materialization import CommittedRange
-from assets.partitions import asset_key, shard_partitions
-from assets.shard_stream import ShardStream
-from lease_store.records import Gap
+from dagster_leasehold.assets.materialization import CommittedRange
+from dagster_leasehold.assets.partitions import asset_key, shard_partitions
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.records import Gap
 
 NO_GAP = "no_gap"
 LAG = "lag"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import OutboxEvent
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import OutboxEvent
 
 
 @dataclass(frozen=True, slots=True)

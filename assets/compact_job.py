@@ -5,15 +5,20 @@ import uuid
 import dagster as dg
 from pydantic import Field
 
-from assets.compaction import TARGET_BYTES, Compactor
-from assets.deployment import Deployment
-from assets.partitions import PROCESS_TAG, STREAM_TAG, compact_job_name, compact_op_name
-from assets.run_process import process_note
-from assets.shard_replay import rewriter_ended
-from assets.shard_stream import ShardStream
-from assets.spark_sweeper import attempt_label
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import ShardId
+from dagster_leasehold.assets.consuming.run_process import process_note
+from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import (
+    PROCESS_TAG,
+    STREAM_TAG,
+    compact_job_name,
+    compact_op_name,
+)
+from dagster_leasehold.assets.rewriting.compaction import TARGET_BYTES, Compactor
+from dagster_leasehold.assets.rewriting.shard_replay import rewriter_ended
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId
 
 
 class CompactConfig(dg.Config):

@@ -4,15 +4,20 @@ import time
 
 import dagster as dg
 
-from assets.deployment import Deployment
-from assets.node_consumption import consume_shards
-from assets.partitions import PROCESS_TAG, STREAM_TAG, consume_job_name, consume_op_name
-from assets.run_process import process_note
-from assets.shard_run import ProgressReports, ShardRun
-from assets.shard_stream import ShardStream
-from assets.spark_resource import SparkResource
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.assets.consuming.node_consumption import consume_shards
+from dagster_leasehold.assets.consuming.run_process import process_note
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import (
+    PROCESS_TAG,
+    STREAM_TAG,
+    consume_job_name,
+    consume_op_name,
+)
+from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 
 
 class ConsumeConfig(dg.Config):

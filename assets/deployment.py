@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from lease_store.assignment_plan import rank_key
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.records import Node, Timing
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.records import Node, Timing
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.store import LeaseStore
 
 
 def _never() -> bool:

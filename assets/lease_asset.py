@@ -12,8 +12,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets.deployment import Deployment
-from assets.lease_pictures import (
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.lease_pictures import (
     Holding,
     as_markdown,
     growth,
@@ -22,15 +22,15 @@ from assets.lease_pictures import (
     holdings_over_time,
     ownership_picture,
 )
-from assets.partitions import definition_name
-from assets.shard_stream import ShardStream
-from lease_store.assignment_plan import rank_key
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import GroupKey
-from lease_store.records import Node, ShardLease, Snapshot
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from shard_sources.lag import lags_of
+from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Node, ShardLease, Snapshot
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.lag import lags_of
 
 JOURNAL_VERIFIED = "journal_verified"
 TABLE_ROWS_MAX = 500

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from lease_store.assignment_plan import rank_key
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import JournalEntry
-from lease_store.states import ShardState
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import JournalEntry
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.states import ShardState
 
 ROWS_MAX = 48
 """So many shards fit into a picture that can still be read."""

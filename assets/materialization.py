@@ -14,10 +14,10 @@ from typing import Any
 
 import dagster as dg
 
-from assets.partitions import asset_key
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import ShardId
-from lease_store.records import OutboxEvent
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import OutboxEvent
 
 MATERIALIZATION_KIND = "materialization"
 RUN_KEY = "consumed_by"

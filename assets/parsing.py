@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assets.shard_files import ERROR_COLUMN
-from lease_store.errors import TransformError, shown
+from dagster_leasehold.assets.output.shard_files import ERROR_COLUMN
+from dagster_leasehold.lease_store.errors import TransformError, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

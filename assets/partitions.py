@@ -6,7 +6,7 @@ import re
 
 import dagster as dg
 
-from assets.shard_stream import ShardStream
+from dagster_leasehold.assets.shard_stream import ShardStream
 
 NODE_TAG = "leasehold/node"
 STREAM_TAG = "leasehold/stream"

@@ -7,11 +7,13 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets.checks import check_specs, joint_results
-from assets.committed_input import COMMITTED_OUTPUT
-from assets.deployment import Deployment
-from assets.node_consumption import consume_shards
-from assets.partitions import (
+from dagster_leasehold.assets.checks import check_specs, joint_results
+from dagster_leasehold.assets.consuming.node_consumption import consume_shards
+from dagster_leasehold.assets.consuming.placement import Placement, Placer
+from dagster_leasehold.assets.consuming.run_process import process_note
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT
+from dagster_leasehold.assets.partitions import (
     NODE_TAG,
     PROCESS_TAG,
     STREAM_TAG,
@@ -19,15 +21,18 @@ from assets.partitions import (
     asset_op_name,
     shard_partitions,
 )
-from assets.placement import Placement, Placer
-from assets.replay_span import ReplaySpan
-from assets.run_process import process_note
-from assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
-from assets.shard_run import ProgressReports, ShardRun, log_check
-from assets.shard_stream import ShardStream
-from assets.spark_resource import SparkResource
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import ShardId
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.rewriting.shard_replay import (
+    FROM,
+    TO,
+    ReplayedPartitions,
+    replay_partitions,
+)
+from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun, log_check
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId
 
 MaterializeEvents = Iterator[dg.MaterializeResult[Any]]
 

@@ -8,17 +8,21 @@ from typing import Any
 
 import dagster as dg
 
-from assets.checks import ShardCheck, check_shard
-from assets.consumption_report import ConsumptionReport, StopReason
-from assets.materialization import CommittedRange, committed_ranges, range_metadata
-from assets.partitions import asset_key
-from assets.progress_mirror import mirror_progress
-from assets.shard_stream import ShardStream
-from lease_store import failpoints
-from lease_store.failpoints import Failpoint
-from lease_store.identifiers import ShardId
-from lease_store.records import BatchCommit, Gap
-from lease_store.store import LeaseStore
+from dagster_leasehold.assets.checks import ShardCheck, check_shard
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.consuming.progress_mirror import mirror_progress
+from dagster_leasehold.assets.materialization import (
+    CommittedRange,
+    committed_ranges,
+    range_metadata,
+)
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import BatchCommit, Gap
+from dagster_leasehold.lease_store.store import LeaseStore
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0

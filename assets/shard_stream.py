@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from assets.commit_hook import OnCommit
-from lease_store.errors import InvalidSetting
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.node_settings import NodeSettings, check_served, check_settings, node_row
-from lease_store.records import (
+from dagster_leasehold.assets.commit_hook import OnCommit
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.records import (
     HANDOFF_LIMIT_DEFAULT_S,
     STALL_LIMIT_DEFAULT_S,
     AssignmentMode,
@@ -19,7 +18,13 @@ from lease_store.records import (
     Group,
     Node,
 )
-from shard_sources.source import Limits, ShardSource
+from dagster_leasehold.lease_store.rules.node_settings import (
+    NodeSettings,
+    check_served,
+    check_settings,
+    node_row,
+)
+from dagster_leasehold.shard_sources.source import Limits, ShardSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,7 +58,7 @@ class ShardStream:
         ordered: whether the children of a split or merge wait for their parents.
         assignment: how shards are shared among the nodes.
         nodes: node name to what that node says of itself, for the assignments `modulo`
-            (`lease_store.node_settings.Modulo`) and `pinned` (`Pinned`).
+            (`lease_store.rules.node_settings.Modulo`) and `pinned` (`Pinned`).
         gap_policy: what becomes of records that were removed before they were read.
         initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
         watermark_of: whose event times say how far a shard has come.
@@ -61,7 +66,7 @@ class ShardStream:
         shards_per_run: the most shards that one sensor or schedule run serves.
         run_budget_s: how long a run goes on before it leaves the rest to the next, in seconds.
         stall_limit_s: how long a run may make no progress before it gives its shards up and fails,
-            in seconds; see `assets.stall_guard`.
+            in seconds; see `assets.consuming.stall_guard`.
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.

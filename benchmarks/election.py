@@ -35,8 +35,8 @@ from typing import Any
 from benchmarks.figures import print_rows
 from benchmarks.rivals.candidates import KEY, SHARD
 from benchmarks.rivals.debian_servers import ServerMissing, redis_server, zookeeper_server
-from lease_store import open_store
-from lease_store.records import Group, ShardListing
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.records import Group, ShardListing
 from tests import mariadb
 
 STEP_TIMEOUT_S = 60.0

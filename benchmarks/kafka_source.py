@@ -18,7 +18,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets.spark_session import cores
 from benchmarks.figures import print_rows
 from benchmarks.figures.source_reading import (
     Way,
@@ -31,7 +30,8 @@ from benchmarks.figures.source_reading import (
     scratch_folder,
     spark_session,
 )
-from shard_sources.kafka import KafkaOptions, KafkaSource
+from dagster_leasehold.assets.spark.spark_session import cores
+from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
 from tests.sources.world import NewRecord
 from tests.sources.worlds.kafka_mock import MockBroker
 

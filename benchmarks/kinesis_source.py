@@ -20,7 +20,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from assets.spark_session import cores
 from benchmarks.figures import print_rows
 from benchmarks.figures.source_reading import (
     Way,
@@ -33,7 +32,8 @@ from benchmarks.figures.source_reading import (
     scratch_folder,
     spark_session,
 )
-from shard_sources.kinesis import KinesisOptions, KinesisReader, KinesisStream
+from dagster_leasehold.assets.spark.spark_session import cores
+from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisReader, KinesisStream
 from tests import kinesis_servers
 
 VALUE_BYTES = 200

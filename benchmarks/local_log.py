@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.json
 
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 
 SHARD = ShardId("0")
 PER_APPEND = 1000

@@ -24,7 +24,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from assets.spark_session import cores
 from benchmarks.figures import print_rows
 from benchmarks.figures.source_reading import (
     Way,
@@ -37,9 +36,10 @@ from benchmarks.figures.source_reading import (
     scratch_folder,
     spark_session,
 )
-from shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
-from shard_sources.loghub.kind import LogHubOptions
-from shard_sources.loghub.log import LogHub
+from dagster_leasehold.assets.spark.spark_session import cores
+from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
+from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.log import LogHub
 from tests.sls_server.server import SlsServer
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, plain_client, written_with_sdk
 

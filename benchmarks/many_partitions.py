@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import print_rows
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
 from tests.ui.browsing import chromium_page
 

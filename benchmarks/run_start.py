@@ -29,22 +29,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assets.connect_server import stop as stop_spark
-from assets.instance_address import ensure_instance_address
 from benchmarks.figures import print_rows
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from orchestration.child_processes import ChildProcess
-from orchestration.dagster_processes import (
+from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.orchestration.instance import create_instance, embedded_text, nodes_text
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.dagster_processes import (
     child_environment,
     daemon,
     opened_instance,
     storage_environment,
 )
-from orchestration.instance import create_instance, embedded_text, nodes_text
-from orchestration.private_mariadb import PrivateMariaDB, installed
-from orchestration.settings import Settings, load_settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB, installed
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun
@@ -193,7 +193,7 @@ def _agent(settings: Settings, environment: dict[str, str]) -> ChildProcess:
     arguments = ["node", "--name", "a", "--home", str(settings.home), "--module", MODULE]
     return ChildProcess(
         "the agent",
-        [sys.executable, "-m", "orchestration.command_line", *arguments],
+        [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", *arguments],
         log=settings.home / AGENT_LOG,
         environment=environment,
         stop_timeout_s=120.0,

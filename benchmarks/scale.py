@@ -21,13 +21,13 @@ from sqlalchemy import Engine, event
 
 from benchmarks.figures import print_rows
 from benchmarks.upkeep import KEY, TIMING, settled_group
-from lease_store import open_store
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import Tenure
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore, Opened
-from lease_store.tick_report import TickReport
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.tick_report import TickReport
 from tests import mariadb
 
 TICK_S = 5.0

@@ -3,7 +3,7 @@
 `python -m benchmarks.sweep [--json]` writes the same records, read by the same data source, three
 ways in one Spark session:
 
-* `per shard`: the sink of `assets.parquet_sink`, one file per shard and task;
+* `per shard`: the sink of `assets.output.parquet_sink`, one file per shard and task;
 * `partitionBy`: Spark's writer, a folder per shard, which sorts each task's rows first;
 * `mixed`: Spark's writer, a file per task with the shards mixed: what a floor costs, since
   files that belong to several shards cannot be fenced, replayed or merged shard by shard.
@@ -26,14 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from assets import connect_server
-from assets.shard_data_source import FORMAT, read_options
-from assets.spark_resource import SparkResource
-from assets.spark_session import cores
-from assets.sweep import SweepJob, SweepOutcome, run_sweep
-from lease_store.identifiers import StreamName
-from shard_sources.local_log import LocalLog
-from shard_sources.source import ReadRange
+from dagster_leasehold.assets.consuming.shard_data_source import FORMAT, read_options
+from dagster_leasehold.assets.consuming.sweep import SweepJob, SweepOutcome, run_sweep
+from dagster_leasehold.assets.spark import connect_server
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_session import cores
+from dagster_leasehold.lease_store.identifiers import StreamName
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import ReadRange
 
 TOTAL_RECORDS = 256_000
 VALUE_BYTES = 150

@@ -34,21 +34,21 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from assets import connect_server
-from assets.consumption import Consumer
-from assets.consumption_report import StopReason
-from assets.shard_stream import ShardStream
-from assets.spark_resource import SparkResource
-from assets.spark_session import cores as usable_cores
-from assets.spark_sweeper import SparkSweeper
 from benchmarks.figures import print_rows
 from benchmarks.local_log import values
-from lease_store import open_store
-from lease_store.heartbeat import Heartbeat
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Node, Timing
-from shard_sources.local_log import LocalLog
-from shard_sources.source import ReadRange, record_schema
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark import connect_server
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_session import cores as usable_cores
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Node, Timing
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import ReadRange, record_schema
 
 NODE = NodeName("a")
 PORTION = 50_000

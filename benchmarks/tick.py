@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks.figures import print_rows
 from benchmarks.upkeep import KEY, TIMING, settled_group
-from lease_store import open_store
-from lease_store.identifiers import NodeName
-from lease_store.planning import plan
-from lease_store.rebalancing import Rebalancer
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.store import LeaseStore
 
 NODES = 10
 

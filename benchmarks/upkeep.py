@@ -21,11 +21,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.figures import print_rows
-from lease_store import open_store
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import Group, Node, ShardListing, Timing
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import Group, Node, ShardListing, Timing
+from dagster_leasehold.lease_store.store import LeaseStore
 
 KEY = GroupKey.parse("group", "stream")
 BEATS_PER_TERM = 3

@@ -81,12 +81,12 @@ class NoSource:
 
 def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
     """Every cost, in milliseconds, and the memory after each that reads much, in MB."""
-    from assets.committed_dataset import EventSpan, committed_parts
-    from lease_store import open_store
-    from lease_store.rebalancing import Rebalancer
-    from lease_store.records import EventKind, Timing
-    from lease_store.verification import audit
-    from orchestration.metrics import StoreCollector
+    from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_parts
+    from dagster_leasehold.lease_store import open_store
+    from dagster_leasehold.lease_store.rebalancing import Rebalancer
+    from dagster_leasehold.lease_store.records import EventKind, Timing
+    from dagster_leasehold.lease_store.rules.verification import audit
+    from dagster_leasehold.orchestration.metrics import StoreCollector
 
     store = open_store(url)
     run = Consumption.begin(store, age)

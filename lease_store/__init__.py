@@ -41,8 +41,8 @@ States of a shard
 
 In `transfer`, `lease_owner` is already the next node while `consumer_owner` still is the holder,
 who goes on until its next batch boundary. When a finished shard is reopened, those that come from
-it go back to `wait` in an ordered group (edge 10). `lease_store.states` has the table of edges,
-`lease_store.transitions` what each does to a row and to the journal.
+it go back to `wait` in an ordered group (edge 10). `lease_store.rules.states` has the table of
+edges, `lease_store.rules.transitions` what each does to a row and to the journal.
 
 The trust window
 ----------------
@@ -88,10 +88,16 @@ and simulations. Neither a database driver nor Alembic is imported before it is 
 
 from __future__ import annotations
 
-from lease_store.errors import LeaseholdError, LeaseLost, StoreError, UserMistake
-from lease_store.identifiers import GroupKey, GroupName, NodeName, ShardId, StreamName
-from lease_store.open import open_store
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.errors import LeaseholdError, LeaseLost, StoreError, UserMistake
+from dagster_leasehold.lease_store.identifiers import (
+    GroupKey,
+    GroupName,
+    NodeName,
+    ShardId,
+    StreamName,
+)
+from dagster_leasehold.lease_store.open import open_store
+from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = [
     "GroupKey",

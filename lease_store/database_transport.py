@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import URL
 
-from lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 
 MODE, WITHOUT_TLS = "ssl_mode", "disabled"
 _FILES = ("ssl_ca", "ssl_cert", "ssl_key")

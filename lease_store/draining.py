@@ -15,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lease_store.assignment_plan import rank_key
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, BatchState, Group, ShardLease
-from lease_store.states import ShardState
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchState, Group, ShardLease
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.states import ShardState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lease_store.store import LeaseStore
+    from dagster_leasehold.lease_store.store import LeaseStore
 
 LOOK_EVERY_S = 0.5
 

@@ -17,9 +17,9 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 
-from lease_store.database_errors import Verdict, verdict
-from lease_store.database_transport import transport
-from lease_store.errors import InvalidSetting, StoreError, shown
+from dagster_leasehold.lease_store.database_errors import Verdict, verdict
+from dagster_leasehold.lease_store.database_transport import transport
+from dagster_leasehold.lease_store.errors import InvalidSetting, StoreError, shown
 
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 4  # above the lock wait; a look at a frozen server and one more stay under 10 s

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import DataFile
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import DataFile
 
 if TYPE_CHECKING:
-    from lease_store.store import Changed, Stale
+    from dagster_leasehold.lease_store.store import Changed, Stale
 
 
 @dataclass(frozen=True, slots=True)

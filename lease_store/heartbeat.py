@@ -17,11 +17,11 @@ import threading
 from types import TracebackType
 from typing import Protocol, Self
 
-from lease_store.errors import LeaseholdError, UserMistake
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.liveness import Clock, steady_clock
-from lease_store.records import Timing
-from lease_store.store import Beaten, LeaseStore
+from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.store import Beaten, LeaseStore
 
 _LOG = logging.getLogger(__name__)
 RETRIES_PER_BEAT = 4

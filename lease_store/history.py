@@ -18,8 +18,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import Batch, BatchState, BatchStatistics, Gap, JournalEntry, Throughput
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import (
+    Batch,
+    BatchState,
+    BatchStatistics,
+    Gap,
+    JournalEntry,
+    Throughput,
+)
 
 THROUGHPUT_BATCHES = 32
 PAGE_FIRST_ROWS = 64

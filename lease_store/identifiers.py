@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from lease_store.errors import InvalidIdentifier
+from dagster_leasehold.lease_store.errors import InvalidIdentifier
 
 IDENTIFIER_LENGTH_MAX = 64
 CURSOR_LENGTH_MAX = 512

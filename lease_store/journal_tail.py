@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from lease_store.history import History
-from lease_store.identifiers import GroupKey
-from lease_store.records import JournalEntry
+from dagster_leasehold.lease_store.history import History
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import JournalEntry
 
 SETTLED_AFTER_S = 120.0
 """Far longer than a transaction may last: its statements and its idle times are limited."""

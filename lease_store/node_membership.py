@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lease_store.assignment_modes import check_member
-from lease_store.errors import NodeNameTaken, StoreError, UnknownGroup, shown
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.liveness import Clock, Observations, PlannerWatch
-from lease_store.records import BEAT_FRACTION_MAX, TIMEOUT_DEFAULT_S, Node, Pulse
-from lease_store.store import Beaten, Changed, LeaseStore, Registered
+from dagster_leasehold.lease_store.errors import NodeNameTaken, StoreError, UnknownGroup, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import BEAT_FRACTION_MAX, TIMEOUT_DEFAULT_S, Node, Pulse
+from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.rules.liveness import Clock, Observations, PlannerWatch
+from dagster_leasehold.lease_store.store import Beaten, Changed, LeaseStore, Registered
 
 BEAT_EARLY = 0.7
 """A beat is sent after this part of its interval, because the caller's rounds take time, too."""

@@ -7,14 +7,14 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lease_store.clock import utc_now
-from lease_store.records import GROUPS_PER_STREAM_MAX
+from dagster_leasehold.lease_store.clock import utc_now
+from dagster_leasehold.lease_store.records import GROUPS_PER_STREAM_MAX
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-    from lease_store.sql_store import SqlStore
-    from lease_store.transactions import Transactions
+    from dagster_leasehold.lease_store.sql_store import SqlStore
+    from dagster_leasehold.lease_store.transactions import Transactions
 
 
 WHOLE_TABLE_S = 3_600
@@ -42,7 +42,7 @@ def open_store(
         InvalidSetting: the URL is not of a supported database.
         StoreError: with `upgrade`, the database refuses or does not answer.
     """
-    from lease_store.sql_store import SqlStore
+    from dagster_leasehold.lease_store.sql_store import SqlStore
 
     transactions = open_transactions(url)
     store = SqlStore(
@@ -66,8 +66,13 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
     Raises:
         InvalidSetting: the URL is not of a supported database.
     """
-    from lease_store.engine import READ_TIMEOUT_S, open_engine, parse_url, sqlite_path
-    from lease_store.transactions import Transactions
+    from dagster_leasehold.lease_store.engine import (
+        READ_TIMEOUT_S,
+        open_engine,
+        parse_url,
+        sqlite_path,
+    )
+    from dagster_leasehold.lease_store.transactions import Transactions
 
     parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
     place = str(sqlite_path(parsed) or parsed.set(password=None, query={}).render_as_string())

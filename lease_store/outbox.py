@@ -18,10 +18,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from lease_store.errors import one_line
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, BatchCommit, EventKind, OutboxEvent
-from lease_store.transitions import materialization_payload
+from dagster_leasehold.lease_store.errors import one_line
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchCommit, EventKind, OutboxEvent
+from dagster_leasehold.lease_store.rules.transitions import materialization_payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from lease_store import failpoints
-from lease_store.assignment_plan import BeginTransfer, CancelTransfer, Claim, listed, rank_key
-from lease_store.errors import OutcomeUnknown
-from lease_store.failing_steps import FailingSteps
-from lease_store.failpoints import Failpoint
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import ShardLease
-from lease_store.store import Changed, LeaseStore, Stale
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import OutcomeUnknown
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.rules.assignment_plan import (
+    BeginTransfer,
+    CancelTransfer,
+    Claim,
+    listed,
+    rank_key,
+)
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.store import Changed, LeaseStore, Stale
 
 Answer = TypeVar("Answer")
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
-from lease_store.assignment_plan import rank_key
-from lease_store.errors import InvalidSetting
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.retention import Portion
-from lease_store.retention_rules import REFERENCE_ENTRIES, reference_time
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.retention import Portion
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.retention import REFERENCE_ENTRIES, reference_time
+from dagster_leasehold.lease_store.store import LeaseStore
 
 FOREVER = "forever"
 HISTORY_DAYS_DEFAULT = 30.0

@@ -12,9 +12,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from lease_store import failpoints
-from lease_store.assignment_modes import check_member
-from lease_store.assignment_plan import (
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import (
+    AssignmentConflict,
+    NodeNameTaken,
+    OutcomeUnknown,
+    StoreError,
+    shown,
+)
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.plan_steps import PlanSteps
+from dagster_leasehold.lease_store.records import Group, Node, Pulse, Snapshot, Timing
+from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.rules.assignment_plan import (
     SHOWN_SHARDS_MAX,
     Claim,
     Plan,
@@ -22,24 +33,19 @@ from lease_store.assignment_plan import (
     listed,
     rank_key,
 )
-from lease_store.errors import AssignmentConflict, NodeNameTaken, OutcomeUnknown, StoreError, shown
-from lease_store.failing_steps import FailingSteps
-from lease_store.failpoints import Failpoint
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.liveness import (
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import (
     Clock,
     Observations,
     handoff_deadline_s,
     recall_incarnations,
     steady_clock,
 )
-from lease_store.plan_steps import PlanSteps
-from lease_store.planning import orphans, plan
-from lease_store.records import Group, Node, Pulse, Snapshot, Timing
-from lease_store.shard_weights import planning_snapshot
-from lease_store.states import ShardState
-from lease_store.store import Beaten, Changed, LeaseStore, Registered
-from lease_store.tick_report import TickReport
+from dagster_leasehold.lease_store.rules.planning import orphans, plan
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_weights import planning_snapshot
+from dagster_leasehold.lease_store.store import Beaten, Changed, LeaseStore, Registered
+from dagster_leasehold.lease_store.tick_report import TickReport
 
 ROUNDS_MAX = 4
 WEIGHING_S = 60.0

@@ -8,9 +8,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from lease_store.errors import InvalidSetting
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.states import ShardState
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rules.states import ShardState
 
 TIMEOUT_DEFAULT_S = 20.0
 HANDOFF_LIMIT_DEFAULT_S = 120.0
@@ -388,7 +388,7 @@ class JournalEntry:
     """A row of the journal: one change of membership, ownership, tenure or checkpoint.
 
     `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack,
-    rewrite, accept`. For `edge` the number of the edge of `lease_store.states` is in `edge`;
+    rewrite, accept`. For `edge` the number of the edge of `lease_store.rules.states` is in `edge`;
     `resume` is a member that registered again with other settings; `group` is a change of the
     group's settings; `gap` is a range that was found missing or was skipped, and `ack` one that
     somebody accepted; `rewrite` is committed output that was replaced; `accept` is a shard that

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.shard_proof import Finding, Opening, Proven
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.rules.shard_proof import Finding, Opening, Proven
 
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""

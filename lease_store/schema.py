@@ -13,8 +13,8 @@ from filelock import FileLock
 from sqlalchemy import Connection, Engine, String, column, inspect, select, table
 from sqlalchemy.exc import OperationalError
 
-from lease_store.engine import WRITE_OPTION, sqlite_path
-from lease_store.errors import SchemaTooNew, SchemaTooOld
+from dagster_leasehold.lease_store.engine import WRITE_OPTION, sqlite_path
+from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
 
 VERSION_TABLE = "leasehold_schema"
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
@@ -97,7 +97,7 @@ def _run_revisions(connection: Connection) -> None:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", "lease_store:migrations")
+    config.set_main_option("script_location", "dagster_leasehold.lease_store:migrations")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
     connection.commit()

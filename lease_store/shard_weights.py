@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import frexp, ldexp
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import Snapshot, Throughput
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import Snapshot, Throughput
+from dagster_leasehold.lease_store.store import LeaseStore
 
 SPAN_MIN_S = 1.0
 WEIGHT_MIN = 1.0

@@ -15,12 +15,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lease_store.draining import Draining
-from lease_store.event_windows import WindowStore
-from lease_store.history import History
-from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
-from lease_store.outbox import Outbox
-from lease_store.records import (
+from dagster_leasehold.lease_store.draining import Draining
+from dagster_leasehold.lease_store.event_windows import WindowStore
+from dagster_leasehold.lease_store.history import History
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from dagster_leasehold.lease_store.outbox import Outbox
+from dagster_leasehold.lease_store.records import (
     Batch,
     BatchCommit,
     BatchRewrite,
@@ -36,8 +36,8 @@ from lease_store.records import (
     Snapshot,
     Tenure,
 )
-from lease_store.reopening import Reopening
-from lease_store.retention import Retention
+from dagster_leasehold.lease_store.retention import Retention
+from dagster_leasehold.lease_store.rules.reopening import Reopening
 
 
 @dataclass(frozen=True, slots=True)

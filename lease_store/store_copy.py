@@ -17,18 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lease_store.engine import sqlite_path
-from lease_store.errors import CopyRefused
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.open import open_store, open_transactions
-from lease_store.table_copy import check_schema, copy_tables
-from lease_store.verification import Violation, verify
+from dagster_leasehold.lease_store.engine import sqlite_path
+from dagster_leasehold.lease_store.errors import CopyRefused
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.open import open_store, open_transactions
+from dagster_leasehold.lease_store.rules.verification import Violation, verify
+from dagster_leasehold.lease_store.table_copy import check_schema, copy_tables
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
     from sqlalchemy import URL
 
-    from lease_store.store import LeaseStore
+    from dagster_leasehold.lease_store.store import LeaseStore
 
 STATEMENT_S = 300
 """How long one statement of the copy may take: it reads and counts whole tables."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Sequence
 from sqlalchemy import Connection, RowMapping, Table, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from lease_store import schema
-from lease_store.engine import sqlite_path
-from lease_store.errors import CopyRefused, StoreError
-from lease_store.tables import GROUP_TABLES
-from lease_store.transactions import Transaction, Transactions
+from dagster_leasehold.lease_store import schema
+from dagster_leasehold.lease_store.engine import sqlite_path
+from dagster_leasehold.lease_store.errors import CopyRefused, StoreError
+from dagster_leasehold.lease_store.tables import GROUP_TABLES
+from dagster_leasehold.lease_store.transactions import Transaction, Transactions
 
 PORTION_ROWS = 500
 KIND = "copy"

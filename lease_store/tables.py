@@ -22,9 +22,16 @@ from sqlalchemy import (
     Text,
 )
 
-from lease_store.columns import AutoNumber, EventTime, ExactText, JsonText, ServerTime, server_time
-from lease_store.errors import LINE_BYTES_MAX
-from lease_store.identifiers import CURSOR_LENGTH_MAX, IDENTIFIER_LENGTH_MAX
+from dagster_leasehold.lease_store.columns import (
+    AutoNumber,
+    EventTime,
+    ExactText,
+    JsonText,
+    ServerTime,
+    server_time,
+)
+from dagster_leasehold.lease_store.errors import LINE_BYTES_MAX
+from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, IDENTIFIER_LENGTH_MAX
 
 NAME_LENGTH_MAX = 255
 
@@ -206,7 +213,7 @@ batch = Table(
     Column("last_event_time", EventTime),
     Column("finished", Boolean, nullable=False),
     Column("committed_at", EventTime),
-    # See `lease_store.event_spans`; empty where it has no output.
+    # See `lease_store.rules.event_spans`; empty where it has no output.
     Column("event_span", BigInteger),
     Index(
         "batch_by_event_time",

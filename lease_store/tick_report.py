@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from lease_store.assignment_plan import Plan, Refusal
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Progress, Snapshot
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Progress, Snapshot
+from dagster_leasehold.lease_store.rules.assignment_plan import Plan, Refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,26 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from lease_store import failpoints
-from lease_store.database_errors import ADVICE, Verdict, disk_is_full, error_number, verdict
-from lease_store.engine import (
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.database_errors import (
+    ADVICE,
+    Verdict,
+    disk_is_full,
+    error_number,
+    verdict,
+)
+from dagster_leasehold.lease_store.engine import (
     IDLE_TRANSACTION_S,
     READ_ONLY_INFO,
     READ_TIMEOUT_S,
     WRITE_OPTION,
 )
-from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
+from dagster_leasehold.lease_store.errors import (
+    OutcomeUnknown,
+    StoreError,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 
 ATTEMPTS_MAX = 6
 LOSSES_MAX = 3

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, cast
 
-from lease_store.liveness import Clock
+from dagster_leasehold.lease_store.rules.liveness import Clock
 
 READS = frozenset({"pulse", "snapshot", "progress", "throughput"})
 """The verbs of rebalancing that only read; every other one writes."""

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from assets.committed_input import COMMITTED_OUTPUT, committed_input
-from assets.compact_job import build_compact_job
-from assets.consume_job import build_consume_job
-from assets.hourly_asset import HourlyAsset, build_hourly_asset
-from assets.lease_asset import build_lease_asset
-from assets.partitions import compact_job_name, consume_job_name, definition_name
-from assets.shard_asset import build_shard_asset
-from assets.shard_stream import ShardStream
-from lease_store.errors import InvalidSetting, shown
-from orchestration.resources import deployment_of, spark_of
-from orchestration.schedules import build_schedule
-from orchestration.settings import Settings, load_settings
-from sensors.janitor import build_janitor_sensor
-from sensors.on_commit import build_on_commit_sensor
-from sensors.outbox import build_outbox_sensor
-from sensors.rebalance import build_rebalance_sensor
-from sensors.shard_list import build_shard_list_sensor
-from sensors.watermark import build_watermark_sensor
+from dagster_leasehold.assets.compact_job import build_compact_job
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.lease_asset import build_lease_asset
+from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
+from dagster_leasehold.assets.partitions import compact_job_name, consume_job_name, definition_name
+from dagster_leasehold.assets.shard_asset import build_shard_asset
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, build_hourly_asset
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.orchestration.resources import deployment_of, spark_of
+from dagster_leasehold.orchestration.schedules import build_schedule
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.sensors.janitor import build_janitor_sensor
+from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
+from dagster_leasehold.sensors.outbox import build_outbox_sensor
+from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
+from dagster_leasehold.sensors.watermark import build_watermark_sensor
 
 BUILT: list[ShardStream] = []
 """The streams that this process has built definitions of; a node's agent reads them."""

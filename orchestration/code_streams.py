@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lease_store.errors import InvalidSetting, UnknownStream, one_line, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, one_line, shown
 
 if TYPE_CHECKING:
-    from assets.shard_stream import ShardStream
+    from dagster_leasehold.assets.shard_stream import ShardStream
 
 HOME_VARIABLE = "LEASEHOLD_HOME"
 
@@ -41,7 +41,7 @@ def stream_of_module(module: str, name: str | None, home: Path) -> ShardStream:
 
 
 def _streams_in(module: str, home: Path) -> Iterator[ShardStream]:
-    from assets.shard_stream import ShardStream
+    from dagster_leasehold.assets.shard_stream import ShardStream
 
     for value in vars(_imported(module, home)).values():
         held: Iterable[object] = (value,)

@@ -16,8 +16,8 @@ from typing import Annotated
 
 import typer
 
-from lease_store.errors import LeaseholdError
-from orchestration.commands import (
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.orchestration.commands import (
     database,
     gaps,
     groups,
@@ -33,8 +33,8 @@ from orchestration.commands import (
     up,
     vacuum,
 )
-from orchestration.presentation import say, show_json
-from orchestration.simulate import simulate
+from dagster_leasehold.orchestration.presentation import say, show_json
+from dagster_leasehold.orchestration.simulate import simulate
 
 PROGRAM = "leasehold"
 EXIT_MISTAKE = 2
@@ -92,7 +92,7 @@ def version(
     """Print the versions of Leasehold and of what it is built on."""
     from importlib.metadata import version as version_of
 
-    packages = ("leasehold", "dagster", "pyspark", "pyarrow", "sqlalchemy")
+    packages = ("dagster-leasehold", "dagster", "pyspark", "pyarrow", "sqlalchemy")
     versions = {name: version_of(name) for name in packages}
     versions["python"] = ".".join(str(part) for part in sys.version_info[:3])
     if as_json:

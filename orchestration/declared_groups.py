@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 
-from lease_store.errors import InvalidSetting, shown
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.node_settings import node_row
-from lease_store.records import Node
-from orchestration.dagster_processes import DEFINITIONS_MODULE
-from orchestration.settings import Settings
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.lease_store.rules.node_settings import node_row
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.dagster_processes import DEFINITIONS_MODULE
 
 
 def memberships_of(node: NodeName, module: str, settings: Settings) -> dict[GroupKey, Node]:
@@ -23,7 +23,7 @@ def memberships_of(node: NodeName, module: str, settings: Settings) -> dict[Grou
             stream.key: node_row(node, stream.node_settings.get(node), address="")
             for stream in settings.streams
         }
-    from orchestration import build
+    from dagster_leasehold.orchestration import build
 
     before = len(build.BUILT)
     try:

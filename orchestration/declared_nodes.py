@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from lease_store.assignment_modes import check_member
-from lease_store.assignment_plan import Refusal, rank_key
-from lease_store.errors import AssignmentConflict
-from lease_store.identifiers import NodeName
-from lease_store.node_settings import node_row
-from lease_store.planning import plan
-from lease_store.records import AssignmentMode, Snapshot
-from orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.records import AssignmentMode, Snapshot
+from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
+from dagster_leasehold.lease_store.rules.node_settings import node_row
+from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings
 
 
 def not_joined(snapshot: Snapshot, declared: StreamSettings, settings: Settings) -> list[Refusal]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestration.build import build_definitions
-from orchestration.settings import load_settings
-from orchestration.streams import declared_streams
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.orchestration.streams import declared_streams
 
 _settings = load_settings()
 defs = build_definitions(declared_streams(_settings), _settings)

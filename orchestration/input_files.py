@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lease_store.errors import RecordRefused, UserMistake
+from dagster_leasehold.lease_store.errors import RecordRefused, UserMistake
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
 _BLOCK_BYTES = 1024 * 1024

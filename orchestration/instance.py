@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from orchestration.settings import Settings
+from dagster_leasehold.orchestration.settings import Settings
 
 OWNED_MARK = "# Written by leasehold at every start; remove this line to keep your own changes."
 INSTANCE_FILE = "dagster.yaml"
@@ -98,7 +98,7 @@ storage:
 _LAUNCHER = """
 # Each run goes to the node that its tag `leasehold/node` names, or that holds its shard.
 run_launcher:
-  module: orchestration.node_launcher
+  module: dagster_leasehold.orchestration.supervision.node_launcher
   class: NodeRunLauncher
 """
 

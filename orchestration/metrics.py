@@ -16,16 +16,16 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from lease_store.errors import LeaseholdError
-from lease_store.history import ShardTotals
-from lease_store.identifiers import GroupKey
-from lease_store.journal_tail import JournalTail
-from lease_store.records import Node, ShardLease
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from lease_store.upkeep import UpkeepReport
-from shard_sources.lag import lags_of
-from shard_sources.source import ShardSource
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.history import ShardTotals
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.journal_tail import JournalTail
+from dagster_leasehold.lease_store.records import Node, ShardLease
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.shard_sources.lag import lags_of
+from dagster_leasehold.shard_sources.source import ShardSource
 
 TAKEOVER_EDGES = frozenset({4, 9})
 """The holder's lease lapsed, or it left: the shard is free for another node."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, StrictInt
 
-from lease_store.errors import InvalidSetting
-from lease_store.node_settings import Modulo, NodeSettings, Pinned
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.rules.node_settings import Modulo, NodeSettings, Pinned
 
 
 class NodeTable(BaseModel):

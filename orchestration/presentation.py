@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from threading import Lock
 
-from assets.deployment import Deployment
-from assets.spark_resource import SparkResource
-from lease_store.store import LeaseStore
-from orchestration.settings import Settings
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
 
 
 def deployment_of(settings: Settings) -> Deployment:
@@ -17,7 +17,7 @@ def deployment_of(settings: Settings) -> Deployment:
     opened: list[LeaseStore] = []
 
     def store() -> LeaseStore:
-        from lease_store import open_store
+        from dagster_leasehold.lease_store import open_store
 
         # Sensors tick in threads of one process, and share one pool of connections.
         with lock:

@@ -25,19 +25,23 @@ from pydantic import (
     model_validator,
 )
 
-from lease_store.errors import InvalidSetting, LeaseholdError, shown
-from lease_store.identifiers import GroupKey, NodeName, StreamName
-from lease_store.node_settings import NodeSettings, check_served, check_settings
-from lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
-from lease_store.records import (
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
+from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
+from dagster_leasehold.lease_store.records import (
     STALL_LIMIT_DEFAULT_S,
     TIMEOUT_DEFAULT_S,
     AssignmentMode,
     Timing,
 )
-from orchestration.node_table import NodeTable
-from orchestration.private_mariadb import Access
-from shard_sources.registry import LOCAL_LOG, source_options
+from dagster_leasehold.lease_store.rules.node_settings import (
+    NodeSettings,
+    check_served,
+    check_settings,
+)
+from dagster_leasehold.orchestration.node_table import NodeTable
+from dagster_leasehold.orchestration.supervision.private_mariadb import Access
+from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_options
 
 SETTINGS_FILE = "leasehold.toml"
 HOME_DEFAULT = Path(".leasehold")
@@ -105,7 +109,7 @@ class StreamSettings(BaseModel):
         None where it is not known beforehand which nodes those are.
 
         Raises:
-            InvalidSetting: they do not; see `lease_store.node_settings`.
+            InvalidSetting: they do not; see `lease_store.rules.node_settings`.
         """
         nodes = self.node_settings
         try:

@@ -7,11 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode
-from lease_store.simulation.configuration import Arrival, Event, Faults, SimulationConfig
-from orchestration.commands.options import Json
-from orchestration.commands.progress import progress
-from orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode
+from dagster_leasehold.orchestration.commands.options import Json
+from dagster_leasehold.orchestration.commands.progress import progress
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.simulation.configuration import (
+    Arrival,
+    Event,
+    Faults,
+    SimulationConfig,
+)
 
 
 def simulate(  # noqa: PLR0917
@@ -63,8 +68,8 @@ def simulate(  # noqa: PLR0917
         seeds=seeds,
         steps=steps,
     )
-    from lease_store.simulation import Parts, SeedOutcome, run_simulation
-    from orchestration.simulated_consumption import consume
+    from dagster_leasehold.orchestration.simulated_consumption import consume
+    from dagster_leasehold.simulation import Parts, SeedOutcome, run_simulation
 
     with progress("simulating", "seeds", seeds) as told:
 

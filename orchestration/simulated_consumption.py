@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from assets.bootstrapping import bootstrap_cursors
-from assets.consumption import Consumer
-from assets.shard_stream import ShardStream
-from assets.sweep import SweepOutcome, SweepResult
-from lease_store.errors import CursorInvalid
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from lease_store.simulation.host import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
-from lease_store.simulation.shard_log import ShardLog
-from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
+from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import CursorInvalid
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+)
+from dagster_leasehold.simulation.host import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
+from dagster_leasehold.simulation.shard_log import ShardLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +73,7 @@ class SimulatedSource:
 
 
 def consume(run: Run) -> None:
-    """What a run does: the batch loop of `assets.consumption`, on simulated records."""
+    """What a run does: the batch loop of `assets.consuming.consumption`, on simulated records."""
 
     def sweep(ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
         written = run.read((each.shard, each.start, each.end) for each in ranges)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import StreamName
-from orchestration.settings import Settings, StreamSettings
-from shard_sources.registry import open_source
-from shard_sources.source import Limits
-from shard_sources.source_kind import StreamPlace
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import StreamName
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.shard_sources.registry import open_source
+from dagster_leasehold.shard_sources.source import Limits
+from dagster_leasehold.shard_sources.source_kind import StreamPlace
 
 
 def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream:

@@ -11,7 +11,7 @@ echo "Installing the newest allowed versions into a temporary environment …"
     aliyun-log-python-sdk
 {
     echo "# The exact versions that the tests pass with. Regenerate with: make constraints"
-    "$folder/venv/bin/python" -m pip freeze --exclude leasehold
+    "$folder/venv/bin/python" -m pip freeze --exclude dagster-leasehold
 } >"$folder/constraints.txt"
 mv "$folder/constraints.txt" constraints.txt
 echo "Wrote constraints.txt; run make check before you commit it."

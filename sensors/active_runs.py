@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from assets.partitions import (
+from dagster_leasehold.assets.partitions import (
     NODE_TAG,
     PROCESS_TAG,
     STREAM_TAG,
@@ -18,9 +18,9 @@ from assets.partitions import (
     consume_job_name,
     consume_op_name,
 )
-from assets.shard_replay import is_replay
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import ShardId
+from dagster_leasehold.assets.rewriting.shard_replay import is_replay
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import ShardId
 
 PARTITION_TAG = "dagster/partition"
 RUNS_PER_READ = 500
@@ -43,7 +43,7 @@ class ActiveRun:
         shards: the shards that it was launched for.
         started: whether its process has begun to work.
         launched: whether it is a run of `consume_<stream>`, as sensors launch them.
-        process: its process, as `assets.run_process` notes it; empty while it has none.
+        process: its process, as `assets.consuming.run_process` notes it; empty while it has none.
     """
 
     run_id: str

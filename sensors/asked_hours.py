@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from assets.event_frontier import hour_of
-from assets.hourly_asset import hour_key
-from lease_store.event_windows import EventWindow
-from lease_store.failing_steps import retry_wait_s
-from lease_store.liveness import Clock
+from dagster_leasehold.assets.windows.event_frontier import hour_of
+from dagster_leasehold.assets.windows.hourly_asset import hour_key
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
+from dagster_leasehold.lease_store.rules.liveness import Clock
 
 RETRY_FIRST_S = 60.0
 RETRY_MAX_S = 6 * 3_600.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from assets.deployment import Deployment
-from lease_store.errors import StoreError
-from lease_store.identifiers import GroupKey
-from lease_store.liveness import Clock
-from lease_store.pruning import PruneRound
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.pruning import PruneRound
+from dagster_leasehold.lease_store.rules.liveness import Clock
 
 ROUND_EVERY_S = 3_600.0
 STEPS_PER_TICK = 50

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
-from assets.commit_hook import CommittedBatch, OnCommit
-from assets.deployment import Deployment
-from assets.shard_stream import ShardStream
-from assets.spark_failures import users_error
-from lease_store.errors import without_secrets
-from lease_store.failing_steps import FailingSteps, retry_wait_s
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.outbox import DeliveryClaim, TurnOver, TurnTaken, WaitingEvents
-from lease_store.records import EventKind, OutboxEvent
+from dagster_leasehold.assets.commit_hook import CommittedBatch, OnCommit
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.spark_failures import users_error
+from dagster_leasehold.lease_store.errors import without_secrets
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.outbox import DeliveryClaim, TurnOver, TurnTaken, WaitingEvents
+from dagster_leasehold.lease_store.records import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
 
 RETRY_FIRST_S = 5.0
 RETRY_MAX_S = 600.0

@@ -10,21 +10,21 @@ from functools import partial
 import dagster as dg
 from dagster import DagsterRun
 
-from assets.deployment import Deployment
-from assets.instance_address import instance_address
-from assets.ownership import close_ended_tenure
-from assets.partitions import definition_name
-from assets.run_process import ended_runs, process_gone
-from assets.shard_stream import ShardStream
-from lease_store.errors import LeaseholdError
-from lease_store.failing_steps import FailingSteps
-from lease_store.identifiers import NodeName
-from lease_store.liveness import Clock, steady_clock
-from lease_store.records import Progress, Pulse
-from sensors import EVERY_LOOP_S
-from sensors.active_runs import ActiveRun, active_runs
-from sensors.history_rounds import HistoryRounds
-from sensors.lost_runs import HoldingMemory
+from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
+from dagster_leasehold.assets.consuming.run_process import ended_runs, process_gone
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.records import Progress, Pulse
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs
+from dagster_leasehold.sensors.history_rounds import HistoryRounds
+from dagster_leasehold.sensors.lost_runs import HoldingMemory
 
 PROCESS_ENDED = "The process of this run ended without a word."
 

@@ -14,14 +14,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from assets.committed_dataset import EventSpan, committed_dataset
-from assets.event_frontier import HOUR, hour_of
-from assets.hourly_asset import HourlyAsset, LateAction, hour_key
-from lease_store.event_windows import EventWindow
-from lease_store.failing_steps import FailingSteps
-from lease_store.identifiers import ShardId
-from lease_store.records import Batch, ShardLease
-from lease_store.store import Changed, LeaseStore
+from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_dataset
+from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, hour_key
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Batch, ShardLease
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.store import Changed, LeaseStore
 
 SPANS_MAX = 8
 """The most spans of hours that are asked for one by one; more are one long span."""

@@ -11,19 +11,24 @@ from itertools import islice
 
 import dagster as dg
 
-from assets.shard_stream import ShardStream
-from lease_store import failpoints
-from lease_store.assignment_modes import pending_bootstraps
-from lease_store.errors import LeaseLost
-from lease_store.failing_steps import FailingSteps
-from lease_store.failpoints import Failpoint
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Snapshot
-from lease_store.states import ShardState
-from lease_store.store import Changed, LeaseStore, Opened
-from lease_store.tick_report import TickReport
-from sensors.active_runs import SHARDS_PER_READ, ActiveRun, active_runs, queued_shards
-from sensors.launching import (
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import LeaseLost
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Snapshot
+from dagster_leasehold.lease_store.rules.assignment_modes import pending_bootstraps
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import Changed, LeaseStore, Opened
+from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.sensors.active_runs import (
+    SHARDS_PER_READ,
+    ActiveRun,
+    active_runs,
+    queued_shards,
+)
+from dagster_leasehold.sensors.launching import (
     IdleShard,
     Launch,
     LaunchHistory,
@@ -31,8 +36,8 @@ from sensors.launching import (
     choose_launches,
     work_left,
 )
-from shard_sources.lag import bounds_of
-from shard_sources.source import ShardBounds
+from dagster_leasehold.shard_sources.lag import bounds_of
+from dagster_leasehold.shard_sources.source import ShardBounds
 
 FINISHED_PER_ROUND_MAX = 100
 

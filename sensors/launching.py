@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lease_store.failing_steps import retry_wait_s
-from lease_store.identifiers import NodeName, ShardId
-from shard_sources.source import Position, ShardBounds
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
+from dagster_leasehold.shard_sources.source import Position, ShardBounds
 
 RUNS_PER_NODE_MAX = 2
 RETRY_FIRST_S = 10.0

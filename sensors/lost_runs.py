@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from sensors.active_runs import ActiveRun
+from dagster_leasehold.sensors.active_runs import ActiveRun
 
 NEVER_HELD_GRACE_S = 120.0
 """How long a run may take from its start to its first shard; it opens them before Spark starts."""

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from assets.deployment import Deployment
-from assets.instance_address import instance_address
-from assets.partitions import definition_name
-from assets.shard_stream import ShardStream
-from lease_store.errors import LeaseholdError
-from lease_store.liveness import Clock, steady_clock
-from sensors import EVERY_LOOP_S
-from sensors.hook_delivery import HookDelivery
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.hook_delivery import HookDelivery
 
 
 def build_on_commit_sensor(

@@ -6,20 +6,20 @@ from functools import partial
 
 import dagster as dg
 
-from assets.deployment import Deployment
-from assets.materialization import committed_ranges, materialization_of
-from assets.partitions import definition_name
-from assets.progress_mirror import mirror_progress
-from assets.shard_stream import ShardStream
-from lease_store import failpoints
-from lease_store.errors import LeaseholdError
-from lease_store.failing_steps import FailingSteps
-from lease_store.failpoints import Failpoint
-from lease_store.identifiers import ShardId
-from lease_store.liveness import Clock, steady_clock
-from lease_store.records import OutboxEvent
-from sensors import EVERY_LOOP_S
-from sensors.unreported import left_behind, not_shown
+from dagster_leasehold.assets.consuming.progress_mirror import mirror_progress
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.materialization import committed_ranges, materialization_of
+from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import OutboxEvent
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.unreported import left_behind, not_shown
 
 EVENTS_PER_TICK_MAX = 200
 

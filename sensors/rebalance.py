@@ -5,19 +5,19 @@ from threading import Lock
 
 import dagster as dg
 
-from assets.deployment import Deployment
-from assets.instance_address import ensure_instance_address
-from assets.partitions import definition_name
-from assets.shard_stream import ShardStream
-from lease_store.errors import LeaseholdError
-from lease_store.failing_steps import sentence_of
-from lease_store.liveness import Clock, steady_clock
-from lease_store.tick_report import TickReport
-from sensors import EVERY_LOOP_S
-from sensors.launch_round import Round
-from sensors.rebalance_memory import RebalanceMemory
-from sensors.run_requests import run_request
-from sensors.tick_mark import leave_tick_mark
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.launch_round import Round
+from dagster_leasehold.sensors.rebalance_memory import RebalanceMemory
+from dagster_leasehold.sensors.run_requests import run_request
+from dagster_leasehold.sensors.tick_mark import leave_tick_mark
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from assets.deployment import Deployment
-from assets.shard_stream import ShardStream
-from lease_store.errors import UnknownGroup
-from lease_store.identifiers import NodeName
-from lease_store.liveness import Clock
-from lease_store.process_identity import current_place
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import Node
-from lease_store.tick_report import TickReport
-from lease_store.upkeep import Upkeep
-from sensors.launch_round import LaunchRounds
-from sensors.shard_list import sync_listing
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.process_identity import current_place
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.lease_store.upkeep import Upkeep
+from dagster_leasehold.sensors.launch_round import LaunchRounds
+from dagster_leasehold.sensors.shard_list import sync_listing
 
 
 class RebalanceMemory:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dagster as dg
 
-from assets.consume_job import ConsumeConfig
-from assets.partitions import NODE_TAG, STREAM_TAG, consume_job_name, consume_op_name
-from assets.shard_stream import ShardStream
-from sensors.launching import Launch
+from dagster_leasehold.assets.consume_job import ConsumeConfig
+from dagster_leasehold.assets.partitions import (
+    NODE_TAG,
+    STREAM_TAG,
+    consume_job_name,
+    consume_op_name,
+)
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.sensors.launching import Launch
 
 MAX_RUNTIME_TAG = "dagster/max_runtime"
 MAX_RETRIES_TAG = "dagster/max_retries"

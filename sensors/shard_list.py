@@ -7,17 +7,17 @@ from functools import partial
 
 import dagster as dg
 
-from assets.deployment import Deployment
-from assets.partitions import definition_name, shard_partitions
-from assets.shard_stream import ShardStream
-from lease_store import failpoints
-from lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
-from lease_store.failing_steps import FailingSteps
-from lease_store.failpoints import Failpoint
-from lease_store.liveness import Clock, steady_clock
-from lease_store.records import ShardListing
-from lease_store.store import LeaseStore
-from sensors import EVERY_LOOP_S
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import definition_name, shard_partitions
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.sensors import EVERY_LOOP_S
 
 PARTITIONS_OF_TICK_MAX = 500
 """The most new partitions that the tick itself names: a tick of MySQL has room for 64 KB, and the

@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 import dagster as dg
 
-from lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.identifiers import GroupKey
 
 
 def leave_tick_mark(context: dg.SensorEvaluationContext, key: GroupKey) -> None:

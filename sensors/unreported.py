@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from assets.instance_address import instance_address
-from assets.materialization import RUN_KEY
-from assets.partitions import asset_key
-from assets.run_process import ended_runs
-from assets.shard_stream import ShardStream
-from lease_store.records import OutboxEvent
-from lease_store.store import LeaseStore
+from dagster_leasehold.assets.consuming.run_process import ended_runs
+from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.materialization import RUN_KEY
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.records import OutboxEvent
+from dagster_leasehold.lease_store.store import LeaseStore
 
 SHOWN_MAX = 2_000
 """How many of the newest materializations are looked at; older ones may be reported again."""

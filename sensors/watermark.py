@@ -9,24 +9,24 @@ from functools import partial
 
 import dagster as dg
 
-from assets.deployment import Deployment
-from assets.event_frontier import HOUR, Frontier, complete_hours, frontier
-from assets.hourly_asset import HourlyAsset, WindowConfig, hour_key
-from assets.partitions import STREAM_TAG
-from assets.window_run import lease_times
-from lease_store.errors import LeaseholdError, SourceUnavailable
-from lease_store.event_windows import EventWindow
-from lease_store.failing_steps import FailingSteps
-from lease_store.identifiers import ShardId
-from lease_store.liveness import Clock, steady_clock
-from lease_store.records import ShardLease
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from sensors import EVERY_LOOP_S
-from sensors.active_runs import partitions_in_work
-from sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
-from sensors.late_records import LateRecords, windows_of
-from shard_sources.lag import bounds_of
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import STREAM_TAG
+from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, complete_hours, frontier
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
+from dagster_leasehold.assets.windows.window_run import lease_times
+from dagster_leasehold.lease_store.errors import LeaseholdError, SourceUnavailable
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.active_runs import partitions_in_work
+from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
+from dagster_leasehold.sensors.late_records import LateRecords, windows_of
+from dagster_leasehold.shard_sources.lag import bounds_of
 
 HOURS_PER_TICK_MAX = 24
 UNKNOWN = Frontier(None, None, "it is not known which hours are complete")

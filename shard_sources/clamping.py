@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lease_store.errors import CursorExpired, CursorInvalid
-from lease_store.identifiers import ShardId
-from shard_sources.source import Limits, ShardSource
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import Limits, ShardSource
 
 
 def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:

@@ -11,7 +11,7 @@ import zlib
 from enum import StrEnum
 from typing import Any
 
-from lease_store.errors import PayloadDamaged, PayloadTooLarge
+from dagster_leasehold.lease_store.errors import PayloadDamaged, PayloadTooLarge
 
 _PIECE_BYTES = 256 * 1024
 _VARINT_BYTES_MAX = 5

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from lease_store.errors import LeaseholdError, SourceRefused, SourceThrottled
-from lease_store.failing_steps import FailingSteps
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardLease
-from lease_store.states import ShardState
-from shard_sources.source import ShardBounds, ShardSource, bounds_for
+from dagster_leasehold.lease_store.errors import LeaseholdError, SourceRefused, SourceThrottled
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
 
 
 def bounds_of(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lease_store.errors import CursorInvalid, shown
-from lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.errors import CursorInvalid, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
 
 OFFSET_MAX = 2**63 - 1
 _DIGITS_MAX = len(str(OFFSET_MAX))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from shard_sources.source import Position
+from dagster_leasehold.shard_sources.source import Position
 
 
 def parse_time(text: str) -> datetime | None:

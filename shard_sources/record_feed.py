@@ -7,12 +7,12 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from lease_store.client.feed import Fetched, Record
-from lease_store.errors import InvalidSetting, shown
-from lease_store.identifiers import ShardId
-from shard_sources.clamping import clamped
-from shard_sources.positions import parse_position
-from shard_sources.source import Limits, Position, ReadRange, ShardSource
+from dagster_leasehold.lease_store.client.feed import Fetched, Record
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.clamping import clamped
+from dagster_leasehold.shard_sources.positions import parse_position
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
 
 BYTES_MAX_DEFAULT = 16 * 1024 * 1024
 

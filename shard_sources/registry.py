@@ -15,18 +15,23 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from lease_store.errors import InvalidSetting, SourceLibraryMissing, UnknownSource, shown
-from shard_sources.source import ShardReader, ShardSource
-from shard_sources.source_kind import SourceKind, StreamPlace
+from dagster_leasehold.lease_store.errors import (
+    InvalidSetting,
+    SourceLibraryMissing,
+    UnknownSource,
+    shown,
+)
+from dagster_leasehold.shard_sources.source import ShardReader, ShardSource
+from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 ENTRY_POINT_GROUP = "leasehold.sources"
 LOCAL_LOG = "local_log"
 # Named, not imported: a deployment pays for the source that it uses.
 _BUILT_IN = {
-    "kafka": "shard_sources.kafka.kind",
-    "kinesis": "shard_sources.kinesis.kind",
-    LOCAL_LOG: "shard_sources.local_log.kind",
-    "loghub": "shard_sources.loghub.kind",
+    "kafka": "dagster_leasehold.shard_sources.kafka.kind",
+    "kinesis": "dagster_leasehold.shard_sources.kinesis.kind",
+    LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.kind",
+    "loghub": "dagster_leasehold.shard_sources.loghub.kind",
 }
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lease_store.errors import CursorExpired
-from lease_store.identifiers import ShardId
-from shard_sources.source import PlannedRange, ShardBounds
+from dagster_leasehold.lease_store.errors import CursorExpired
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import PlannedRange, ShardBounds
 
 GONE = "gone"
 """The cursor behind a shard that was removed."""

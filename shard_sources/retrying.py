@@ -18,7 +18,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from lease_store.errors import SourceThrottled, SourceUnavailable
+from dagster_leasehold.lease_store.errors import SourceThrottled, SourceUnavailable
 
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2

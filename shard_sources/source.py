@@ -8,8 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
 
 if TYPE_CHECKING:
     import pyarrow as pa

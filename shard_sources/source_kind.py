@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lease_store.identifiers import StreamName
-from shard_sources.source import ShardReader, ShardSource
+from dagster_leasehold.lease_store.identifiers import StreamName
+from dagster_leasehold.shard_sources.source import ShardReader, ShardSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ from typing import Any
 
 from sqlalchemy import Table, insert, update
 
-from lease_store.event_spans import span_of
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.open import open_store, open_transactions
-from lease_store.records import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.open import open_store, open_transactions
+from dagster_leasehold.lease_store.records import (
     Batch,
     BatchCommit,
     BatchState,
@@ -29,11 +28,17 @@ from lease_store.records import (
     ShardListing,
     Tenure,
 )
-from lease_store.sql_store.rows import batch_values, file_values, key_values, note_values
-from lease_store.store import Changed, LeaseStore, Opened, Registered
-from lease_store.tables import batch, lease_journal, shard_lease
-from lease_store.transactions import Transaction, Transactions
-from lease_store.transitions import Note
+from dagster_leasehold.lease_store.rules.event_spans import span_of
+from dagster_leasehold.lease_store.rules.transitions import Note
+from dagster_leasehold.lease_store.sql_store.rows import (
+    batch_values,
+    file_values,
+    key_values,
+    note_values,
+)
+from dagster_leasehold.lease_store.store import Changed, LeaseStore, Opened, Registered
+from dagster_leasehold.lease_store.tables import batch, lease_journal, shard_lease
+from dagster_leasehold.lease_store.transactions import Transaction, Transactions
 
 KEY = GroupKey.parse("group", "stream")
 NODE = NodeName("node-a")

@@ -91,7 +91,7 @@ def environment_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Generato
 @pytest.fixture(scope="session")
 def spark_folder(environment_of_workers: None) -> Generator[Path]:
     """The folder of the one embedded server; it is stopped when the tests end."""
-    from assets import connect_server
+    from dagster_leasehold.assets.spark import connect_server
 
     folder = Path(tempfile.mkdtemp(prefix="leasehold-spark-"))
     before = os.environ.get(connect_server.TOKEN_VARIABLE)
@@ -105,6 +105,6 @@ def spark_folder(environment_of_workers: None) -> Generator[Path]:
 @pytest.fixture(scope="session")
 def connect_session(spark_folder: Path) -> Any:
     """A session of the embedded Connect server, as a run gets it."""
-    from assets.spark_resource import SparkResource
+    from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
     return SparkResource(mode="connect", folder=str(spark_folder)).spark_session

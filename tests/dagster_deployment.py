@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from assets.connect_server import stop as stop_spark
-from orchestration.child_processes import ChildProcess
-from orchestration.instance import create_instance, embedded_text
-from orchestration.settings import Settings
+from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
+from dagster_leasehold.orchestration.instance import create_instance, embedded_text
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -148,7 +148,7 @@ class DagsterDeployment:
 def dagster_deployment(
     settings: Settings,
     *,
-    module: str = "orchestration.definitions",
+    module: str = "dagster_leasehold.orchestration.definitions",
     dagster_yaml: str | None = None,
     environment: Mapping[str, str] | None = None,
     location: str = "leasehold",

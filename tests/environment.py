@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from orchestration.settings import PREFIX
+from dagster_leasehold.orchestration.settings import PREFIX
 
 
 def forget_settings(monkeypatch: pytest.MonkeyPatch) -> None:

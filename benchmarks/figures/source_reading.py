@@ -13,12 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from assets import connect_server
-from assets.spark_resource import SparkResource
-from assets.spark_session import cores
-from assets.sweep import SweepJob, SweepOutcome, run_sweep
-from lease_store.identifiers import StreamName
-from shard_sources.source import Limits, Position, ReadRange, ShardReader, ShardSource
+from dagster_leasehold.assets.consuming.sweep import SweepJob, SweepOutcome, run_sweep
+from dagster_leasehold.assets.spark import connect_server
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_session import cores
+from dagster_leasehold.lease_store.identifiers import StreamName
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    Position,
+    ReadRange,
+    ShardReader,
+    ShardSource,
+)
 
 LIMITS = Limits(records_max=1_000_000, bytes_max=1 << 30)
 

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from lease_store import open_store
-from lease_store.client import GroupMember
-from lease_store.errors import LeaseLost
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.client import GroupMember
+from dagster_leasehold.lease_store.errors import LeaseLost
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.store import LeaseStore, Opened
 
 KEY = GroupKey.parse("leaders", "election")
 SHARD = ShardId("0")

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import lease_store
-from assets import spark_sweeper
-from assets.spark_resource import SparkResource
-from orchestration.build import build_definitions
-from orchestration.settings import load_settings
-from orchestration.streams import declared_streams
+from dagster_leasehold import lease_store
+from dagster_leasehold.assets.consuming import spark_sweeper
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.orchestration.streams import declared_streams
 
 T = TypeVar("T")
 STORE_PARTS = ("open_tenure", "open_tenures", "record_intents", "commit", "close_tenure")

@@ -4,12 +4,12 @@
 `ProcessorWorker` are two clients: one is asked for records, the other calls the user's code.
 """
 
-from lease_store.client.connections import Offsets, PulledBatch
-from lease_store.client.feed import Fetched, Record, ShardFeed
-from lease_store.client.group_member import GroupMember
-from lease_store.client.processing import ProcessorWorker
-from lease_store.client.pulling import PullClient
-from lease_store.client.shard_worker import Processor
+from dagster_leasehold.lease_store.client.connections import Offsets, PulledBatch
+from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed
+from dagster_leasehold.lease_store.client.group_member import GroupMember
+from dagster_leasehold.lease_store.client.processing import ProcessorWorker
+from dagster_leasehold.lease_store.client.pulling import PullClient
+from dagster_leasehold.lease_store.client.shard_worker import Processor
 
 __all__ = [
     "Fetched",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from threading import RLock
 
-from lease_store.client.held_shards import HeldShards
-from lease_store.errors import StoreUnavailable
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.liveness import Clock
-from lease_store.records import TRUST_FRACTION
-from lease_store.store import Beaten, LeaseStore
+from dagster_leasehold.lease_store.client.held_shards import HeldShards
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.records import TRUST_FRACTION
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.store import Beaten, LeaseStore
 
 
 class BeatTrust:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from lease_store.errors import LeaseholdError, UserMistake
+from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
 
 _LOG = logging.getLogger(__name__)
 RETRIES_PER_BEAT = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lease_store.client.feed import Record
-from lease_store.identifiers import ShardId
-from lease_store.records import Tenure
+from dagster_leasehold.lease_store.client.feed import Record
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Tenure
 
 
 @dataclass(frozen=True, slots=True)

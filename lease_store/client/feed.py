@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.identifiers import ShardId
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from threading import RLock
 
-from lease_store.client.beat_trust import BeatTrust
-from lease_store.client.held_shards import HeldShards
-from lease_store.errors import (
+from dagster_leasehold.lease_store.client.beat_trust import BeatTrust
+from dagster_leasehold.lease_store.client.held_shards import HeldShards
+from dagster_leasehold.lease_store.errors import (
     AssignmentConflict,
     CheckpointUnsaved,
     LeaseholdError,
@@ -27,10 +27,9 @@ from lease_store.errors import (
     ShardNotOpen,
     StoreError,
 )
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.liveness import Clock, steady_clock
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import (
     BEAT_FRACTION_MAX,
     Group,
     Node,
@@ -38,9 +37,10 @@ from lease_store.records import (
     Tenure,
     Timing,
 )
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
-from lease_store.tick_report import TickReport
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.tick_report import TickReport
 
 FLUSH_DEFAULT_S = 5.0
 FLUSH_RETRY_S = 0.5

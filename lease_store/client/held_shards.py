@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import RLock
 
-from lease_store.errors import CheckpointRefused, LeaseLost, ShardNotOpen, StoreError, shown
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.liveness import Clock
-from lease_store.records import Progress, Tenure
-from lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened, Stale
+from dagster_leasehold.lease_store.errors import (
+    CheckpointRefused,
+    LeaseLost,
+    ShardNotOpen,
+    StoreError,
+    shown,
+)
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Progress, Tenure
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened, Stale
 
 _LOG = logging.getLogger(__name__)
 

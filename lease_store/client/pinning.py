@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from lease_store.client.group_member import GroupMember
-from lease_store.errors import ShardOccupied, UnknownShard, shown
-from lease_store.identifiers import ShardId
-from lease_store.liveness import Clock
-from lease_store.states import ShardState
+from dagster_leasehold.lease_store.client.group_member import GroupMember
+from dagster_leasehold.lease_store.errors import ShardOccupied, UnknownShard, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.rules.states import ShardState
 
 PAUSE_MAX_S = 60.0
 REFUSED_BEFORE = "it was refused a moment ago"

@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable
 from threading import RLock
 
-from lease_store.client.beating import BackgroundBeats
-from lease_store.client.feed import ShardFeed
-from lease_store.client.group_member import GroupMember
-from lease_store.client.shard_worker import Processor, ShardWorker
-from lease_store.consumer_states import ConsumerState
-from lease_store.errors import InvalidSetting, LeaseLost, RunStalled
-from lease_store.identifiers import ShardId
-from lease_store.liveness import Clock, steady_clock
-from lease_store.records import STALL_LIMIT_DEFAULT_S
+from dagster_leasehold.lease_store.client.beating import BackgroundBeats
+from dagster_leasehold.lease_store.client.feed import ShardFeed
+from dagster_leasehold.lease_store.client.group_member import GroupMember
+from dagster_leasehold.lease_store.client.shard_worker import Processor, ShardWorker
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseLost, RunStalled
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import STALL_LIMIT_DEFAULT_S
+from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 
 _LOG = logging.getLogger(__name__)
 RECORDS_DEFAULT = 1000

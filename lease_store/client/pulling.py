@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import RLock
 
-from lease_store.client.beating import BackgroundBeats
-from lease_store.client.connections import Connection, Offsets, PulledBatch
-from lease_store.client.feed import Fetched, ShardFeed
-from lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
-from lease_store.client.pinning import PinnedShards
-from lease_store.client.starting import cursor_after_gap, starting_cursor
-from lease_store.errors import (
+from dagster_leasehold.lease_store.client.beating import BackgroundBeats
+from dagster_leasehold.lease_store.client.connections import Connection, Offsets, PulledBatch
+from dagster_leasehold.lease_store.client.feed import Fetched, ShardFeed
+from dagster_leasehold.lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
+from dagster_leasehold.lease_store.client.pinning import PinnedShards
+from dagster_leasehold.lease_store.client.starting import cursor_after_gap, starting_cursor
+from dagster_leasehold.lease_store.errors import (
     BatchUnconfirmed,
     ConfirmedTooLate,
     CursorExpired,
@@ -32,10 +32,10 @@ from lease_store.errors import (
     StoreError,
     shown,
 )
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.liveness import Clock, steady_clock
-from lease_store.records import AssignmentMode
-from lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import AssignmentMode
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
 
 _LOG = logging.getLogger(__name__)
 PROTECT_DEFAULT_S = 60.0

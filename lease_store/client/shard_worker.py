@@ -7,11 +7,10 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
-from lease_store.client.feed import Fetched, Record, ShardFeed
-from lease_store.client.group_member import GroupMember
-from lease_store.client.starting import cursor_after_gap, starting_cursor
-from lease_store.consumer_states import ConsumerState, ShardConsumer
-from lease_store.errors import (
+from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed
+from dagster_leasehold.lease_store.client.group_member import GroupMember
+from dagster_leasehold.lease_store.client.starting import cursor_after_gap, starting_cursor
+from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     CursorInvalid,
     LeaseholdError,
@@ -19,10 +18,11 @@ from lease_store.errors import (
     ShardNotOpen,
     StoreError,
 )
-from lease_store.identifiers import ShardId
-from lease_store.liveness import Clock
-from lease_store.records import Tenure
-from lease_store.store import Opened
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState, ShardConsumer
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.store import Opened
 
 _LOG = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.2

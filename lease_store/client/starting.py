@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lease_store.client.feed import ShardFeed
-from lease_store.client.group_member import GroupMember
-from lease_store.errors import CursorExpired, GapHeld, shown
-from lease_store.identifiers import ShardId
-from lease_store.records import GapPolicy
-from lease_store.store import Opened
+from dagster_leasehold.lease_store.client.feed import ShardFeed
+from dagster_leasehold.lease_store.client.group_member import GroupMember
+from dagster_leasehold.lease_store.errors import CursorExpired, GapHeld, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import GapPolicy
+from dagster_leasehold.lease_store.store import Opened
 
 BEGIN, END = "begin", "end"
 

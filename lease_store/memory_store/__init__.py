@@ -4,17 +4,17 @@ It is the executable specification that the SQL store is compared with, and what
 unit tests run on. Every verb runs under one lock, so it is atomic and safe to call from threads.
 """
 
-from lease_store.memory_store.batches import MemoryBatches
-from lease_store.memory_store.gaps import MemoryGaps
-from lease_store.memory_store.groups import MemoryGroups
-from lease_store.memory_store.history import MemoryHistory
-from lease_store.memory_store.nodes import MemoryNodes
-from lease_store.memory_store.outbox import MemoryOutbox
-from lease_store.memory_store.retention import MemoryRetention
-from lease_store.memory_store.rewrites import MemoryRewrites
-from lease_store.memory_store.shards import MemoryShards
-from lease_store.memory_store.tenures import MemoryTenures
-from lease_store.memory_store.windows import MemoryWindows
+from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches
+from dagster_leasehold.lease_store.memory_store.gaps import MemoryGaps
+from dagster_leasehold.lease_store.memory_store.groups import MemoryGroups
+from dagster_leasehold.lease_store.memory_store.history import MemoryHistory
+from dagster_leasehold.lease_store.memory_store.nodes import MemoryNodes
+from dagster_leasehold.lease_store.memory_store.outbox import MemoryOutbox
+from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
+from dagster_leasehold.lease_store.memory_store.rewrites import MemoryRewrites
+from dagster_leasehold.lease_store.memory_store.shards import MemoryShards
+from dagster_leasehold.lease_store.memory_store.tenures import MemoryTenures
+from dagster_leasehold.lease_store.memory_store.windows import MemoryWindows
 
 __all__ = ["MemoryStore"]
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lease_store.batch_rules import (
+from dagster_leasehold.lease_store.history import ShardTotals
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.outbox import events_of
+from dagster_leasehold.lease_store.records import (
+    Batch,
+    BatchCommit,
+    Intent,
+    Tenure,
+)
+from dagster_leasehold.lease_store.rules.batch_rules import (
     already_committed,
     check_intended,
     check_next_in_line,
@@ -15,23 +25,13 @@ from lease_store.batch_rules import (
     may_advance,
     raised,
 )
-from lease_store.history import ShardTotals
-from lease_store.identifiers import ShardId
-from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.outbox import events_of
-from lease_store.records import (
-    Batch,
-    BatchCommit,
-    Intent,
-    Tenure,
-)
-from lease_store.store import Changed, Stale
-from lease_store.transitions import (
+from dagster_leasehold.lease_store.rules.transitions import (
     FINISHED,
     PARENTS_OVER,
     finished,
     freed_to_start,
 )
+from dagster_leasehold.lease_store.store import Changed, Stale
 
 
 class MemoryBatches(MemoryRows):

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 
-from lease_store.event_spans import may_hold
-from lease_store.history import THROUGHPUT_BATCHES, LedgerHead, ShardTotals
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.memory_store.rows import MemoryRows
-from lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease, Throughput
+from dagster_leasehold.lease_store.history import THROUGHPUT_BATCHES, LedgerHead, ShardTotals
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
+from dagster_leasehold.lease_store.records import (
+    Batch,
+    BatchState,
+    Gap,
+    JournalEntry,
+    ShardLease,
+    Throughput,
+)
+from dagster_leasehold.lease_store.rules.event_spans import may_hold
 
 
 class MemoryHistory(MemoryRows):

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lease_store.assignment_modes import check_member
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.membership import departure_note, displacement_reason, registration
-from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.records import Node
-from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Registered, Stale
-from lease_store.transitions import departed
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.rules.membership import (
+    departure_note,
+    displacement_reason,
+    registration,
+)
+from dagster_leasehold.lease_store.rules.transitions import departed
+from dagster_leasehold.lease_store.store import (
+    Beaten,
+    BeatRefused,
+    Changed,
+    NameTaken,
+    Registered,
+    Stale,
+)
 
 
 class MemoryNodes(MemoryRows):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.outbox import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.outbox import (
     DeliveryClaim,
     Settled,
     TurnOver,
@@ -14,7 +14,7 @@ from lease_store.outbox import (
     WaitingEvents,
     failed_attempt,
 )
-from lease_store.records import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.records import EventKind, OutboxEvent
 
 
 class MemoryOutbox(MemoryRows):

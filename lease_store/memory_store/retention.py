@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from lease_store import retention_rules as rules
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.order_proof import check_order
-from lease_store.records import BatchState, JournalEntry
-from lease_store.retention import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.records import BatchState, JournalEntry
+from dagster_leasehold.lease_store.retention import (
     BATCHES_KEPT,
     ENTRIES_KEPT,
     EVENTS_KEPT,
@@ -18,6 +16,8 @@ from lease_store.retention import (
     Portion,
     ShardSummary,
 )
+from dagster_leasehold.lease_store.rules import retention as rules
+from dagster_leasehold.lease_store.rules.order_proof import check_order
 
 
 class MemoryRetention(MemoryRows):

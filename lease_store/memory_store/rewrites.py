@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.memory_store.rows import MemoryRows
-from lease_store.records import Batch, BatchRewrite, RewriteClaim, RewriteKind
-from lease_store.rewrite_rules import may_claim, rewrite_note, rewritten
-from lease_store.store import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
+from dagster_leasehold.lease_store.records import Batch, BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.rules.rewrite_rules import may_claim, rewrite_note, rewritten
+from dagster_leasehold.lease_store.store import Changed, RewriteByOther, Stale
 
 
 class MemoryRewrites(MemoryRows):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import RLock
 
-from lease_store.clock import utc_now
-from lease_store.event_windows import EventWindow, WindowAttempt
-from lease_store.history import ShardTotals
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import (
+from dagster_leasehold.lease_store.clock import utc_now
+from dagster_leasehold.lease_store.event_windows import EventWindow, WindowAttempt
+from dagster_leasehold.lease_store.history import ShardTotals
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import (
     GROUPS_PER_STREAM_MAX,
     Batch,
     BatchState,
@@ -27,9 +27,9 @@ from lease_store.records import (
     Snapshot,
     Tenure,
 )
-from lease_store.refusals import unknown_group, unknown_shard
-from lease_store.retention import ShardSummary
-from lease_store.transitions import Note, Step, holds
+from dagster_leasehold.lease_store.retention import ShardSummary
+from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_shard
+from dagster_leasehold.lease_store.rules.transitions import Note, Step, holds
 
 
 @dataclass(slots=True)

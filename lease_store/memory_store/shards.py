@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.records import Batch, BatchState, ShardLease, ShardListing
-from lease_store.reopening import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.records import Batch, BatchState, ShardLease, ShardListing
+from dagster_leasehold.lease_store.rules.reopening import (
     Forcing,
     Reopening,
     bootstrap_reason,
@@ -15,8 +15,7 @@ from lease_store.reopening import (
     force,
     may_bootstrap,
 )
-from lease_store.store import Changed, ShardsSynced, Stale
-from lease_store.transitions import (
+from dagster_leasehold.lease_store.rules.transitions import (
     PARENTS_OVER,
     Step,
     claimed,
@@ -28,7 +27,8 @@ from lease_store.transitions import (
     transfer_cancelled,
     transfer_completed,
 )
-from lease_store.withdrawal import ledger_of, withdrawal
+from dagster_leasehold.lease_store.rules.withdrawal import ledger_of, withdrawal
+from dagster_leasehold.lease_store.store import Changed, ShardsSynced, Stale
 
 
 class MemoryShards(MemoryRows):

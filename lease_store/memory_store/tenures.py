@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lease_store.batch_rules import check_onwards
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store.rows import GroupRows, MemoryRows
-from lease_store.records import ShardLease, Tenure
-from lease_store.refusals import lease_lost
-from lease_store.states import ShardState
-from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
-from lease_store.transitions import closed, opened
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.records import ShardLease, Tenure
+from dagster_leasehold.lease_store.rules.batch_rules import check_onwards
+from dagster_leasehold.lease_store.rules.refusals import lease_lost
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.transitions import closed, opened
+from dagster_leasehold.lease_store.store import NotHeld, OpenByOther, Opened, TenureView
 
 
 class MemoryTenures(MemoryRows):

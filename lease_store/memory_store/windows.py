@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from lease_store.event_windows import EventWindow, WindowAttempt
-from lease_store.identifiers import GroupKey
-from lease_store.memory_store.rows import MemoryRows
-from lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.event_windows import EventWindow, WindowAttempt
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
+from dagster_leasehold.lease_store.store import Changed, Stale
 
 
 class MemoryWindows(MemoryRows):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from lease_store.schema import VERSION_TABLE
-from lease_store.tables import metadata
+from dagster_leasehold.lease_store.schema import VERSION_TABLE
+from dagster_leasehold.lease_store.tables import metadata
 
 
 def run() -> None:

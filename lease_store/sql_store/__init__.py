@@ -5,16 +5,16 @@ conditions that repeat what it saw. Changes of ownership lock the group's row fi
 id, so that all transactions agree on one order; beats lock nothing but their own node's row.
 """
 
-from lease_store.sql_store.batches import SqlBatches
-from lease_store.sql_store.gaps import SqlGaps
-from lease_store.sql_store.groups import SqlGroups
-from lease_store.sql_store.history import SqlHistory
-from lease_store.sql_store.nodes import SqlNodes
-from lease_store.sql_store.outbox import SqlOutbox
-from lease_store.sql_store.retention import SqlRetention
-from lease_store.sql_store.rewrites import SqlRewrites
-from lease_store.sql_store.shards import SqlShards
-from lease_store.sql_store.windows import SqlWindows
+from dagster_leasehold.lease_store.sql_store.batches import SqlBatches
+from dagster_leasehold.lease_store.sql_store.gaps import SqlGaps
+from dagster_leasehold.lease_store.sql_store.groups import SqlGroups
+from dagster_leasehold.lease_store.sql_store.history import SqlHistory
+from dagster_leasehold.lease_store.sql_store.nodes import SqlNodes
+from dagster_leasehold.lease_store.sql_store.outbox import SqlOutbox
+from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
+from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
+from dagster_leasehold.lease_store.sql_store.shards import SqlShards
+from dagster_leasehold.lease_store.sql_store.windows import SqlWindows
 
 __all__ = ["SqlStore"]
 

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lease_store.batch_rules import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.outbox import events_of
+from dagster_leasehold.lease_store.records import (
+    Batch,
+    BatchCommit,
+    Intent,
+    ShardLease,
+    Tenure,
+)
+from dagster_leasehold.lease_store.rules.batch_rules import (
     already_committed,
     check_intended,
     check_next_in_line,
@@ -17,35 +26,26 @@ from lease_store.batch_rules import (
     next_in_line,
     raised,
 )
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.outbox import events_of
-from lease_store.records import (
-    Batch,
-    BatchCommit,
-    Intent,
-    ShardLease,
-    Tenure,
-)
-from lease_store.sql_store import history_statements as history
-from lease_store.sql_store import statements
-from lease_store.sql_store.outbox_statements import insert_events
-from lease_store.sql_store.rows import (
-    batch_from,
-    batch_values,
-    event_values,
-    key_values,
-)
-from lease_store.sql_store.tenures import SqlTenures
-from lease_store.sql_store.verbs import portions
-from lease_store.store import Changed, Stale
-from lease_store.transactions import Raced, Transaction
-from lease_store.transitions import (
+from dagster_leasehold.lease_store.rules.transitions import (
     FINISHED,
     PARENTS_OVER,
     finished,
     freed_to_start,
     holds,
 )
+from dagster_leasehold.lease_store.sql_store import history_statements as history
+from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.outbox_statements import insert_events
+from dagster_leasehold.lease_store.sql_store.rows import (
+    batch_from,
+    batch_values,
+    event_values,
+    key_values,
+)
+from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.sql_store.verbs import portions
+from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
 class SqlBatches(SqlTenures):

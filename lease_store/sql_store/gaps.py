@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from lease_store.gap_rules import acknowledgement, found, gap_note
-from lease_store.identifiers import GroupKey
-from lease_store.records import Gap, Tenure
-from lease_store.refusals import gap_refused
-from lease_store.sql_store import statements
-from lease_store.sql_store.rows import gap_from, gap_values, key_values
-from lease_store.sql_store.tenures import SqlTenures
-from lease_store.store import Changed, Stale
-from lease_store.transactions import Transaction
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Gap, Tenure
+from dagster_leasehold.lease_store.rules.gap_rules import acknowledgement, found, gap_note
+from dagster_leasehold.lease_store.rules.refusals import gap_refused
+from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.rows import gap_from, gap_values, key_values
+from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.transactions import Transaction
 
 
 class SqlGaps(SqlTenures):

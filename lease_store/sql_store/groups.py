@@ -8,12 +8,18 @@ from dataclasses import replace
 from sqlalchemy import RowMapping
 from sqlalchemy.exc import IntegrityError
 
-from lease_store.draining import Draining, draining_of
-from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
-from lease_store.records import BatchState, Group, Progress, Pulse, Snapshot
-from lease_store.refusals import group_exists, group_in_use, group_limit, unknown_group
-from lease_store.sql_store import statements
-from lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store.draining import Draining, draining_of
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from dagster_leasehold.lease_store.records import BatchState, Group, Progress, Pulse, Snapshot
+from dagster_leasehold.lease_store.rules.refusals import (
+    group_exists,
+    group_in_use,
+    group_limit,
+    unknown_group,
+)
+from dagster_leasehold.lease_store.rules.transitions import UNORDERED, freed_to_start, settings_note
+from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.rows import (
     group_from,
     group_values,
     joined_group,
@@ -22,10 +28,9 @@ from lease_store.sql_store.rows import (
     progress_from,
     shard_from,
 )
-from lease_store.sql_store.verbs import SqlVerbs
-from lease_store.tables import GROUP_TABLES
-from lease_store.transactions import Transaction
-from lease_store.transitions import UNORDERED, freed_to_start, settings_note
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.tables import GROUP_TABLES
+from dagster_leasehold.lease_store.transactions import Transaction
 
 SNAPSHOT_LOOKS = 3
 

@@ -9,13 +9,19 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Executable, RowMapping
 
-from lease_store.event_spans import may_hold, spans_within
-from lease_store.history import THROUGHPUT_BATCHES, LedgerHead, ShardTotals, page_sizes
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import Batch, BatchState, Gap, JournalEntry, Throughput
-from lease_store.sql_store import history_statements as statements
-from lease_store.sql_store.history_statements import Listing
-from lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store.history import (
+    THROUGHPUT_BATCHES,
+    LedgerHead,
+    ShardTotals,
+    page_sizes,
+)
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchState, Gap, JournalEntry, Throughput
+from dagster_leasehold.lease_store.rules.event_spans import may_hold, spans_within
+from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
+from dagster_leasehold.lease_store.sql_store import history_statements as statements
+from dagster_leasehold.lease_store.sql_store.history_statements import Listing
+from dagster_leasehold.lease_store.sql_store.rows import (
     batch_from,
     entry_from,
     gap_from,
@@ -23,9 +29,8 @@ from lease_store.sql_store.rows import (
     throughput_from,
     totals_from,
 )
-from lease_store.sql_store.verbs import SqlVerbs, portions
-from lease_store.transactions import Transaction
-from lease_store.withdrawal import ALL_NUMBERS, NUMBERS_END
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
+from dagster_leasehold.lease_store.transactions import Transaction
 
 Value = TypeVar("Value")
 

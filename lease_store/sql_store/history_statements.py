@@ -27,10 +27,10 @@ from sqlalchemy import (
     union_all,
 )
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import BatchState
-from lease_store.sql_store.statements import of_group
-from lease_store.tables import batch, gap, lease_journal, shard_lease
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.tables import batch, gap, lease_journal, shard_lease
 
 # The files' JSON is decoded when the transaction is over.
 _ROW = (

@@ -6,21 +6,28 @@ from dataclasses import replace
 
 from sqlalchemy.exc import IntegrityError
 
-from lease_store.assignment_modes import check_member
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.membership import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.rules.membership import (
     Registration,
     departure_note,
     displacement_reason,
     registration,
 )
-from lease_store.records import Node
-from lease_store.sql_store import statements
-from lease_store.sql_store.rows import key_values, node_from, node_values
-from lease_store.sql_store.verbs import SqlVerbs
-from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Registered, Stale
-from lease_store.transactions import Raced, Transaction
-from lease_store.transitions import departed
+from dagster_leasehold.lease_store.rules.transitions import departed
+from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.rows import key_values, node_from, node_values
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.store import (
+    Beaten,
+    BeatRefused,
+    Changed,
+    NameTaken,
+    Registered,
+    Stale,
+)
+from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
 class SqlNodes(SqlVerbs):

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lease_store.errors import one_line
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.outbox import DeliveryClaim, Settled, TurnOver, TurnTaken, WaitingEvents
-from lease_store.records import EventKind, OutboxEvent
-from lease_store.sql_store import outbox_statements as statements
-from lease_store.sql_store.rows import event_from, key_values
-from lease_store.sql_store.verbs import SqlVerbs
-from lease_store.transactions import Transaction
+from dagster_leasehold.lease_store.errors import one_line
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.outbox import (
+    DeliveryClaim,
+    Settled,
+    TurnOver,
+    TurnTaken,
+    WaitingEvents,
+)
+from dagster_leasehold.lease_store.records import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.sql_store import outbox_statements as statements
+from dagster_leasehold.lease_store.sql_store.rows import event_from, key_values
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.transactions import Transaction
 
 DELIVERIES_PER_STATEMENT = 500
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Insert, Select, Update, and_, func, insert, select, update
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.outbox import DeliveryClaim
-from lease_store.records import EventKind
-from lease_store.sql_store.statements import of_group
-from lease_store.tables import delivery_claim, outbox, worker_instance
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.outbox import DeliveryClaim
+from dagster_leasehold.lease_store.records import EventKind
+from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.tables import delivery_claim, outbox, worker_instance
 
 
 def insert_events() -> Insert:

@@ -8,11 +8,9 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
-from lease_store import retention_rules as rules
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.order_proof import check_order
-from lease_store.records import Batch, BatchState, EventKind, JournalEntry
-from lease_store.retention import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchState, EventKind, JournalEntry
+from dagster_leasehold.lease_store.retention import (
     BATCHES_KEPT,
     ENTRIES_KEPT,
     EVENTS_KEPT,
@@ -20,10 +18,12 @@ from lease_store.retention import (
     Portion,
     ShardSummary,
 )
-from lease_store.shard_proof import Force, Opening
-from lease_store.sql_store import retention_statements as statements
-from lease_store.sql_store import statements as ledger
-from lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store.rules import retention as rules
+from dagster_leasehold.lease_store.rules.order_proof import check_order
+from dagster_leasehold.lease_store.rules.shard_proof import Force, Opening
+from dagster_leasehold.lease_store.sql_store import retention_statements as statements
+from dagster_leasehold.lease_store.sql_store import statements as ledger
+from dagster_leasehold.lease_store.sql_store.rows import (
     Row,
     batch_from,
     batch_values,
@@ -31,8 +31,8 @@ from lease_store.sql_store.rows import (
     gap_from,
     key_values,
 )
-from lease_store.sql_store.tenures import SqlTenures
-from lease_store.transactions import Raced, Transaction
+from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 BATCH_ROWS = 200
 """The most ledger rows that one transaction proves or folds: their lists of files are long."""

@@ -21,11 +21,11 @@ from sqlalchemy import (
     update,
 )
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import BatchState, EventKind
-from lease_store.retention_rules import STATES_KEPT
-from lease_store.sql_store.statements import of_group
-from lease_store.tables import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import BatchState, EventKind
+from dagster_leasehold.lease_store.rules.retention import STATES_KEPT
+from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.tables import (
     batch,
     gap,
     lease_journal,

@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Insert, Select, Update, bindparam, insert, select, update
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import BatchState
-from lease_store.sql_store.statements import of_group
-from lease_store.tables import batch, rewrite_claim
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.tables import batch, rewrite_claim
 
 
 def select_claims(key: GroupKey) -> Select[Any]:

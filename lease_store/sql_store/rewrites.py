@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import BatchRewrite, RewriteClaim, RewriteKind
-from lease_store.rewrite_rules import may_claim, rewrite_note
-from lease_store.sql_store import rewrite_statements as statements
-from lease_store.sql_store import statements as ledger
-from lease_store.sql_store.retention_statements import look_again
-from lease_store.sql_store.rows import key_values, output_values, rewrite_claim_from
-from lease_store.sql_store.tenures import SqlTenures
-from lease_store.store import Changed, RewriteByOther, Stale
-from lease_store.transactions import Transaction
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.rules.rewrite_rules import may_claim, rewrite_note
+from dagster_leasehold.lease_store.sql_store import rewrite_statements as statements
+from dagster_leasehold.lease_store.sql_store import statements as ledger
+from dagster_leasehold.lease_store.sql_store.retention_statements import look_again
+from dagster_leasehold.lease_store.sql_store.rows import (
+    key_values,
+    output_values,
+    rewrite_claim_from,
+)
+from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.store import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.transactions import Transaction
 
 
 class SqlRewrites(SqlTenures):

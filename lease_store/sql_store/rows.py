@@ -8,10 +8,9 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from lease_store.event_spans import span_of
-from lease_store.history import LedgerHead, ShardTotals
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import (
+from dagster_leasehold.lease_store.history import LedgerHead, ShardTotals
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import (
     AssignmentMode,
     Batch,
     BatchState,
@@ -29,10 +28,11 @@ from lease_store.records import (
     ShardLease,
     Throughput,
 )
-from lease_store.sql_store.statements import GROUP_PREFIX
-from lease_store.states import ShardState
-from lease_store.tables import NAME_LENGTH_MAX
-from lease_store.transitions import Note
+from dagster_leasehold.lease_store.rules.event_spans import span_of
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.transitions import Note
+from dagster_leasehold.lease_store.sql_store.statements import GROUP_PREFIX
+from dagster_leasehold.lease_store.tables import NAME_LENGTH_MAX
 
 Row = Mapping[Any, Any]
 REASON_LENGTH_MAX = 1_000

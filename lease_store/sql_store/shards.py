@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lease_store.history import page_sizes
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, BatchState, ShardLease, ShardListing
-from lease_store.refusals import unknown_shard
-from lease_store.reopening import (
+from dagster_leasehold.lease_store.history import page_sizes
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchState, ShardLease, ShardListing
+from dagster_leasehold.lease_store.rules.refusals import unknown_shard
+from dagster_leasehold.lease_store.rules.reopening import (
     Reopening,
     bootstrap_reason,
     concerned,
     force,
     may_bootstrap,
 )
-from lease_store.sql_store import history_statements as history
-from lease_store.sql_store import statements
-from lease_store.sql_store.retention_statements import look_again
-from lease_store.sql_store.rows import batch_from, shard_from
-from lease_store.sql_store.verbs import SqlVerbs, chunks
-from lease_store.store import Changed, ShardsSynced, Stale
-from lease_store.transactions import Transaction
-from lease_store.transitions import (
+from dagster_leasehold.lease_store.rules.transitions import (
     PARENTS_OVER,
     Step,
     claimed,
@@ -35,7 +28,14 @@ from lease_store.transitions import (
     transfer_cancelled,
     transfer_completed,
 )
-from lease_store.withdrawal import Ledger
+from dagster_leasehold.lease_store.rules.withdrawal import Ledger
+from dagster_leasehold.lease_store.sql_store import history_statements as history
+from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.retention_statements import look_again
+from dagster_leasehold.lease_store.sql_store.rows import batch_from, shard_from
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
+from dagster_leasehold.lease_store.store import Changed, ShardsSynced, Stale
+from dagster_leasehold.lease_store.transactions import Transaction
 
 WITHDRAWN_PER_STATEMENT = 10_000
 

@@ -27,10 +27,10 @@ from sqlalchemy import (
     update,
 )
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
-from lease_store.records import BatchState, BatchStatistics, Tenure
-from lease_store.states import ShardState
-from lease_store.tables import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from dagster_leasehold.lease_store.records import BatchState, BatchStatistics, Tenure
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.tables import (
     batch,
     consumer_group,
     gap,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from lease_store.batch_rules import check_onwards, next_in_line
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import ShardLease, Tenure
-from lease_store.refusals import lease_lost, unknown_group, unknown_shard
-from lease_store.sql_store import statements
-from lease_store.sql_store.rows import shard_from
-from lease_store.sql_store.verbs import SqlVerbs
-from lease_store.states import ShardState
-from lease_store.store import NotHeld, OpenByOther, Opened, TenureView
-from lease_store.transactions import Mark, Outcome, Transaction
-from lease_store.transitions import Step, closed, holds, opened
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import ShardLease, Tenure
+from dagster_leasehold.lease_store.rules.batch_rules import check_onwards, next_in_line
+from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_group, unknown_shard
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened
+from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.rows import shard_from
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.store import NotHeld, OpenByOther, Opened, TenureView
+from dagster_leasehold.lease_store.transactions import Mark, Outcome, Transaction
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 

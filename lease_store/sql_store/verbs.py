@@ -11,15 +11,16 @@ from typing import NamedTuple
 from sqlalchemy import Update
 from sqlalchemy.exc import SQLAlchemyError
 
-from lease_store import schema
-from lease_store.engine import sqlite_path
-from lease_store.errors import StoreReadOnly
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, BatchState, Group, ShardLease
-from lease_store.refusals import unknown_group
-from lease_store.sql_store import history_statements as history
-from lease_store.sql_store import statements
-from lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store import schema
+from dagster_leasehold.lease_store.engine import sqlite_path
+from dagster_leasehold.lease_store.errors import StoreReadOnly
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchState, Group, ShardLease
+from dagster_leasehold.lease_store.rules.refusals import unknown_group
+from dagster_leasehold.lease_store.rules.transitions import Note, Step
+from dagster_leasehold.lease_store.sql_store import history_statements as history
+from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.rows import (
     batch_from,
     group_from,
     key_values,
@@ -27,9 +28,15 @@ from lease_store.sql_store.rows import (
     shard_from,
     shard_values,
 )
-from lease_store.store import Changed
-from lease_store.transactions import Mark, Outcome, Raced, Transaction, Transactions, Work
-from lease_store.transitions import Note, Step
+from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.lease_store.transactions import (
+    Mark,
+    Outcome,
+    Raced,
+    Transaction,
+    Transactions,
+    Work,
+)
 
 SHARDS_PER_STATEMENT = 500
 SELECTS_PER_STATEMENT = 100

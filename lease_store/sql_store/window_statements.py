@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Insert, Select, Update, insert, select, update
 
-from lease_store.identifiers import GroupKey
-from lease_store.sql_store.statements import of_group
-from lease_store.tables import event_window, window_attempt
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.tables import event_window, window_attempt
 
 
 def select_windows(

@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
-from lease_store.event_windows import EventWindow, WindowAttempt
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.sql_store import window_statements as statements
-from lease_store.sql_store.rows import Row, file_from, file_values, key_values
-from lease_store.sql_store.tenures import SqlTenures
-from lease_store.store import Changed, Stale
-from lease_store.transactions import Raced, Transaction
+from dagster_leasehold.lease_store.event_windows import EventWindow, WindowAttempt
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.sql_store import window_statements as statements
+from dagster_leasehold.lease_store.sql_store.rows import Row, file_from, file_values, key_values
+from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
 class SqlWindows(SqlTenures):

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lease_store.assignment_plan import rank_key
-from lease_store.errors import CheckpointRefused, LeaseholdError, SourceError, UserMistake, shown
-from lease_store.reopening import Reopening, concerned
-from lease_store.withdrawal import NUMBERS_END, first_withdrawn
-from orchestration.commands.groups import OBSERVER
-from orchestration.commands.options import GroupName, Home, Json, Stream
-from orchestration.commands.target import Target, listed
-from orchestration.presentation import show_json, show_table, tell
+from dagster_leasehold.lease_store.errors import (
+    CheckpointRefused,
+    LeaseholdError,
+    SourceError,
+    UserMistake,
+    shown,
+)
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END, first_withdrawn
+from dagster_leasehold.orchestration.commands.groups import OBSERVER
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.target import Target, listed
+from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
 
 if TYPE_CHECKING:
-    from lease_store.identifiers import GroupKey, ShardId
-    from lease_store.store import Changed
-    from shard_sources.source import ShardSource
+    from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+    from dagster_leasehold.lease_store.store import Changed
+    from dagster_leasehold.shard_sources.source import ShardSource
 
 app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)
 
@@ -126,7 +132,7 @@ def _touch_withdrawn(
     Raises:
         CheckpointRefused: the cursor divides a batch.
     """
-    from assets.rewriting import touch_replaced
+    from dagster_leasehold.assets.output.units import touch_replaced
 
     rows = {row.shard: row for row in target.store.snapshot(key).shards}
     head, *descendants = concerned(rows, shard)
@@ -146,8 +152,8 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
     Raises:
         CheckpointRefused: the text is none of these, or lies outside what the shard holds.
     """
-    from shard_sources.positions import parse_time
-    from shard_sources.source import Limits, Position
+    from dagster_leasehold.shard_sources.positions import parse_time
+    from dagster_leasehold.shard_sources.source import Limits, Position
 
     if text in (Position.BEGIN, Position.END):
         return source.cursor_at(shard, Position(text))

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
-from lease_store.errors import InvalidSetting, shown
-from lease_store.pruning import history_age
-from orchestration.commands.options import Home, Json
-from orchestration.commands.progress import progress
-from orchestration.commands.target import Target
-from orchestration.presentation import say, show_json, show_table, tell
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.pruning import history_age
+from dagster_leasehold.orchestration.commands.options import Home, Json
+from dagster_leasehold.orchestration.commands.progress import progress
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
 
 app = typer.Typer(
     help="Prepare the lease store's database, or copy it into another one.", no_args_is_help=True
@@ -41,7 +41,7 @@ def upgrade(
     home: Home = None,
 ) -> None:
     """Bring the schema of the lease store to this release; safe to repeat."""
-    from lease_store import open_store
+    from dagster_leasehold.lease_store import open_store
 
     if url_env is not None:
         url = url_in("--env", url_env)
@@ -87,8 +87,8 @@ def prune(
     What `verify` needs to go on stays, and so do the newest rows of each shard. The janitor sensor
     does the same every hour; both may run at once. Exits with 1 if something could not be deleted.
     """
-    from lease_store import open_store
-    from lease_store.pruning import prune as pruned
+    from dagster_leasehold.lease_store import open_store
+    from dagster_leasehold.lease_store.pruning import prune as pruned
 
     target = Target.at(home)
     age = target.settings.history_age if older_than is None else history_age(_days(older_than))
@@ -144,7 +144,7 @@ def copy(
     All tables in one transaction: checkpoints, ledger, journal, gaps and the rest. The groups stay
     paused in both stores. Exits with 1 if `verify` finds a violation in the copy.
     """
-    from lease_store.store_copy import copy_store
+    from dagster_leasehold.lease_store.store_copy import copy_store
 
     url = url_in("--to-env", to_env)
     source = Target.at(home)

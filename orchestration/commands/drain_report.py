@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestration.commands.target import listed
-from orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.commands.target import listed
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table
 
 if TYPE_CHECKING:
-    from lease_store.draining import Draining, ShardDrain
-    from lease_store.identifiers import GroupKey
+    from dagster_leasehold.lease_store.draining import Draining, ShardDrain
+    from dagster_leasehold.lease_store.identifiers import GroupKey
 
 
 def say_open(found: Draining) -> None:

@@ -6,12 +6,18 @@ from typing import Annotated
 
 import typer
 
-from lease_store.assignment_plan import rank_key
-from lease_store.store import Changed
-from orchestration.commands.groups import OBSERVER
-from orchestration.commands.options import GroupName, Home, Json, StreamArgument, stream_names
-from orchestration.commands.target import Target
-from orchestration.presentation import say, show_json, show_table, tell
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.orchestration.commands.groups import OBSERVER
+from dagster_leasehold.orchestration.commands.options import (
+    GroupName,
+    Home,
+    Json,
+    StreamArgument,
+    stream_names,
+)
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
 
 app = typer.Typer(
     help="List ranges that were removed unread, and accept their loss.", no_args_is_help=True

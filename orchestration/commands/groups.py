@@ -7,13 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from lease_store.errors import InvalidSetting, shown
-from lease_store.identifiers import GroupKey
-from lease_store.records import AssignmentMode, GapPolicy, Group, Timing
-from orchestration.commands.drain_report import say_open, show_drained, tell_drained
-from orchestration.commands.options import Home, Json, Stream
-from orchestration.commands.target import Target
-from orchestration.presentation import show_json, show_table, tell
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import AssignmentMode, GapPolicy, Group, Timing
+from dagster_leasehold.orchestration.commands.drain_report import (
+    say_open,
+    show_drained,
+    tell_drained,
+)
+from dagster_leasehold.orchestration.commands.options import Home, Json, Stream
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
 
 OBSERVER = "command line"
 
@@ -92,7 +96,7 @@ def _changed(
 
 
 def _position(text: str) -> str:
-    from shard_sources.positions import parse_position
+    from dagster_leasehold.shard_sources.positions import parse_position
 
     if parse_position(text) is None:
         raise InvalidSetting(
@@ -265,7 +269,7 @@ def drain(
     """
     import time
 
-    from lease_store.draining import wait_until_drained
+    from dagster_leasehold.lease_store.draining import wait_until_drained
 
     key = _set_paused(name, stream, home, paused=True)
     began = time.monotonic()

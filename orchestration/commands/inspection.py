@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lease_store.assignment_plan import rank_key
-from lease_store.records import EventKind
-from lease_store.upkeep import UpkeepReport
-from orchestration.commands.groups import described
-from orchestration.commands.options import GroupName, Home, Json, Stream
-from orchestration.commands.progress import progress
-from orchestration.commands.target import Target
-from orchestration.declared_nodes import mode_note, not_joined, refused_members
-from orchestration.presentation import say, show_json, show_table
-from shard_sources.lag import lags_of
+from dagster_leasehold.lease_store.records import EventKind
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.orchestration.commands.groups import described
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.progress import progress
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.declared_nodes import mode_note, not_joined, refused_members
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.shard_sources.lag import lags_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lease_store.outbox import WaitingEvents
-    from lease_store.records import JournalEntry, Node, ShardLease
+    from dagster_leasehold.lease_store.outbox import WaitingEvents
+    from dagster_leasehold.lease_store.records import JournalEntry, Node, ShardLease
 
 
 def status(
@@ -154,8 +154,8 @@ def plan(
 
     Every member counts as live: who is dead, only a process that watches the nodes can judge.
     """
-    from lease_store.planning import plan as plan_of
-    from lease_store.shard_weights import planning_snapshot
+    from dagster_leasehold.lease_store.rules.planning import plan as plan_of
+    from dagster_leasehold.lease_store.shard_weights import planning_snapshot
 
     target = Target.at(home)
     key, declared = target.group(stream, group).key, target.declared(stream)
@@ -240,7 +240,7 @@ def verify(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """Prove from journal and ledger that every record was committed once, by its holder alone."""
-    from lease_store.verification import audit
+    from dagster_leasehold.lease_store.rules.verification import audit
 
     target = Target.at(home)
     key = target.group(stream, group).key

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lease_store.errors import InvalidSetting, LeaseholdError
-from lease_store.upkeep import UpkeepReport
-from orchestration.commands.options import Home
-from orchestration.commands.target import Target
-from orchestration.interrupts import ended_by_signals
-from orchestration.presentation import say
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
+from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.orchestration.commands.options import Home
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.supervision.interrupts import ended_by_signals
 
 if TYPE_CHECKING:
-    from lease_store.identifiers import GroupKey
-    from lease_store.store import LeaseStore
-    from shard_sources.source import ShardSource
+    from dagster_leasehold.lease_store.identifiers import GroupKey
+    from dagster_leasehold.lease_store.store import LeaseStore
+    from dagster_leasehold.shard_sources.source import ShardSource
 
 PORT_DEFAULT = 9464
 POLL_S = 0.5
@@ -68,7 +68,7 @@ def metrics(
     """Serve Prometheus metrics of all groups of the lease store until Ctrl-C."""
     from prometheus_client import CollectorRegistry, start_http_server
 
-    from orchestration.metrics import StoreCollector
+    from dagster_leasehold.orchestration.metrics import StoreCollector
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StoreCollector(DeclaredDeployment(Target.at(home))))

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lease_store.errors import InvalidSetting
-from lease_store.identifiers import NodeName
-from orchestration.commands.options import Home
-from orchestration.commands.processes import check_folder, held_port
-from orchestration.interrupts import told_by_signals
-from orchestration.node_directory import Endpoint
-from orchestration.presentation import say
-from orchestration.settings import Settings, load_settings
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.orchestration.commands.options import Home
+from dagster_leasehold.orchestration.commands.processes import check_folder, held_port
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.supervision.interrupts import told_by_signals
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-    from orchestration.node_agent import NodeAgent
+    from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 
 NODE_PORT_DEFAULT = 4201
 LEAVE_TIMEOUT_S = 150.0
@@ -66,9 +66,12 @@ def node(
 
     SIGTERM or Ctrl-C lets its runs reach a checkpoint, frees its shards, and ends it.
     """
-    from orchestration.dagster_processes import DEFINITIONS_MODULE, opened_instance
-    from orchestration.node_agent import answering_alone
-    from orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.supervision.dagster_processes import (
+        DEFINITIONS_MODULE,
+        opened_instance,
+    )
+    from dagster_leasehold.orchestration.supervision.node_agent import answering_alone
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
@@ -111,13 +114,13 @@ def _agent(
     advertised: Endpoint,
     leave_timeout_s: float,
 ) -> NodeAgent:
-    from lease_store import open_store
-    from lease_store.liveness import steady_clock
-    from orchestration.code_server import CodeServer
-    from orchestration.dagster_processes import child_environment
-    from orchestration.declared_groups import memberships_of
-    from orchestration.node_agent import NodeAgent
-    from orchestration.spark_keeper import SparkKeeper
+    from dagster_leasehold.lease_store import open_store
+    from dagster_leasehold.lease_store.rules.liveness import steady_clock
+    from dagster_leasehold.orchestration.declared_groups import memberships_of
+    from dagster_leasehold.orchestration.supervision.code_server import CodeServer
+    from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
+    from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
+    from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
 
     folder = settings.node_folder(node)
     environment = child_environment(settings, os.environ) | {
@@ -140,7 +143,7 @@ def _agent(
 
 
 def _check_instance(settings: Settings) -> None:
-    from orchestration.instance import INSTANCE_FILE
+    from dagster_leasehold.orchestration.instance import INSTANCE_FILE
 
     if not (settings.dagster_home / INSTANCE_FILE).exists():
         raise InvalidSetting(
@@ -150,7 +153,7 @@ def _check_instance(settings: Settings) -> None:
 
 
 def _check_launcher(settings: Settings, launcher: object) -> None:
-    from orchestration.node_launcher import NodeRunLauncher
+    from dagster_leasehold.orchestration.supervision.node_launcher import NodeRunLauncher
 
     if not isinstance(launcher, NodeRunLauncher):
         raise InvalidSetting(

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError
 
 
 def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The declared streams whose names begin so, for shell completion; none on any mistake."""
-    from orchestration.settings import load_settings
+    from dagster_leasehold.orchestration.settings import load_settings
 
     try:
         declared = load_settings(home=ctx.params.get("home")).streams

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lease_store.errors import InvalidSetting, LeaseholdError
-from orchestration.commands.options import Home
-from orchestration.commands.target import Target
-from orchestration.disk_space import HOME_BYTES, require_room
-from orchestration.interrupts import ended_by_signals
-from orchestration.presentation import say
-from orchestration.settings import Settings, load_settings
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
+from dagster_leasehold.orchestration.commands.options import Home
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.supervision.disk_space import HOME_BYTES, require_room
+from dagster_leasehold.orchestration.supervision.interrupts import ended_by_signals
 
 if TYPE_CHECKING:
-    from orchestration.child_processes import ChildProcess
+    from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 
 PORT_DEFAULT = 3000
 PORTS_TRIED = 50
@@ -55,8 +55,8 @@ def demo(
     A shard is split and two are merged while real Dagster sensors and runs consume. A home that an
     earlier demo made is started over; any other that is not empty is refused.
     """
-    from orchestration.demo.course import DemoInput, run_demo
-    from orchestration.demo.watch import DemoFailed
+    from dagster_leasehold.orchestration.demo.course import DemoInput, run_demo
+    from dagster_leasehold.orchestration.demo.watch import DemoFailed
 
     settings = load_settings(home=home)
     check_folder()
@@ -80,16 +80,16 @@ def ui(
     ] = None,
 ) -> None:
     """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
-    from orchestration.dagster_processes import (
+    from dagster_leasehold.orchestration.demo.home import running_alone
+    from dagster_leasehold.orchestration.instance import create_instance, embedded_text
+    from dagster_leasehold.orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.supervision.dagster_processes import (
         child_environment,
         daemon,
         storage_environment,
         webserver,
     )
-    from orchestration.demo.home import running_alone
-    from orchestration.instance import create_instance, embedded_text
-    from orchestration.spark_warm_up import SparkWarmUp
-    from orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
     target = Target.at(home)
     settings = target.settings
@@ -212,8 +212,8 @@ def check_java(settings: Settings) -> None:
     Raises:
         JavaNotFound: there is no Java to run it.
     """
-    from assets.java_runtime import java_home
-    from orchestration.spark_warm_up import EMBEDDED
+    from dagster_leasehold.assets.spark.java_runtime import java_home
+    from dagster_leasehold.orchestration.supervision.spark_warm_up import EMBEDDED
 
     if settings.spark in (EMBEDDED, "classic"):
         java_home(settings.spark_folder / "java")
@@ -224,7 +224,7 @@ def say_what_is_missing(target: Target) -> None:
 
     The logs of services are not made by us, and their sensors say what the service says.
     """
-    from shard_sources.local_log import LocalLog
+    from dagster_leasehold.shard_sources.local_log import LocalLog
 
     for stream in target.settings.streams:
         source = target.stream(stream.name).source

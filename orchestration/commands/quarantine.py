@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lease_store.errors import InvalidSetting, TransformError, shown
-from orchestration.commands.options import GroupName, Home, Json, StreamArgument
-from orchestration.commands.records import json_record
-from orchestration.commands.rewriting import (
+from dagster_leasehold.lease_store.errors import InvalidSetting, TransformError, shown
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from dagster_leasehold.orchestration.commands.records import json_record
+from dagster_leasehold.orchestration.commands.rewriting import (
     End,
     Module,
     Replaces,
@@ -22,13 +22,13 @@ from orchestration.commands.rewriting import (
     replay_shards,
     show_replay,
 )
-from orchestration.commands.target import Target
-from orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from assets.quarantine import QuarantinedRecord
+    from dagster_leasehold.assets.output.quarantine import QuarantinedRecord
 
 LIMIT_DEFAULT = 50
 VALUE_SHOWN_MAX = 60
@@ -57,7 +57,7 @@ def list_(
 
     In JSON, bytes that are no text come as base64.
     """
-    from assets.quarantine import quarantined_count, quarantined_records
+    from dagster_leasehold.assets.output.quarantine import quarantined_count, quarantined_records
 
     target = Target.at(home)
     key = target.group(stream, group).key
@@ -98,7 +98,7 @@ def _row(record: QuarantinedRecord) -> tuple[Any, ...]:
 
 
 def _time(since: str | None) -> datetime | None:
-    from shard_sources.positions import parse_time
+    from dagster_leasehold.shard_sources.positions import parse_time
 
     if since is None:
         return None
@@ -128,7 +128,7 @@ def retry(
 
     Readers see a shard's old output until all of its batches are replayed, then its new output.
     """
-    from assets.replay_span import ReplaySpan
+    from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end, quarantined=True)
     target = Target.at(home)

@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lease_store.errors import InvalidSetting
-from orchestration.commands.options import GroupName, Home, Json, Stream, StreamArgument
-from orchestration.commands.progress import progress
-from orchestration.commands.target import Target
-from orchestration.input_files import check_readable
-from orchestration.presentation import iso, tell
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.orchestration.commands.options import (
+    GroupName,
+    Home,
+    Json,
+    Stream,
+    StreamArgument,
+)
+from dagster_leasehold.orchestration.commands.progress import progress
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.input_files import check_readable
+from dagster_leasehold.orchestration.presentation import iso, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from lease_store.identifiers import GroupKey, ShardId
+    from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 
 SHARDS_DEFAULT = 8
 
@@ -46,7 +52,7 @@ def cat(
 
     With `--parquet` and `--json` together, what is printed is a summary of the file as JSON.
     """
-    from assets.committed_output import iter_records
+    from dagster_leasehold.assets.output.committed_output import iter_records
 
     target = Target.at(home)
     key = target.group(stream, group).key
@@ -70,8 +76,8 @@ def _write_parquet(target: Target, key: GroupKey, shard: ShardId | None, file: P
     Raises:
         InvalidSetting: the file is there already, or its folder is not.
     """
-    from assets.committed_dataset import committed_dataset
-    from assets.parquet_file import write_parquet
+    from dagster_leasehold.assets.output.committed_dataset import committed_dataset
+    from dagster_leasehold.assets.output.parquet_file import write_parquet
 
     if file.exists() or not file.parent.is_dir():
         why = "is there already" if file.exists() else "is in no folder that exists"
@@ -122,7 +128,7 @@ def load(
     home: Home = None,
 ) -> None:
     """Append the lines of files to the local log of a stream, which is made where there is none."""
-    from shard_sources.local_log import LocalLog
+    from dagster_leasehold.shard_sources.local_log import LocalLog
 
     target = Target.at(home)
     declared = target.declared(stream)

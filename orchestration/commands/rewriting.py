@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from lease_store.assignment_plan import rank_key
-from lease_store.errors import RewriteRefused
-from orchestration.commands.options import GroupName, Home, Json, StreamArgument
-from orchestration.commands.progress import progress
-from orchestration.commands.target import Target
-from orchestration.presentation import show_json, show_table
+from dagster_leasehold.lease_store.errors import RewriteRefused
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from dagster_leasehold.orchestration.commands.progress import progress
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import show_json, show_table
 
 if TYPE_CHECKING:
-    from assets.replay import ReplayReport
-    from assets.replay_span import ReplaySpan
-    from assets.shard_stream import ShardStream
-    from lease_store.identifiers import GroupKey, ShardId
+    from dagster_leasehold.assets.rewriting.replay import ReplayReport
+    from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+    from dagster_leasehold.assets.shard_stream import ShardStream
+    from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 
 TARGET_MIB = 128
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ def replay(
     The batches keep their ranges. Each shard's new output appears at once, or not at all. What
     retention has removed from the log keeps its old output.
     """
-    from assets.replay_span import ReplaySpan
+    from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end)
     target = Target.at(home)
@@ -87,9 +87,9 @@ def replay_shards(
 
     `of_settings` tells that the stream's declaration is the one of the settings.
     """
-    from assets.replay import Replayer
-    from assets.spark_sweeper import SparkSweeper
-    from orchestration.resources import spark_of
+    from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+    from dagster_leasehold.assets.rewriting.replay import Replayer
+    from dagster_leasehold.orchestration.resources import spark_of
 
     output_root = target.settings.output_folder(key.stream, key.group)
     run = new_run("replay")
@@ -153,8 +153,8 @@ def compact(
     Each swap is one transaction; readers and consumption go on. The small files stay on the disk
     until `leasehold vacuum` finds them old enough.
     """
-    from assets.compaction import Compactor
-    from assets.spark_sweeper import attempt_label
+    from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
+    from dagster_leasehold.assets.rewriting.compaction import Compactor
 
     target = Target.at(home)
     key = target.group(stream, group).key

@@ -6,23 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lease_store.assignment_plan import rank_key
-from lease_store.errors import CheckpointRefused, GroupInUse, InvalidSetting, shown
-from lease_store.reopening import Reopening
-from orchestration.commands.checkpoints import app, forced
-from orchestration.commands.groups import OBSERVER
-from orchestration.commands.options import GroupName, Home, Json, Stream
-from orchestration.commands.target import Target, listed
-from orchestration.presentation import tell
+from dagster_leasehold.lease_store.errors import (
+    CheckpointRefused,
+    GroupInUse,
+    InvalidSetting,
+    shown,
+)
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.reopening import Reopening
+from dagster_leasehold.orchestration.commands.checkpoints import app, forced
+from dagster_leasehold.orchestration.commands.groups import OBSERVER
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.target import Target, listed
+from dagster_leasehold.orchestration.presentation import tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lease_store.identifiers import GroupKey, ShardId
-    from lease_store.records import ShardLease
-    from shard_sources.loghub.consumer_groups import ServiceConsumerGroup
-    from shard_sources.loghub.cursors import GroupCursor
-    from shard_sources.loghub.log import LogHub
+    from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+    from dagster_leasehold.lease_store.records import ShardLease
+    from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
+    from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+    from dagster_leasehold.shard_sources.loghub.log import LogHub
 
 ServiceGroup = Annotated[
     str | None,
@@ -104,7 +109,7 @@ def export(
 
     Each shard goes on there at the record that would have been read here next.
     """
-    from shard_sources.loghub.cursors import GroupCursor
+    from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 
     target = Target.at(home)
     key, _, service = _both(target, stream, group, consumer_group)
@@ -148,8 +153,8 @@ def _both(
     Raises:
         InvalidSetting: the stream is no logstore.
     """
-    from shard_sources.loghub.consumer_groups import ServiceConsumerGroup
-    from shard_sources.loghub.log import LogHub
+    from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
+    from dagster_leasehold.shard_sources.loghub.log import LogHub
 
     declared = target.declared(stream)
     key = target.group(stream, group).key
@@ -184,8 +189,8 @@ def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target
 
 def _check(source: LogHub, shard: ShardId, cursor: GroupCursor) -> None:
     """Refuse a cursor that is none of its shard; one that has expired becomes a gap later."""
-    from lease_store.errors import CursorExpired, UnknownShard
-    from shard_sources.source import Limits
+    from dagster_leasehold.lease_store.errors import CursorExpired, UnknownShard
+    from dagster_leasehold.shard_sources.source import Limits
 
     try:
         source.plan(shard, str(cursor), Limits(records_max=1))

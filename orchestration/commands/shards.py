@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from lease_store.errors import UnknownShard, shown
-from lease_store.identifiers import ShardId
-from orchestration.commands.options import Home, Json, Stream
-from orchestration.commands.target import Target, listed
-from orchestration.presentation import show_json, show_table, tell
+from dagster_leasehold.lease_store.errors import UnknownShard, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.orchestration.commands.options import Home, Json, Stream
+from dagster_leasehold.orchestration.commands.target import Target, listed
+from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
 
 app = typer.Typer(help="List, split and merge the shards of a local log.", no_args_is_help=True)
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lease_store.assignment_plan import rank_key
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     StoreUnavailable,
     UnknownGroup,
@@ -18,15 +17,16 @@ from lease_store.errors import (
     UnknownStream,
     shown,
 )
-from lease_store.identifiers import GroupKey, GroupName, ShardId
-from lease_store.records import Group, ShardLease
-from orchestration.private_mariadb import PrivateMariaDB
-from orchestration.settings import Settings, StreamSettings, load_settings
+from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, ShardId
+from dagster_leasehold.lease_store.records import Group, ShardLease
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings, load_settings
+from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 
 if TYPE_CHECKING:
-    from assets.shard_stream import ShardStream
-    from lease_store.store import LeaseStore
-    from shard_sources.local_log import LocalLog
+    from dagster_leasehold.assets.shard_stream import ShardStream
+    from dagster_leasehold.lease_store.store import LeaseStore
+    from dagster_leasehold.shard_sources.local_log import LocalLog
 
 NAMES_SHOWN_MAX = 20
 
@@ -80,7 +80,7 @@ class Target:
     @cached_property
     def new_store(self) -> LeaseStore:
         """The lease store, made where there is none and it is the embedded default."""
-        from lease_store import open_store
+        from dagster_leasehold.lease_store import open_store
 
         if self.settings.database_url is None:
             self.make_home()
@@ -131,7 +131,7 @@ class Target:
 
     def stream(self, name: str | None) -> ShardStream:
         """A declared stream with its source."""
-        from orchestration.streams import declared_stream
+        from dagster_leasehold.orchestration.streams import declared_stream
 
         return declared_stream(self.declared(name), self.settings)
 
@@ -147,7 +147,7 @@ class Target:
         """
         from dataclasses import replace
 
-        from orchestration.code_streams import stream_of_module
+        from dagster_leasehold.orchestration.code_streams import stream_of_module
 
         if module is None:
             key = self.group(name, group).key
@@ -164,7 +164,7 @@ class Target:
         Raises:
             InvalidSetting: the stream has another source.
         """
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.shard_sources.local_log import LocalLog
 
         declared = self.declared(name)
         source = self.stream(name).source

@@ -15,27 +15,31 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from lease_store.errors import InvalidSetting, LeaseholdError
-from lease_store.liveness import steady_clock
-from orchestration.commands.nodes import LEAVE_TIMEOUT_S, Module
-from orchestration.commands.options import Home
-from orchestration.commands.processes import (
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
+from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S, Module
+from dagster_leasehold.orchestration.commands.options import Home
+from dagster_leasehold.orchestration.commands.processes import (
     check_folder,
     check_java,
     held_port,
     say_what_is_missing,
     wait_for_port,
 )
-from orchestration.commands.target import Target
-from orchestration.disk_space import HOME_BYTES, require_room
-from orchestration.interrupts import told_by_signals
-from orchestration.presentation import say
-from orchestration.private_mariadb import PrivateMariaDB, installed, room_needed
-from orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.supervision.disk_space import HOME_BYTES, require_room
+from dagster_leasehold.orchestration.supervision.interrupts import told_by_signals
+from dagster_leasehold.orchestration.supervision.private_mariadb import (
+    PrivateMariaDB,
+    installed,
+    room_needed,
+)
 
 if TYPE_CHECKING:
-    from orchestration.child_processes import ChildProcess
-    from orchestration.supervised_child import SupervisedChild
+    from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+    from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
 
 POLL_S = 0.5
 NODES_DEFAULT = 3
@@ -66,15 +70,15 @@ class NodeProcesses:
         self._supervised: list[SupervisedChild] = []
 
     def __enter__(self) -> Self:
-        from orchestration.child_processes import ChildProcess
-        from orchestration.supervised_child import SupervisedChild
+        from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+        from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
 
         for name in self._names:
             arguments = ["node", "--name", name, "--home", str(self._home)]
             arguments += ["--module", self._module] if self._module else []
             process = ChildProcess(
                 f"the agent of {name}",
-                [sys.executable, "-m", "orchestration.command_line", *arguments],
+                [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", *arguments],
                 log=self._folder(name) / "agent.log",
                 environment=self._environment,
                 stop_timeout_s=LEAVE_TIMEOUT_S,
@@ -105,10 +109,10 @@ class NodeProcesses:
 
 def end_leftovers(folder: Path) -> None:
     """End what an agent left running that was killed; nothing, where another one is at work."""
-    from lease_store.errors import NodeNameTaken
-    from lease_store.identifiers import NodeName
-    from orchestration.code_server import end_session
-    from orchestration.node_agent import AgentState, answering_alone
+    from dagster_leasehold.lease_store.errors import NodeNameTaken
+    from dagster_leasehold.lease_store.identifiers import NodeName
+    from dagster_leasehold.orchestration.supervision.code_server import end_session
+    from dagster_leasehold.orchestration.supervision.node_agent import AgentState, answering_alone
 
     try:
         with answering_alone(folder, NodeName(folder.name)):
@@ -179,7 +183,7 @@ def up(
     Where this machine has MariaDB's server, a fresh home gets one of its own. A process of it that
     dies is started again.
     """
-    from orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.streams import declared_streams
 
     target = Target(load_settings(home=home, agents=True))
     check_folder()
@@ -204,17 +208,17 @@ def _run(
     *,
     sqlite: bool,
 ) -> None:
-    from assets.instance_address import ensure_instance_address
-    from orchestration.dagster_processes import (
+    from dagster_leasehold.assets.instance_address import ensure_instance_address
+    from dagster_leasehold.orchestration.demo.home import running_alone
+    from dagster_leasehold.orchestration.supervision.dagster_processes import (
         DEFINITIONS_MODULE,
         child_environment,
         daemon,
         opened_instance,
         webserver,
     )
-    from orchestration.demo.home import running_alone
-    from orchestration.spark_keeper import SparkKeeper
-    from orchestration.supervised_child import SupervisedChild
+    from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
+    from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
 
     settings = target.settings
     with running_alone(settings.home), ExitStack() as stack:
@@ -264,9 +268,9 @@ def _storage(
     settings: Settings, stack: ExitStack, *, runs_max: int, sqlite: bool
 ) -> list[ChildProcess]:
     """Make lease store and Dagster's storage ready; the processes that serve them."""
-    from lease_store import open_store
-    from orchestration.dagster_processes import storage_environment
-    from orchestration.instance import create_instance, nodes_text
+    from dagster_leasehold.lease_store import open_store
+    from dagster_leasehold.orchestration.instance import create_instance, nodes_text
+    from dagster_leasehold.orchestration.supervision.dagster_processes import storage_environment
 
     processes: list[ChildProcess] = []
     if uses_private_mariadb(settings, sqlite=sqlite):

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from lease_store.errors import InvalidSetting, shown
-from orchestration.commands.options import GroupName, Home, Json, StreamArgument
-from orchestration.commands.progress import progress
-from orchestration.commands.target import Target
-from orchestration.presentation import say, show_json
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from dagster_leasehold.orchestration.commands.progress import progress
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say, show_json
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 AGE_MIN = timedelta(minutes=1)
@@ -37,7 +37,7 @@ def vacuum(
     Those are what failed attempts left, and what replay and compaction replaced. Choose an age
     that no reader needs: one that listed files before they were replaced may still read them.
     """
-    from assets.vacuum import vacuum as removed_by
+    from dagster_leasehold.assets.rewriting.vacuum import vacuum as removed_by
 
     age = duration(older_than)
     if age < AGE_MIN:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from shard_sources.local_log import Record
+from dagster_leasehold.shard_sources.local_log import Record
 
 FIRST_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 METHODS = ("GET",) * 8 + ("POST", "HEAD")

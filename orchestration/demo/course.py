@@ -9,35 +9,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestration.dagster_processes import (
-    child_environment,
-    daemon,
-    failed_runs,
-    materialize_lease_table,
-    succeeded_runs,
-)
-from orchestration.demo.access_log import access_log
-from orchestration.demo.home import begin_home, demo_settings, running_alone
-from orchestration.demo.loading import Loader
-from orchestration.demo.progress import Progress
-from orchestration.demo.report import (
+from dagster_leasehold.orchestration.demo.access_log import access_log
+from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
+from dagster_leasehold.orchestration.demo.loading import Loader
+from dagster_leasehold.orchestration.demo.progress import Progress
+from dagster_leasehold.orchestration.demo.report import (
     committed_digest,
     show_proof,
     show_runs,
     show_shards,
     show_times,
 )
-from orchestration.demo.watch import Watch
-from orchestration.input_files import check_readable, count_lines, lines_of
-from orchestration.presentation import say
-from orchestration.settings import Settings
-from orchestration.spark_warm_up import SparkWarmUp
-from orchestration.streams import declared_stream
+from dagster_leasehold.orchestration.demo.watch import Watch
+from dagster_leasehold.orchestration.input_files import check_readable, count_lines, lines_of
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.streams import declared_stream
+from dagster_leasehold.orchestration.supervision.dagster_processes import (
+    child_environment,
+    daemon,
+    failed_runs,
+    materialize_lease_table,
+    succeeded_runs,
+)
+from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
 if TYPE_CHECKING:
-    from assets.shard_stream import ShardStream
-    from lease_store.store import LeaseStore
-    from shard_sources.local_log import LocalLog
+    from dagster_leasehold.assets.shard_stream import ShardStream
+    from dagster_leasehold.lease_store.store import LeaseStore
+    from dagster_leasehold.shard_sources.local_log import LocalLog
 
 SHARDS = 8
 RECORDS_DEFAULT = 200_000
@@ -104,7 +104,7 @@ class Demo:
         Raises:
             DemoFailed: it did not come to its end.
         """
-        from lease_store import open_store
+        from dagster_leasehold.lease_store import open_store
 
         store = open_store(self._settings.store_url)
         stream = declared_stream(self._settings.streams[0], self._settings)
@@ -147,8 +147,8 @@ class Demo:
         spark: SparkWarmUp,
         progress: Progress,
     ) -> Loader:
-        from orchestration.instance import create_instance
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.orchestration.instance import create_instance
+        from dagster_leasehold.shard_sources.local_log import LocalLog
 
         settings = self._settings
         with self._timed("set-up"):
@@ -182,7 +182,7 @@ class Demo:
         return loader
 
     def _prove(self, store: LeaseStore, stream: ShardStream, loader: Loader) -> bool:
-        from lease_store.verification import verify
+        from dagster_leasehold.lease_store.rules.verification import verify
 
         show_shards(store, stream.key, stream.source)
         output = self._settings.output_folder(stream.key.stream, stream.key.group)

@@ -10,8 +10,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lease_store.errors import InvalidSetting
-from orchestration.settings import DEMO_STREAM, SETTINGS_FILE, Settings, StreamSettings
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.orchestration.settings import (
+    DEMO_STREAM,
+    SETTINGS_FILE,
+    Settings,
+    StreamSettings,
+)
 
 MARK_FILE = "demo.json"
 LOCK_FILE = "running.lock"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from hashlib import blake2b
 from itertools import islice
 
-from shard_sources.local_log import LocalLog, Record
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 
 PART_RECORDS = 20_000
 DIGEST_BYTES = 16

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from orchestration.demo.standing import Standing
-from orchestration.presentation import console, say
+from dagster_leasehold.orchestration.demo.standing import Standing
+from dagster_leasehold.orchestration.presentation import console, say
 
 LINE_EVERY_S = 3.0
 

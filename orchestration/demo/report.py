@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lease_store.assignment_plan import rank_key
-from lease_store.identifiers import GroupKey
-from lease_store.store import LeaseStore
-from orchestration.demo.loading import RecordDigest
-from orchestration.presentation import say, show_table
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.demo.loading import RecordDigest
+from dagster_leasehold.orchestration.presentation import say, show_table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shard_sources.source import ShardSource
+    from dagster_leasehold.shard_sources.source import ShardSource
 
 
 def show_shards(store: LeaseStore, key: GroupKey, source: ShardSource) -> None:
@@ -56,7 +56,7 @@ def show_shards(store: LeaseStore, key: GroupKey, source: ShardSource) -> None:
 
 def committed_digest(store: LeaseStore, key: GroupKey, output: Path) -> RecordDigest:
     """The digest of all committed records, read back as any reader does."""
-    from assets.committed_output import iter_records
+    from dagster_leasehold.assets.output.committed_output import iter_records
 
     digest = RecordDigest()
     for batch in iter_records(store, key, output):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from lease_store.errors import UnknownGroup
-from lease_store.identifiers import GroupKey
-from lease_store.records import ShardLease
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from shard_sources.source import ShardBounds, ShardSource
+from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lease_store.errors import LeaseholdError
-from orchestration.child_processes import ChildProcess
-from orchestration.dagster_processes import active_runs, failed_runs
-from orchestration.demo.progress import Progress
-from orchestration.demo.standing import Standing, standing
-from orchestration.settings import Settings
-from orchestration.spark_warm_up import SparkWarmUp
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.orchestration.demo.progress import Progress
+from dagster_leasehold.orchestration.demo.standing import Standing, standing
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.dagster_processes import active_runs, failed_runs
+from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
 if TYPE_CHECKING:
-    from assets.shard_stream import ShardStream
-    from lease_store.store import LeaseStore
+    from dagster_leasehold.assets.shard_stream import ShardStream
+    from dagster_leasehold.lease_store.store import LeaseStore
 
 POLL_S = 0.25
 DRAIN_S = 30.0

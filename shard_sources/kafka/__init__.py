@@ -5,8 +5,8 @@ consumer groups take no part in it. `KafkaSource` is used where shards are plann
 in Spark's workers; neither connects before it is asked.
 """
 
-from shard_sources.kafka.options import KafkaOptions
-from shard_sources.kafka.reading import KafkaReader
-from shard_sources.kafka.source import KafkaSource
+from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
+from dagster_leasehold.shard_sources.kafka.reading import KafkaReader
+from dagster_leasehold.shard_sources.kafka.source import KafkaSource
 
 __all__ = ["KafkaOptions", "KafkaReader", "KafkaSource"]

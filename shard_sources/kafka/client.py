@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     LeaseholdError,
     SourceUnavailable,
     UnknownShard,
     shown,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.kafka.failures import AWAY, REFUSED, error_of
-from shard_sources.kafka.options import KafkaOptions
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kafka.failures import AWAY, REFUSED, error_of
+from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     InvalidSetting,
     LeaseholdError,

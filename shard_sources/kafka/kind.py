@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from shard_sources.kafka.options import KafkaOptions
-from shard_sources.kafka.reading import KafkaReader
-from shard_sources.kafka.source import KafkaSource
-from shard_sources.source import ShardReader
-from shard_sources.source_kind import SourceKind, StreamPlace
+from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
+from dagster_leasehold.shard_sources.kafka.reading import KafkaReader
+from dagster_leasehold.shard_sources.kafka.source import KafkaSource
+from dagster_leasehold.shard_sources.source import ShardReader
+from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 
 def _open(options: KafkaOptions, place: StreamPlace) -> KafkaSource:
@@ -34,5 +34,5 @@ KIND = SourceKind(
     _open,
     _reader,
     library="confluent_kafka",
-    install="pip install 'leasehold[kafka]'",
+    install="pip install 'dagster-leasehold[kafka]'",
 )

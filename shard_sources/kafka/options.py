@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from lease_store.errors import shown
+from dagster_leasehold.lease_store.errors import shown
 
 TOPIC_GRAMMAR = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 # What decides which records are read, and from where: an option of ours, or no choice at all.

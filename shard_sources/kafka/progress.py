@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lease_store.errors import shown
-from shard_sources.kafka.client import KafkaClient
+from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 
 
 def commit_progress(client: KafkaClient, group: str, offsets: Mapping[int, int]) -> str:

@@ -6,13 +6,13 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lease_store.errors import CursorExpired, CursorInvalid, SourceUnavailable
-from lease_store.identifiers import ShardId
-from shard_sources.kafka.client import KafkaClient
-from shard_sources.kafka.failures import OUT_OF_RANGE, error_of
-from shard_sources.kafka.options import KafkaOptions
-from shard_sources.offsets import parse_offset
-from shard_sources.source import ReadRange, record_schema
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, SourceUnavailable
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kafka.client import KafkaClient
+from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
+from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
+from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.source import ReadRange, record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
-from lease_store.errors import SourceError
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from shard_sources.kafka.failures import error_of
-from shard_sources.kafka.progress import commit_progress
-from shard_sources.kafka.reading import KafkaReader, payload
-from shard_sources.offsets import parse_offset
-from shard_sources.source import Limits, PlannedRange, Position, ShardBounds
+from dagster_leasehold.lease_store.errors import SourceError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.shard_sources.kafka.failures import error_of
+from dagster_leasehold.shard_sources.kafka.progress import commit_progress
+from dagster_leasehold.shard_sources.kafka.reading import KafkaReader, payload
+from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Position, ShardBounds
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition

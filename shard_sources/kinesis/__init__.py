@@ -15,8 +15,8 @@ a retention period, and can only be paged through. What follows from that, and w
   cursor may stand between two of them.
 """
 
-from shard_sources.kinesis.options import KinesisOptions
-from shard_sources.kinesis.reader import KinesisReader
-from shard_sources.kinesis.source import KinesisStream
+from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
+from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
+from dagster_leasehold.shard_sources.kinesis.source import KinesisStream
 
 __all__ = ["KinesisOptions", "KinesisReader", "KinesisStream"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
-from lease_store.errors import CursorInvalid, shown
+from dagster_leasehold.lease_store.errors import CursorInvalid, shown
 
 # The service's own pattern allows 129 digits.
 _GRAMMAR = re.compile(

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lease_store.process_identity import current_boot
-from shard_sources.source import record_schema
+from dagster_leasehold.lease_store.process_identity import current_boot
+from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shard_sources.kinesis.options import KinesisOptions
-from shard_sources.kinesis.reader import KinesisReader
-from shard_sources.kinesis.source import KinesisStream
-from shard_sources.source import ShardReader
-from shard_sources.source_kind import SourceKind, StreamPlace
+from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
+from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
+from dagster_leasehold.shard_sources.kinesis.source import KinesisStream
+from dagster_leasehold.shard_sources.source import ShardReader
+from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 
 def _open(options: KinesisOptions, place: StreamPlace) -> KinesisStream:
@@ -23,5 +23,9 @@ def _reader(options: Mapping[str, str]) -> ShardReader:
 
 
 KIND = SourceKind(
-    KinesisOptions, _open, _reader, library="boto3", install="pip install 'leasehold[kinesis]'"
+    KinesisOptions,
+    _open,
+    _reader,
+    library="boto3",
+    install="pip install 'dagster-leasehold[kinesis]'",
 )

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from lease_store.errors import CursorExpired, CursorInvalid, LogNotFound, shown
-from shard_sources.kinesis.cursors import Place, Side, after
-from shard_sources.kinesis.pace import Pace
-from shard_sources.kinesis.service import (
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, LogNotFound, shown
+from dagster_leasehold.shard_sources.kinesis.cursors import Place, Side, after
+from dagster_leasehold.shard_sources.kinesis.pace import Pace
+from dagster_leasehold.shard_sources.kinesis.service import (
     IteratorExpired,
     KinesisService,
     NumberRefused,

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lease_store.identifiers import ShardId
-from shard_sources.kinesis.cursors import Place
-from shard_sources.kinesis.kept_ranges import RangeWriter
-from shard_sources.kinesis.paging import Page
-from shard_sources.kinesis.records import ROWS_PER_BATCH, UserRecord, batch_of
-from shard_sources.source import Limits, PlannedRange
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kinesis.cursors import Place
+from dagster_leasehold.shard_sources.kinesis.kept_ranges import RangeWriter
+from dagster_leasehold.shard_sources.kinesis.paging import Page
+from dagster_leasehold.shard_sources.kinesis.records import ROWS_PER_BATCH, UserRecord, batch_of
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange
 
 AHEAD_MAX = 16
 RENEWALS_PER_RETENTION = 4

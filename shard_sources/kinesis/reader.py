@@ -7,18 +7,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lease_store.errors import CursorExpired, shown
-from lease_store.identifiers import ShardId
-from shard_sources.kinesis.aggregation import MAGIC
-from shard_sources.kinesis.cursors import Place, Side
-from shard_sources.kinesis.kept_ranges import KeptRanges
-from shard_sources.kinesis.options import KinesisOptions
-from shard_sources.kinesis.pace import Pace
-from shard_sources.kinesis.paging import Page, ShardPages
-from shard_sources.kinesis.records import HashRange, UserRecord, batches_of, user_records
-from shard_sources.kinesis.service import KinesisService
-from shard_sources.kinesis.shard_list import Shards
-from shard_sources.source import ReadRange
+from dagster_leasehold.lease_store.errors import CursorExpired, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kinesis.aggregation import MAGIC
+from dagster_leasehold.shard_sources.kinesis.cursors import Place, Side
+from dagster_leasehold.shard_sources.kinesis.kept_ranges import KeptRanges
+from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
+from dagster_leasehold.shard_sources.kinesis.pace import Pace
+from dagster_leasehold.shard_sources.kinesis.paging import Page, ShardPages
+from dagster_leasehold.shard_sources.kinesis.records import (
+    HashRange,
+    UserRecord,
+    batches_of,
+    user_records,
+)
+from dagster_leasehold.shard_sources.kinesis.service import KinesisService
+from dagster_leasehold.shard_sources.kinesis.shard_list import Shards
+from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from shard_sources.kinesis.aggregation import Part, unpack
-from shard_sources.kinesis.cursors import Place, at
-from shard_sources.kinesis.paging import StoredRecord
-from shard_sources.source import record_schema
+from dagster_leasehold.shard_sources.kinesis.aggregation import Part, unpack
+from dagster_leasehold.shard_sources.kinesis.cursors import Place, at
+from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
+from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     LeaseholdError,
     LogNotFound,
@@ -20,8 +20,8 @@ from lease_store.errors import (
     SourceUnavailable,
     shown,
 )
-from shard_sources.kinesis.options import KinesisOptions
-from shard_sources.retrying import ask
+from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
+from dagster_leasehold.shard_sources.retrying import ask
 
 ATTEMPTS = 6
 PAUSE_MAX_S = 5.0

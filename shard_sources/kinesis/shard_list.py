@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from lease_store.errors import UnknownShard, shown
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from shard_sources.kinesis.cursors import created_s
-from shard_sources.kinesis.records import HashRange
-from shard_sources.kinesis.service import KinesisService, service_time
-from shard_sources.removed_shards import was_removed
+from dagster_leasehold.lease_store.errors import UnknownShard, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.shard_sources.kinesis.cursors import created_s
+from dagster_leasehold.shard_sources.kinesis.records import HashRange
+from dagster_leasehold.shard_sources.kinesis.service import KinesisService, service_time
+from dagster_leasehold.shard_sources.removed_shards import was_removed
 
 SUMMARY_AGE_MAX_S = 300.0
 SHARDS_PER_CALL = 1_000

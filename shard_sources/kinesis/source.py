@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from lease_store.errors import CursorExpired, LogNotFound
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from shard_sources.kinesis.cursors import GONE, Place, Side, at, start
-from shard_sources.kinesis.options import KinesisOptions
-from shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
-from shard_sources.kinesis.planning import (
+from dagster_leasehold.lease_store.errors import CursorExpired, LogNotFound
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, at, start
+from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
+from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
+from dagster_leasehold.shard_sources.kinesis.planning import (
     KEPT_FROM_RECORDS,
     Batch,
     ReadAhead,
@@ -23,12 +23,16 @@ from shard_sources.kinesis.planning import (
     fill,
     renewed,
 )
-from shard_sources.kinesis.reader import KinesisReader
-from shard_sources.kinesis.service import CONNECTIONS
-from shard_sources.kinesis.shard_list import KinesisShard, removed
-from shard_sources.kinesis.tail import Tail
-from shard_sources.removed_shards import removed_bounds, removed_error, removed_lag
-from shard_sources.source import Limits, PlannedRange, Position, ShardBounds
+from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
+from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS
+from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
+from dagster_leasehold.shard_sources.kinesis.tail import Tail
+from dagster_leasehold.shard_sources.removed_shards import (
+    removed_bounds,
+    removed_error,
+    removed_lag,
+)
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Position, ShardBounds
 
 Found = TypeVar("Found")
 ONE_RECORD = Limits(records_max=1)

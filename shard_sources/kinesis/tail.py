@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from shard_sources.kinesis.cursors import Place, at
-from shard_sources.kinesis.paging import Page, ShardPages, StoredRecord
+from dagster_leasehold.shard_sources.kinesis.cursors import Place, at
+from dagster_leasehold.shard_sources.kinesis.paging import Page, ShardPages, StoredRecord
 
 FIRST_WINDOW = timedelta(seconds=10)
 WINDOW_GROWTH = 8

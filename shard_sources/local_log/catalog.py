@@ -17,7 +17,7 @@ from typing import Self
 
 from filelock import FileLock
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     InvalidIdentifier,
     LogCorrupt,
     LogNotFound,
@@ -25,10 +25,10 @@ from lease_store.errors import (
     UnknownShard,
     shown,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.durable_folder import sync_folder
-from shard_sources.local_log.heads import UNKNOWN, make_heads
-from shard_sources.removed_shards import was_removed
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.durable_folder import sync_folder
+from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, make_heads
+from dagster_leasehold.shard_sources.removed_shards import was_removed
 
 CATALOG_FILE = "catalog.json"
 _FORMAT = "leasehold-local-log"

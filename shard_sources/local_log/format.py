@@ -19,8 +19,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from lease_store.errors import LogCorrupt, RecordRefused
-from shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
+from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused
+from dagster_leasehold.shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
 
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_RECORDS_MAX = 8192

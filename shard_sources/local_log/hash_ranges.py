@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from lease_store.errors import ReshardingRefused, shown
+from dagster_leasehold.lease_store.errors import ReshardingRefused, shown
 
 HASH_BITS = 128
 _LAST = (1 << HASH_BITS) - 1

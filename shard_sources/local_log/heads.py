@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from lease_store.errors import LogCorrupt
-from lease_store.identifiers import ShardId
-from shard_sources.durable_folder import sync_folder
+from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.durable_folder import sync_folder
 
 HEADS_FILE = "heads"
 RECORD_BYTES = 256

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from shard_sources.local_log.log import LocalLog, LocalLogReader
-from shard_sources.source import ShardReader
-from shard_sources.source_kind import SourceKind, StreamPlace
+from dagster_leasehold.shard_sources.local_log.log import LocalLog, LocalLogReader
+from dagster_leasehold.shard_sources.source import ShardReader
+from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 
 class LocalLogOptions(BaseModel):

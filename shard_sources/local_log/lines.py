@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 
-from lease_store.errors import LogCorrupt, RecordRefused, UserMistake
-from shard_sources.local_log.catalog import CatalogShard
-from shard_sources.local_log.format import RECORD_BYTES_MAX
-from shard_sources.local_log.hash_ranges import hash_of
-from shard_sources.local_log.writing import AppendedRange, ShardWriter
+from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused, UserMistake
+from dagster_leasehold.shard_sources.local_log.catalog import CatalogShard
+from dagster_leasehold.shard_sources.local_log.format import RECORD_BYTES_MAX
+from dagster_leasehold.shard_sources.local_log.hash_ranges import hash_of
+from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter
 
 WRITERS_KEPT_MAX = 75
 _READ_BYTES = 4 * 1024 * 1024

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from lease_store.errors import LogExists, ReshardingRefused, UserMistake
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from shard_sources.durable_folder import make_folder, sync_folder
-from shard_sources.local_log.catalog import (
+from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
+from dagster_leasehold.shard_sources.local_log.catalog import (
     CATALOG_FILE,
     Catalog,
     CatalogShard,
@@ -20,28 +20,38 @@ from shard_sources.local_log.catalog import (
     refuse_remains,
     save_catalog,
 )
-from shard_sources.local_log.format import Record
-from shard_sources.local_log.hash_ranges import even_ranges
-from shard_sources.local_log.heads import Head, make_heads
-from shard_sources.local_log.lines import Spread, append_lines
-from shard_sources.local_log.resharding import merge_children, reshard, split_children
-from shard_sources.local_log.retention import retain
-from shard_sources.local_log.segments import shard_folder
-from shard_sources.local_log.shard_reading import ShardFolder
-from shard_sources.local_log.writing import (
+from dagster_leasehold.shard_sources.local_log.format import Record
+from dagster_leasehold.shard_sources.local_log.hash_ranges import even_ranges
+from dagster_leasehold.shard_sources.local_log.heads import Head, make_heads
+from dagster_leasehold.shard_sources.local_log.lines import Spread, append_lines
+from dagster_leasehold.shard_sources.local_log.resharding import (
+    merge_children,
+    reshard,
+    split_children,
+)
+from dagster_leasehold.shard_sources.local_log.retention import retain
+from dagster_leasehold.shard_sources.local_log.segments import shard_folder
+from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
+from dagster_leasehold.shard_sources.local_log.writing import (
     SEGMENT_BYTES_MAX,
     AppendedRange,
     ShardWriter,
 )
-from shard_sources.offsets import parse_offset
-from shard_sources.removed_shards import (
+from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.removed_shards import (
     GONE,
     removed_bounds,
     removed_error,
     removed_lag,
     removed_plan,
 )
-from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

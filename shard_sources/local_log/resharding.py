@@ -15,10 +15,10 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from lease_store.errors import ReshardingRefused, ShardBusy
-from lease_store.identifiers import ShardId
-from shard_sources.durable_folder import sync_folder
-from shard_sources.local_log.catalog import (
+from dagster_leasehold.lease_store.errors import ReshardingRefused, ShardBusy
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.durable_folder import sync_folder
+from dagster_leasehold.shard_sources.local_log.catalog import (
     Catalog,
     CatalogShard,
     catalog_lock,
@@ -26,10 +26,10 @@ from shard_sources.local_log.catalog import (
     load_catalog,
     save_catalog,
 )
-from shard_sources.local_log.hash_ranges import split_point
-from shard_sources.local_log.heads import Head, HeadsFile
-from shard_sources.local_log.segments import shard_folder
-from shard_sources.local_log.writing import ShardWriter
+from dagster_leasehold.shard_sources.local_log.hash_ranges import split_point
+from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
+from dagster_leasehold.shard_sources.local_log.segments import shard_folder
+from dagster_leasehold.shard_sources.local_log.writing import ShardWriter
 
 Children = Callable[[Catalog, Sequence[CatalogShard]], list[CatalogShard]]
 Writers = Callable[[ShardId], ShardWriter]

@@ -9,13 +9,13 @@ from datetime import datetime
 
 from filelock import FileLock
 
-from lease_store.errors import ShardBusy
-from lease_store.identifiers import ShardId
-from shard_sources.local_log.format import microseconds
-from shard_sources.local_log.heads import HeadsFile
-from shard_sources.local_log.segments import Segment, SegmentSpan, list_segments
-from shard_sources.local_log.shard_reading import ShardFolder
-from shard_sources.local_log.writing import ShardWriter
+from dagster_leasehold.lease_store.errors import ShardBusy
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log.format import microseconds
+from dagster_leasehold.shard_sources.local_log.heads import HeadsFile
+from dagster_leasehold.shard_sources.local_log.segments import Segment, SegmentSpan, list_segments
+from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
+from dagster_leasehold.shard_sources.local_log.writing import ShardWriter
 
 _LOCK_WAIT_S = 30.0
 

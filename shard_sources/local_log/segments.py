@@ -22,9 +22,14 @@ from typing import Self
 
 import pyarrow as pa
 
-from lease_store.errors import LogCorrupt
-from lease_store.identifiers import ShardId
-from shard_sources.local_log.format import DECODED_BYTES_MAX, ENTRY_BYTES, IndexEntry, decode
+from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log.format import (
+    DECODED_BYTES_MAX,
+    ENTRY_BYTES,
+    IndexEntry,
+    decode,
+)
 
 SEGMENT_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"

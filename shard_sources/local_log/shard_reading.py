@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt
-from lease_store.identifiers import ShardId
-from shard_sources.local_log.format import IndexEntry, microseconds
-from shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile, Point
-from shard_sources.local_log.segments import (
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log.format import IndexEntry, microseconds
+from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile, Point
+from dagster_leasehold.shard_sources.local_log.segments import (
     Segment,
     SegmentName,
     SegmentSpan,
@@ -24,9 +24,13 @@ from shard_sources.local_log.segments import (
     list_segments,
     shard_folder,
 )
-from shard_sources.local_log.tails import acknowledged_tail, tail_without_head, whole_tail
-from shard_sources.offsets import parse_offset
-from shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
+from dagster_leasehold.shard_sources.local_log.tails import (
+    acknowledged_tail,
+    tail_without_head,
+    whole_tail,
+)
+from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
 
 _YIELD_RECORDS = 8192
 _YIELD_BYTES = 4 * 1024 * 1024

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from lease_store.errors import LogCorrupt
-from shard_sources.local_log.format import segment_header
-from shard_sources.local_log.heads import Head, Point
-from shard_sources.local_log.segments import (
+from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.shard_sources.local_log.format import segment_header
+from dagster_leasehold.shard_sources.local_log.heads import Head, Point
+from dagster_leasehold.shard_sources.local_log.segments import (
     Segment,
     SegmentName,
     SegmentSpan,

@@ -24,16 +24,16 @@ from typing import NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     RecordRefused,
     ShardBusy,
     ShardReadOnly,
     SourceUnavailable,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.durable_folder import sync_folder
-from shard_sources.local_log.catalog import ensure_heads, load_catalog
-from shard_sources.local_log.format import (
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.durable_folder import sync_folder
+from dagster_leasehold.shard_sources.local_log.catalog import ensure_heads, load_catalog
+from dagster_leasehold.shard_sources.local_log.format import (
     ENTRY_BYTES,
     MESSAGE_BYTES_MAX,
     MESSAGE_RECORDS_MAX,
@@ -44,9 +44,14 @@ from shard_sources.local_log.format import (
     encode,
     segment_header,
 )
-from shard_sources.local_log.heads import Head, HeadsFile, Point
-from shard_sources.local_log.segments import Segment, SegmentName, list_segments, shard_folder
-from shard_sources.local_log.tails import writable_tail
+from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile, Point
+from dagster_leasehold.shard_sources.local_log.segments import (
+    Segment,
+    SegmentName,
+    list_segments,
+    shard_folder,
+)
+from dagster_leasehold.shard_sources.local_log.tails import writable_tail
 
 SEGMENT_BYTES_MAX = 128 * 1024 * 1024
 # What opening a writer costs is bounded by it: the index of the last segment is read as a whole.

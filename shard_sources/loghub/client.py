@@ -21,13 +21,18 @@ from aliyun.log.logexception import LogException  # noqa: TID253
 from aliyun.log.util import Util  # noqa: TID253
 from google.protobuf.message import DecodeError
 
-from lease_store.errors import LogCorrupt, PayloadDamaged, PayloadTooLarge, SourceRefused
-from shard_sources.decompression import Codec, decompress
-from shard_sources.loghub.credentials import FoundCredentials
-from shard_sources.loghub.failures import Asked, ServiceRefusal, failure
-from shard_sources.loghub.kind import LogHubOptions
-from shard_sources.loghub.lineage import ListedShard
-from shard_sources.retrying import ask
+from dagster_leasehold.lease_store.errors import (
+    LogCorrupt,
+    PayloadDamaged,
+    PayloadTooLarge,
+    SourceRefused,
+)
+from dagster_leasehold.shard_sources.decompression import Codec, decompress
+from dagster_leasehold.shard_sources.loghub.credentials import FoundCredentials
+from dagster_leasehold.shard_sources.loghub.failures import Asked, ServiceRefusal, failure
+from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
+from dagster_leasehold.shard_sources.retrying import ask
 
 TIMEOUT_S = (5.0, 20.0)
 """To connect, and to wait for bytes."""

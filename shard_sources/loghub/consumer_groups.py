@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lease_store.errors import CheckpointRefused, UnknownGroup, shown
-from lease_store.identifiers import ShardId
-from shard_sources.loghub.cursors import GroupCursor
-from shard_sources.loghub.log import LogHub
+from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.loghub.log import LogHub
 
 NAMES_SHOWN_MAX = 10
 

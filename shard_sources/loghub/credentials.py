@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
-from lease_store.errors import SourceRefused, SourceUnavailable
+from dagster_leasehold.lease_store.errors import SourceRefused, SourceUnavailable
 
 KEY_ID = "ALIBABA_CLOUD_ACCESS_KEY_ID"
 KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_SECRET"

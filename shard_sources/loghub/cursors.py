@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from lease_store.errors import CursorInvalid, shown
-from lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.errors import CursorInvalid, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
 
 _NUMBER_MAX = 2**63 - 1
 _TEXT = re.compile(r"(0|[1-9][0-9]{0,18})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     CursorInvalid,
     LeaseholdError,
     LogNotFound,

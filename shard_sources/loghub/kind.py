@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from shard_sources.source import ShardReader, ShardSource
-from shard_sources.source_kind import SourceKind, StreamPlace
+from dagster_leasehold.shard_sources.source import ShardReader, ShardSource
+from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 SOURCE_NAME = "loghub"
 SDK = "aliyun-log-python-sdk==0.9.52"
-INSTALL = f"pip install 'leasehold[loghub]' && pip install --no-deps {SDK}"
+INSTALL = f"pip install 'dagster-leasehold[loghub]' && pip install --no-deps {SDK}"
 """Two steps: the SDK asks for an older protobuf than Dagster and Spark Connect allow."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{1,62}", re.ASCII)
 
@@ -92,13 +92,13 @@ def _is_address(text: str) -> bool:
 
 
 def _open(options: LogHubOptions, place: StreamPlace) -> ShardSource:
-    from shard_sources.loghub.log import LogHub
+    from dagster_leasehold.shard_sources.loghub.log import LogHub
 
     return LogHub(options.model_copy(update={"logstore": options.logstore or place.stream}))
 
 
 def _reader(options: Mapping[str, str]) -> ShardReader:
-    from shard_sources.loghub.log import LogHubReader
+    from dagster_leasehold.shard_sources.loghub.log import LogHubReader
 
     given = {name: text for name, text in options.items() if name in LogHubOptions.model_fields}
     return LogHubReader(LogHubOptions(**given))  # pyright: ignore[reportArgumentType]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt, UnknownShard, shown
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from shard_sources.loghub.credentials import FoundCredentials
-from shard_sources.loghub.cursors import GroupCursor
-from shard_sources.loghub.kind import SOURCE_NAME, LogHubOptions
-from shard_sources.loghub.lineage import ListedShard, with_parents
-from shard_sources.loghub.records import Fields, RecordColumns
-from shard_sources.removed_shards import (
+from dagster_leasehold.lease_store.errors import (
+    CursorExpired,
+    CursorInvalid,
+    LogCorrupt,
+    UnknownShard,
+    shown,
+)
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.shard_sources.loghub.credentials import FoundCredentials
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.loghub.kind import SOURCE_NAME, LogHubOptions
+from dagster_leasehold.shard_sources.loghub.lineage import ListedShard, with_parents
+from dagster_leasehold.shard_sources.loghub.records import Fields, RecordColumns
+from dagster_leasehold.shard_sources.removed_shards import (
     GONE,
     removed_bounds,
     removed_error,
@@ -31,12 +37,18 @@ from shard_sources.removed_shards import (
     removed_plan,
     was_removed,
 )
-from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shard_sources.loghub.client import LogHubClient
+    from dagster_leasehold.shard_sources.loghub.client import LogHubClient
 
 _YIELD_RECORDS = 8192
 _YIELD_BYTES = 4 * 1024 * 1024
@@ -72,7 +84,7 @@ class LogHubReader:
     @property
     def client(self) -> LogHubClient:
         """The client of this thread: the SDK's session is not for several."""
-        from shard_sources.loghub.client import LogHubClient
+        from dagster_leasehold.shard_sources.loghub.client import LogHubClient
 
         made: LogHubClient | None = getattr(self._of_thread, "client", None)
         if made is None:
@@ -160,7 +172,7 @@ class LogHubReader:
             CursorExpired: retention has removed the start.
             CursorInvalid: it lies after the end of the shard.
         """
-        from shard_sources.loghub.client import GROUPS_MAX
+        from dagster_leasehold.shard_sources.loghub.client import GROUPS_MAX
 
         count = min(count or GROUPS_MAX, GROUPS_MAX)
         stop = None if end is None else GroupCursor(end).service

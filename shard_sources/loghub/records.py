@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lease_store.identifiers import ShardId
-from shard_sources.loghub.cursors import GroupCursor
-from shard_sources.source import record_schema
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

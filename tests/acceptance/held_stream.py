@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets.committed_output import iter_records
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import GroupKey
-from lease_store.records import BatchState
-from lease_store.store import LeaseStore
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 if TYPE_CHECKING:
     import pyarrow as pa

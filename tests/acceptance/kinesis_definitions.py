@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestration.build import build_definitions
-from orchestration.settings import load_settings
-from orchestration.streams import declared_streams
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.orchestration.streams import declared_streams
 from tests.acceptance.held_stream import HoldingTransform
 
 _settings = load_settings()

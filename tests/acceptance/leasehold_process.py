@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-COMMAND = (sys.executable, "-m", "orchestration.command_line")
+COMMAND = (sys.executable, "-m", "dagster_leasehold.orchestration.command_line")
 PREFIX = "LEASEHOLD_"
 END_S = 240.0
 """A Spark that is starting is waited for before it is stopped."""

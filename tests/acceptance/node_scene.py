@@ -14,14 +14,14 @@ from pathlib import Path
 
 import psutil
 
-from assets.partitions import NODE_TAG, PROCESS_TAG
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from orchestration.dagster_processes import opened_instance
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 STREAM = "demo"
 KEY = GroupKey.parse("default", STREAM)

@@ -10,16 +10,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import GroupKey
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from assets.commit_hook import CommittedBatch
+    from dagster_leasehold.assets.commit_hook import CommittedBatch
 
 STREAM = "orders"
 KEY = GroupKey.parse("default", STREAM)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from assets.partitions import asset_op_name
-from lease_store import open_store
-from lease_store.identifiers import ShardId
-from lease_store.records import EventKind, RewriteKind
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.partitions import asset_op_name
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import EventKind, RewriteKind
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.held_stream import committed as committed_of
 from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, stream_of, told
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for

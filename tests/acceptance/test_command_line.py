@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from lease_store.records import Group
-from lease_store.schema import VERSION_TABLE
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Group
+from dagster_leasehold.lease_store.schema import VERSION_TABLE
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, Finished, environment, leasehold
 from tests.mariadb import MariaDB
 from tests.ports import free_port
@@ -252,9 +252,15 @@ class TestMariaDB:
 
 def test_a_missing_committed_file_is_named_by_cat(home: Path, tmp_path: Path) -> None:
     """Goal: output that somebody deleted is never passed over in silence."""
-    from lease_store.identifiers import NodeName, ShardId
-    from lease_store.records import BatchCommit, BatchStatistics, DataFile, Intent, Node
-    from lease_store.store import Opened
+    from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+    from dagster_leasehold.lease_store.records import (
+        BatchCommit,
+        BatchStatistics,
+        DataFile,
+        Intent,
+        Node,
+    )
+    from dagster_leasehold.lease_store.store import Opened
 
     store = open_store(Settings(home=home).store_url)
     node = NodeName("n")

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from assets.committed_output import iter_records
-from assets.partitions import asset_key
-from lease_store import open_store
-from lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
-from lease_store.identifiers import GroupKey
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from orchestration.settings import Settings, StreamSettings
-from orchestration.streams import declared_stream
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.orchestration.streams import declared_stream
 from tests.dagster_deployment import dagster_deployment, wait_for
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored

@@ -10,17 +10,17 @@ import dagster as dg
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from assets.connect_server import TOKEN_FILE
-from assets.partitions import PROCESS_TAG
-from lease_store import failpoints, open_store
-from lease_store.failpoints import Failpoint
-from lease_store.identifiers import NodeName
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from orchestration.instance import production_text
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.partitions import PROCESS_TAG
+from dagster_leasehold.assets.spark.connect_server import TOKEN_FILE
+from dagster_leasehold.lease_store import failpoints, open_store
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.instance import production_text
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests import mysql as mysql_server
 from tests.acceptance.held_stream import KEY, STREAM, committed, intended
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for

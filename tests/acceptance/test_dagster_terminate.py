@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from lease_store import open_store
-from lease_store.verification import verify
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.held_stream import KEY, STREAM, committed, intended
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.demo.access_log import access_log
-from shard_sources.local_log import Record
+from dagster_leasehold.orchestration.demo.access_log import access_log
+from dagster_leasehold.shard_sources.local_log import Record
 from tests.acceptance.leasehold_process import (
     CatRecord,
     Finished,

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import AssetKey, DagsterInstance
 
-from lease_store import open_store
-from lease_store.errors import UnknownGroup
-from lease_store.event_windows import EventWindow
-from lease_store.identifiers import GroupKey
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, environment
 from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance
 
-from assets.partitions import PROCESS_TAG
-from lease_store import open_store
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from orchestration.settings import Settings
+from dagster_leasehold.assets.partitions import PROCESS_TAG
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
 from tests.acceptance import held_stream
 from tests.acceptance.held_stream import committed, intended
 from tests.dagster_deployment import dagster_deployment, wait_for

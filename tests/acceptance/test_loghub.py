@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from assets.committed_output import iter_records
-from assets.partitions import PROCESS_TAG
-from lease_store import open_store
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import GroupKey
-from lease_store.records import BatchState
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from orchestration.settings import Settings
-from shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.partitions import PROCESS_TAG
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
 from tests.dagster_deployment import dagster_deployment, wait_for
 from tests.sls_server.server import SlsServer
 from tests.sls_server.signatures import Request

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestration.build import build_definitions
-from orchestration.settings import load_settings
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import load_settings
 from tests.chaos.stream import stream_of
 
 _settings = load_settings()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests.chaos.stream import TIMEOUT_S
 from tests.chaos.world import AGENT, WITH_AGENT, World
 from tests.integration.lease_store.commit_proxy import Cut

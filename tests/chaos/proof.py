@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from assets.committed_output import iter_records
-from lease_store.identifiers import ShardId
-from lease_store.records import Batch
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Batch
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.chaos.stream import KEY
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from tests.chaos.incidents import Incident
 from tests.chaos.stream import TIMEOUT_S
 from tests.chaos.tally import Tally

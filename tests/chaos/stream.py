@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import GroupKey
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits
 
 STREAM = "orders"
 KEY = GroupKey.parse("default", STREAM)

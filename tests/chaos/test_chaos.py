@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.failpoints import Failpoint as At
+from dagster_leasehold.lease_store.failpoints import Failpoint as At
 from tests.chaos.incidents import (
     AtFailpoint,
     ConnectionsCut,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests.chaos.incidents import (
     AtFailpoint,
     DatabaseFreezes,

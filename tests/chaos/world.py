@@ -21,16 +21,16 @@ from typing import TypeVar
 
 import psutil
 
-from assets.connect_server import ConnectServer
-from lease_store import open_store
-from lease_store.errors import LeaseholdError
-from lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK
-from lease_store.identifiers import ShardId
-from lease_store.store import LeaseStore
-from orchestration.child_processes import ChildProcess
-from orchestration.instance import create_instance, embedded_text, nodes_text
-from orchestration.node_agent import AgentState
-from orchestration.settings import Settings
+from dagster_leasehold.assets.spark.connect_server import ConnectServer
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.instance import create_instance, embedded_text, nodes_text
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.node_agent import AgentState
 from tests import mariadb as mariadb_server
 from tests.chaos.proof import Proof
 from tests.chaos.stream import KEY, NODES, STREAM, TIMEOUT_S
@@ -218,7 +218,7 @@ def _start_deployment(world: World, node: str, url: str) -> None:
     }  # fmt: skip
     if node == WITH_AGENT:
         commands[AGENT] = (
-            *("-m", "orchestration.command_line", "node", "--name", node),
+            *("-m", "dagster_leasehold.orchestration.command_line", "node", "--name", node),
             *("--home", str(world.home), "--module", MODULE),
         )
     for kind, command in commands.items():

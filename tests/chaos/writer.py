@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.chaos.stream import SHARDS, log_folder
 
 RECORDS, EVERY_S = 40, 0.5

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from lease_store.memory_store import MemoryStore
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import World
 
 if TYPE_CHECKING:

@@ -7,11 +7,17 @@ from datetime import UTC, timedelta, timezone
 
 import pytest
 
-from lease_store.errors import IntentConflict, UnknownGroup
-from lease_store.identifiers import GroupName, ShardId
-from lease_store.records import BatchState, BatchStatistics, DataFile, Intent, ShardListing
-from lease_store.states import ShardState
-from lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.errors import IntentConflict, UnknownGroup
+from dagster_leasehold.lease_store.identifiers import GroupName, ShardId
+from dagster_leasehold.lease_store.records import (
+    BatchState,
+    BatchStatistics,
+    DataFile,
+    Intent,
+    ShardListing,
+)
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import Changed, Stale
 from tests.conformance.world import NOON, A, B, World, X, Y, Z, a_commit
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import CheckpointRefused, UnknownShard
-from lease_store.records import AssignmentMode, BatchState
-from lease_store.store import Changed, Stale
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownShard
+from dagster_leasehold.lease_store.records import AssignmentMode, BatchState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed, Stale
 from tests.conformance.world import A, B, World, X
 
 

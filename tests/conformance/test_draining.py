@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.draining import Draining, wait_until_drained
-from lease_store.errors import UnknownGroup
-from lease_store.records import Group
-from lease_store.store import NotHeld
+from dagster_leasehold.lease_store.draining import Draining, wait_until_drained
+from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.records import Group
+from dagster_leasehold.lease_store.store import NotHeld
 from tests.conformance.world import A, World, X, Y
 
 

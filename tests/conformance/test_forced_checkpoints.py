@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
-from lease_store.identifiers import ShardId
-from lease_store.records import BatchState, DataFile, ShardListing, Tenure
-from lease_store.reopening import Reopening
-from lease_store.states import ShardState
-from lease_store.store import Changed, Stale
-from lease_store.verification import check_history, verify
+from dagster_leasehold.lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import BatchState, DataFile, ShardListing, Tenure
+from dagster_leasehold.lease_store.rules.reopening import Reopening
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import check_history, verify
+from dagster_leasehold.lease_store.store import Changed, Stale
 from tests.conformance.world import A, B, World, X, Y, Z, a_commit
 
 W = ShardId("w")

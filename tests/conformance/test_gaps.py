@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
-from lease_store.records import Gap, GapPolicy, Tenure
-from lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
+from dagster_leasehold.lease_store.records import Gap, GapPolicy, Tenure
+from dagster_leasehold.lease_store.store import Changed, Stale
 from tests.conformance.world import NOON, A, World, X, Z
 
 

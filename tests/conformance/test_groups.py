@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import GroupExists, GroupInUse, GroupLimitReached, UnknownGroup
-from lease_store.identifiers import GroupKey, GroupName, StreamName
-from lease_store.outbox import DeliveryClaim
-from lease_store.records import (
+from dagster_leasehold.lease_store.errors import (
+    GroupExists,
+    GroupInUse,
+    GroupLimitReached,
+    UnknownGroup,
+)
+from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, StreamName
+from dagster_leasehold.lease_store.outbox import DeliveryClaim
+from dagster_leasehold.lease_store.records import (
     AssignmentMode,
     EventKind,
     Gap,
@@ -19,8 +24,8 @@ from lease_store.records import (
     ShardListing,
     Tenure,
 )
-from lease_store.states import ShardState
-from lease_store.store import BeatRefused, Changed, LeaseStore
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import BeatRefused, Changed, LeaseStore
 from tests.conformance.world import NOON, A, B, World, X, Y, a_commit
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Gap, Group, Intent, Node, ShardListing, Tenure
-from lease_store.reopening import Reopening
-from lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Gap, Group, Intent, Node, ShardListing, Tenure
+from dagster_leasehold.lease_store.rules.reopening import Reopening
+from dagster_leasehold.lease_store.store import LeaseStore, Opened
 from tests.conformance.world import a_commit
 
 HISTORIES = range(150, 158)  # chosen so that together they reach everything

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import AssignmentConflict
-from lease_store.records import AssignmentMode, ShardListing
-from lease_store.states import ShardState
-from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Registered, Stale
+from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.records import AssignmentMode, ShardListing
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import (
+    Beaten,
+    BeatRefused,
+    Changed,
+    NameTaken,
+    Registered,
+    Stale,
+)
 from tests.conformance.world import A, B, C, World, X, Y, Z
 
 

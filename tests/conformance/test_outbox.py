@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lease_store.outbox import DeliveryClaim, Settled, TurnOver, TurnTaken
-from lease_store.records import EventKind, Tenure
+from dagster_leasehold.lease_store.outbox import DeliveryClaim, Settled, TurnOver, TurnTaken
+from dagster_leasehold.lease_store.records import EventKind, Tenure
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y, a_commit
 

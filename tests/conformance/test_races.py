@@ -8,11 +8,19 @@ from threading import Barrier
 from time import sleep
 from typing import TypeVar
 
-from lease_store.errors import AssignmentConflict, LeaseLost
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import AssignmentMode, BatchState, Node, ShardListing
-from lease_store.states import ShardState
-from lease_store.store import Beaten, BeatRefused, Changed, NameTaken, Opened, Registered, Stale
+from dagster_leasehold.lease_store.errors import AssignmentConflict, LeaseLost
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import AssignmentMode, BatchState, Node, ShardListing
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import (
+    Beaten,
+    BeatRefused,
+    Changed,
+    NameTaken,
+    Opened,
+    Registered,
+    Stale,
+)
 from tests.conformance.world import A, B, World, X, Y, a_commit
 
 ROUNDS = 8

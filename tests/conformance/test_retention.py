@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lease_store.errors import CheckpointRefused, UnknownGroup
-from lease_store.pruning import PruneRound, prune
-from lease_store.records import (
+from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup
+from dagster_leasehold.lease_store.pruning import PruneRound, prune
+from dagster_leasehold.lease_store.records import (
     Batch,
     BatchRewrite,
     BatchState,
@@ -21,9 +21,9 @@ from lease_store.records import (
     ShardListing,
     Tenure,
 )
-from lease_store.retention import Portion, ShardSummary
-from lease_store.store import Changed
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.retention import Portion, ShardSummary
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed
 from tests.conformance.world import NOON, A, B, World, X, Y, Z
 
 FAR = datetime(2200, 1, 1, tzinfo=UTC)

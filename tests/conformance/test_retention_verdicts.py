@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import (
     Batch,
     BatchRewrite,
     BatchState,
@@ -29,8 +29,8 @@ from lease_store.records import (
     ShardLease,
     ShardListing,
 )
-from lease_store.store import Changed, Opened
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed, Opened
 from tests.conformance.test_histories import Player
 from tests.conformance.world import a_commit
 

@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import UnknownShard
-from lease_store.records import BatchRewrite, BatchStatistics, DataFile, RewriteKind, Tenure
-from lease_store.store import Changed, RewriteByOther, Stale
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.errors import UnknownShard
+from dagster_leasehold.lease_store.records import (
+    BatchRewrite,
+    BatchStatistics,
+    DataFile,
+    RewriteKind,
+    Tenure,
+)
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed, RewriteByOther, Stale
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, World, X, Y, Z
 

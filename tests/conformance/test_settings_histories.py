@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from lease_store.errors import AssignmentConflict
-from lease_store.identifiers import GroupKey
-from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode, Node
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import AssignmentMode, Node
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.test_histories import NODES, Player, rows_of
 
 HISTORIES = range(33, 37)  # chosen so that together they reach everything

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import LeaseLost, UnknownShard
-from lease_store.identifiers import ShardId
-from lease_store.planning import orphans
-from lease_store.records import BatchState, ShardListing
-from lease_store.states import ShardState
-from lease_store.store import Changed, ShardsSynced, Stale
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.errors import LeaseLost, UnknownShard
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import BatchState, ShardListing
+from dagster_leasehold.lease_store.rules.planning import orphans
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed, ShardsSynced, Stale
 from tests.conformance.world import A, B, C, World, X, Y, Z
 
 LISTED = ShardListing(X, hash_begin="00", hash_end="7f", read_only=True, subscribable=False)

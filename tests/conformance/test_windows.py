@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from lease_store.errors import UnknownGroup
-from lease_store.event_windows import EventWindow
-from lease_store.records import DataFile
-from lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.records import DataFile
+from dagster_leasehold.lease_store.store import Changed, Stale
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, World, X, Y
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import (
     BatchCommit,
     BatchStatistics,
     DataFile,
@@ -18,7 +18,14 @@ from lease_store.records import (
     ShardListing,
     Tenure,
 )
-from lease_store.store import Changed, LeaseStore, NameTaken, Opened, Registered, Stale
+from dagster_leasehold.lease_store.store import (
+    Changed,
+    LeaseStore,
+    NameTaken,
+    Opened,
+    Registered,
+    Stale,
+)
 
 A, B, C = NodeName("a"), NodeName("b"), NodeName("c")
 X, Y, Z = ShardId("x"), ShardId("y"), ShardId("z")

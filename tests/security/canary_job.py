@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from assets.shard_stream import ShardStream
-from lease_store import open_store
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import NodeName
-from lease_store.records import Node
-from orchestration.build import build_definitions
-from orchestration.settings import Settings, load_settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lease_store import open_store
-from lease_store.errors import StoreError
-from lease_store.identifiers import GroupKey
-from lease_store.verification import verify
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.conformance.test_retention import consumed, merge, prune_all
 from tests.conformance.world import World
 from tests.mariadb import MariaDB

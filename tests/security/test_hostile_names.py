@@ -11,13 +11,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.shard_stream import ShardStream
-from lease_store import open_store
-from lease_store.errors import InvalidIdentifier, LeaseholdError
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from orchestration.build import build_definitions
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import InvalidIdentifier, LeaseholdError
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.conformance.world import A, World, X
 from tests.mariadb import MariaDB
 from tests.unit.lease_store.test_identifiers import HOSTILE
@@ -94,7 +94,7 @@ def contents(store: Any) -> list[tuple[str, list[Any]]]:
     """Every table of the store, by name, with its rows."""
     from sqlalchemy import inspect, select
 
-    from lease_store.tables import metadata
+    from dagster_leasehold.lease_store.tables import metadata
 
     engine = store._transactions.engine
     with engine.connect() as connection:

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from assets.connect_server import STATE_FILE, ConnectServer
-from assets.replay_span import ReplaySpan
-from lease_store.errors import LeaseholdError
-from lease_store.identifiers import ShardId
-from lease_store.liveness import Observations
-from sensors.outbox import delivered_before
-from shard_sources.kinesis.cursors import Place
-from shard_sources.loghub.cursors import GroupCursor
-from shard_sources.offsets import parse_offset
-from shard_sources.positions import parse_position
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.spark.connect_server import STATE_FILE, ConnectServer
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.liveness import Observations
+from dagster_leasehold.sensors.outbox import delivered_before
+from dagster_leasehold.shard_sources.kinesis.cursors import Place
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.positions import parse_position
 
 INPUTS = 10_000
 CURSOR = '{"format": 1, "nodes": {"a": [7, 1.5, "a-1"]}, "incarnations": {"a": "a-1"}}'

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import LeaseholdError, shown
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from orchestration.settings import Settings, load_settings
-from shard_sources.offsets import parse_offset
+from dagster_leasehold.lease_store.errors import LeaseholdError, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.shard_sources.offsets import parse_offset
 from tests.unit.lease_store.test_identifiers import HOSTILE
 
 FORGED = "x\n2026-01-01 00:00:00 - dagster - INFO - all is well\x1b[31m%s%n\r\u2028y"
@@ -47,15 +47,15 @@ def test_a_logged_error_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """Also where the text has what the formatting of log messages would take for its own."""
     with pytest.raises(LeaseholdError) as caught:
         ShardId(FORGED)
-    logging.getLogger("lease_store").warning("Refused: %s", caught.value)
+    logging.getLogger("dagster_leasehold.lease_store").warning("Refused: %s", caught.value)
     [record] = caplog.records
     assert len(record.getMessage().splitlines()) == 1
 
 
 def test_the_command_line_answers_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "orchestration.command_line", "checkpoint", "get", FORGED,
-         "--home", str(tmp_path)],
+        [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "checkpoint", "get",
+         FORGED, "--home", str(tmp_path)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2

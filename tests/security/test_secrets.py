@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from assets.connect_server import TOKEN_FILE
-from assets.connect_server import stop as stop_spark
-from assets.spark_session import TOKEN_VARIABLE
-from orchestration.instance import create_instance
-from orchestration.settings import Settings
+from dagster_leasehold.assets.spark.connect_server import TOKEN_FILE
+from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
+from dagster_leasehold.assets.spark.spark_session import TOKEN_VARIABLE
+from dagster_leasehold.orchestration.instance import create_instance
+from dagster_leasehold.orchestration.settings import Settings
 from tests.mariadb import MariaDB
 from tests.ports import free_port
 

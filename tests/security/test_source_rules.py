@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("lease_store", "shard_sources", "assets", "sensors", "orchestration")
+PACKAGES = ("lease_store", "simulation", "shard_sources", "assets", "sensors", "orchestration")
 MODULES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 BANNED_CALLS = {
     "eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "cloudpickle.load",
@@ -91,7 +91,7 @@ def test_the_driver_is_new_enough() -> None:
 
 def test_no_setting_reaches_sparks_configuration() -> None:
     """A user chooses the engine's address; class paths, Java options and jars are not to be set."""
-    from orchestration.settings import Settings, StreamSettings
+    from dagster_leasehold.orchestration.settings import Settings, StreamSettings
 
     names = {*Settings.model_fields, *StreamSettings.model_fields}
     assert not {name for name in names if "conf" in name or "java" in name or "jar" in name}

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lease_store.errors import OutcomeUnknown, StoreError
-from lease_store.heartbeat import Heartbeat
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import BatchCommit, BatchState, Tenure
-from lease_store.simulation import Parts, Run
-from lease_store.simulation.schedule import Crashed
-from lease_store.simulation.seam import StoreSeam
-from lease_store.store import Beaten, BeatRefused, Changed, Stale
-from lease_store.transitions import closed
-from orchestration.simulated_consumption import consume
+from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreError
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import BatchCommit, BatchState, Tenure
+from dagster_leasehold.lease_store.rules.transitions import closed
+from dagster_leasehold.lease_store.store import Beaten, BeatRefused, Changed, Stale
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import Parts, Run
+from dagster_leasehold.simulation.schedule import Crashed
+from dagster_leasehold.simulation.seam import StoreSeam
 
 
 class RenewsWithoutToken(MemoryStore):

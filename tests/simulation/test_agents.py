@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import OutcomeUnknown
-from lease_store.node_membership import NodeMembership
-from lease_store.simulation import Faults, Parts, SeedOutcome, SimulationConfig, run_seed, world
-from orchestration.simulated_consumption import consume
+from dagster_leasehold.lease_store.errors import OutcomeUnknown
+from dagster_leasehold.lease_store.node_membership import NodeMembership
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import (
+    Faults,
+    Parts,
+    SeedOutcome,
+    SimulationConfig,
+    run_seed,
+    world,
+)
 
 SEEDS = 24
 

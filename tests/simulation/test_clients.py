@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.client.beat_trust import BeatTrust
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Tenure
-from lease_store.simulation import Faults, Parts, SeedOutcome, SimulationConfig, run_seed, world
-from lease_store.simulation.client_host import Session
-from lease_store.simulation.configuration import FaultRates
-from lease_store.transitions import holds
-from orchestration.simulated_consumption import consume
+from dagster_leasehold.lease_store.client.beat_trust import BeatTrust
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.rules.transitions import holds
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import (
+    Faults,
+    Parts,
+    SeedOutcome,
+    SimulationConfig,
+    run_seed,
+    world,
+)
+from dagster_leasehold.simulation.client_host import Session
+from dagster_leasehold.simulation.configuration import FaultRates
 
 SEEDS = 30
 MUTANT_SEEDS_MAX = 60

@@ -14,10 +14,12 @@ from statistics import median
 
 import pytest
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.liveness import Observations
-from lease_store.records import AssignmentMode, Group, Node, ShardLease, Snapshot
-from lease_store.simulation import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import AssignmentMode, Group, Node, ShardLease, Snapshot
+from dagster_leasehold.lease_store.rules.liveness import Observations
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import (
     Faults,
     Parts,
     SeedOutcome,
@@ -25,11 +27,9 @@ from lease_store.simulation import (
     run_seed,
     run_simulation,
 )
-from lease_store.simulation.configuration import Event, EventKind
-from lease_store.simulation.minimum import FewestMoves
-from lease_store.simulation.strands import GreenletStrand, ThreadStrand
-from lease_store.states import ShardState
-from orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation.configuration import Event, EventKind
+from dagster_leasehold.simulation.minimum import FewestMoves
+from dagster_leasehold.simulation.strands import GreenletStrand, ThreadStrand
 from tests.simulation.mutants import MUTANTS, Mutant
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "500"))
@@ -166,7 +166,7 @@ def canary(run: object) -> None:
     """A consumer that, in one simulation of a hundred, reports a batch that it never committed."""
     consume(run)
     if run.name == "run-1" and run.heartbeat._incarnation and run.log.canary:
-        from lease_store.records import BatchCommit, BatchStatistics, Tenure
+        from dagster_leasehold.lease_store.records import BatchCommit, BatchStatistics, Tenure
 
         tenure = Tenure(run.key, run.shards[0], run.node, 10**6, run.name)
         run.acknowledge([BatchCommit(tenure, 10**6, "0", "1", "", (), BatchStatistics())])
@@ -174,14 +174,14 @@ def canary(run: object) -> None:
 
 def test_a_canary_in_one_seed_of_a_hundred_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """The alarm rings where it should, and only there."""
-    from lease_store.simulation import world
+    from dagster_leasehold.simulation import world
 
     class CanaryWorld(world.World):
         def __init__(self, config: SimulationConfig, seed: int, parts: Parts) -> None:
             super().__init__(config, seed, parts)
             self.log.__class__.canary = seed % 100 == 42
 
-    monkeypatch.setattr("lease_store.simulation.report.World", CanaryWorld)
+    monkeypatch.setattr("dagster_leasehold.simulation.report.World", CanaryWorld)
     rings = [
         seed
         for seed in range(0, 100, 7)
@@ -195,8 +195,8 @@ def test_a_seed_replays_identically_in_another_process() -> None:
     script = (
         "import json, sys\n"
         "from tests.simulation.test_protocol import config\n"
-        "from lease_store.simulation import Parts, run_simulation\n"
-        "from orchestration.simulated_consumption import consume\n"
+        "from dagster_leasehold.simulation import Parts, run_simulation\n"
+        "from dagster_leasehold.orchestration.simulated_consumption import consume\n"
         "for seed in (1, 3, 7, 12):\n"
         "    print(json.dumps(run_simulation(config(seed), Parts(consume))))\n"
     )
@@ -218,7 +218,7 @@ def test_a_seed_replays_identically_in_another_process() -> None:
 def test_threads_and_greenlets_make_the_same_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = []
     for strand in (GreenletStrand, ThreadStrand):
-        monkeypatch.setattr("lease_store.simulation.schedule.new_strand", strand)
+        monkeypatch.setattr("dagster_leasehold.simulation.schedule.new_strand", strand)
         outcomes.append(run_seed(config(5, steps=300), 5, Parts(consume)))
     assert outcomes[0] == outcomes[1]
 

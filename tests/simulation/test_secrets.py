@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from lease_store.errors import StoreError
-from lease_store.heartbeat import Heartbeat
-from lease_store.rebalancing import Rebalancer
-from lease_store.simulation import Faults, Parts, SimulationConfig, run_seed
-from lease_store.tick_report import TickReport
-from orchestration.simulated_consumption import consume
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, run_seed
 
 SEEDS = 15
 
@@ -57,7 +57,9 @@ class LogsTheCause(Heartbeat):
                 try:
                     return store.beat(*args)
                 except StoreError as error:
-                    logging.getLogger("lease_store.heartbeat").warning("%r", error.__cause__)
+                    logging.getLogger("dagster_leasehold.lease_store.heartbeat").warning(
+                        "%r", error.__cause__
+                    )
                     raise
 
         self._store = Logging()  # pyright: ignore

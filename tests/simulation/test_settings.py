@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import AssignmentMode, Node
-from lease_store.simulation import Faults, Parts, SimulationConfig, run_seed
-from lease_store.store import Changed
-from orchestration.simulated_consumption import consume
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import AssignmentMode, Node
+from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, run_seed
 
 SEED = 3
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lease_store import open_store
-from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode
-from lease_store.simulation import Faults, Parts, SimulationConfig
-from lease_store.simulation.world import KEY, World
-from lease_store.store import LeaseStore
-from orchestration.simulated_consumption import consume
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import AssignmentMode
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import Faults, Parts, SimulationConfig
+from dagster_leasehold.simulation.world import KEY, World
 
 if TYPE_CHECKING:
     from tests.mariadb import MariaDB

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.identifiers import ShardId
 from tests.sources.world import SourceWorld
 
 WORLDS = {

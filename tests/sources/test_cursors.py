@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from lease_store.errors import CursorExpired, SourceError
-from lease_store.identifiers import ShardId
-from shard_sources.source import Limits, Position, ReadRange
+from dagster_leasehold.lease_store.errors import CursorExpired, SourceError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.sources.world import START, VALUES, Notion, SourceWorld
 
 

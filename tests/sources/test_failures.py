@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     LogCorrupt,
     SourceError,
     SourceRefused,
@@ -14,8 +14,8 @@ from lease_store.errors import (
     SourceUnavailable,
     UnknownShard,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.source import Limits, Position, ReadRange, ShardSource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
 from tests.sources.world import VALUES, Notion, SourceWorld
 
 TICK_S = 60.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     CursorInvalid,
     InvalidSetting,
@@ -23,11 +23,16 @@ from lease_store.errors import (
     SourceThrottled,
     SourceUnavailable,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.kinesis import KinesisOptions, KinesisReader, KinesisStream, paging
-from shard_sources.kinesis.aggregation import Part
-from shard_sources.kinesis.service import KinesisService
-from shard_sources.source import Limits, Position, ReadRange
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kinesis import (
+    KinesisOptions,
+    KinesisReader,
+    KinesisStream,
+    paging,
+)
+from dagster_leasehold.shard_sources.kinesis.aggregation import Part
+from dagster_leasehold.shard_sources.kinesis.service import KinesisService
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests import kinesis_servers
 from tests.kinesis_servers import ACCESS_KEY, REGION, SECRET_KEY
 from tests.sources.world import VALUES, NewRecord, values_of
@@ -413,7 +418,7 @@ def test_what_cannot_be_reached_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         source().list_shards()
     with pytest.raises(InvalidSetting, match="no-such-profile"):
         source(profile="no-such-profile", region=REGION).list_shards()
-    monkeypatch.setattr("shard_sources.kinesis.service.ATTEMPTS", 1)
+    monkeypatch.setattr("dagster_leasehold.shard_sources.kinesis.service.ATTEMPTS", 1)
     with pytest.raises(SourceUnavailable):
         source(region=REGION, endpoint_url="http://127.0.0.1:9").list_shards()
 

@@ -8,10 +8,10 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from lease_store.identifiers import ShardId
-from shard_sources.record_feed import SourceFeed
-from shard_sources.registry import reader_from_options
-from shard_sources.source import Limits, Position, ReadRange, record_schema
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.record_feed import SourceFeed
+from dagster_leasehold.shard_sources.registry import reader_from_options
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, record_schema
 from tests.sources.world import (
     LARGE_BYTES,
     START,

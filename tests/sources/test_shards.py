@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import CursorExpired, CursorInvalid, UnknownShard
-from lease_store.identifiers import ShardId
-from shard_sources.source import Limits, PlannedRange, Position
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, UnknownShard
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Position
 from tests.sources.world import START, STEP, VALUES, NewRecord, Notion, SourceWorld
 
 

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from assets.attempt_reports import read_statistics
-from assets.shard_data_source import FORMAT, ShardDataSource, read_options
-from lease_store.identifiers import ShardId
-from shard_sources.source import Limits, Position, ReadRange
+from dagster_leasehold.assets.consuming.shard_data_source import (
+    FORMAT,
+    ShardDataSource,
+    read_options,
+)
+from dagster_leasehold.assets.output.attempt_reports import read_statistics
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.sources.world import VALUES, SourceWorld
 
 pytestmark = pytest.mark.spark

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from lease_store.identifiers import ShardId
-from shard_sources.source import Limits, ReadRange, ShardSource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import Limits, ReadRange, ShardSource
 
 START = datetime(2024, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 STEP = timedelta(seconds=1)

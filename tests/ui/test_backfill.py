@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assets.partitions import asset_op_name
-from lease_store.verification import verify
+from dagster_leasehold.assets.partitions import asset_op_name
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import committed
 from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, stream_of
 from tests.acceptance.test_backfill import ended, values

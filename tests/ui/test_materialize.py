@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from lease_store.store import LeaseStore
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
 from tests.ui.browsing import no_run_works
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assets.checks import LAG, NO_GAP, QUARANTINE_RATE
+from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from tests.acceptance.replayed_stream import STREAM
 from tests.dagster_deployment import wait_for
 from tests.ui.conftest import CONSUMED_S, SHARDS, Scene

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("lease_store", "shard_sources", "assets", "sensors", "orchestration")
-# What each package may import of the others: imports go down only.
+PACKAGE = "dagster_leasehold"
+# What each room may import of the others: imports go down only, between floors and within them.
 ALLOWED = {
     "lease_store": set[str](),
+    "simulation": {"lease_store"},
     "shard_sources": {"lease_store"},
     "assets": {"lease_store", "shard_sources"},
     "sensors": {"lease_store", "shard_sources", "assets"},
-    "orchestration": {"lease_store", "shard_sources", "assets", "sensors"},
+    "orchestration": {"lease_store", "simulation", "shard_sources", "assets", "sensors"},
 }
+PACKAGES = tuple(ALLOWED)
 FORBIDDEN_LIBRARIES = {
     "lease_store": {"dagster", "pyspark", "dagster_pyspark"},
     "shard_sources": {"dagster", "dagster_pyspark"},
@@ -59,6 +61,10 @@ def files_of_the_tree() -> list[Path]:
 FILES = files_of_the_tree()
 MODULES = sorted(path for path in FILES if path.suffix == ".py")
 OWN_MODULES = [path for path in MODULES if path.relative_to(ROOT).parts[0] in PACKAGES]
+NAMES = {
+    ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    for path in OWN_MODULES
+}
 
 
 def name(path: Path) -> str:
@@ -70,13 +76,21 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """The top-level names of all modules that a module imports, also inside functions."""
+    """All modules that a module imports, by their full names, also inside functions."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name(path)} imports relatively"
-            yield (node.module or "").split(".")[0]
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in NAMES else node.module or ""
+
+
+def floor_of(module: str) -> str | None:
+    """The room at the top that an own module belongs to; None for everybody else's."""
+    package, *rest = module.split(".")
+    return rest[0] if package == PACKAGE and rest else None
 
 
 def test_the_tree_was_found() -> None:
@@ -119,10 +133,28 @@ def test_imports_go_down_only(package: str) -> None:
         for path in OWN_MODULES
         if path.relative_to(ROOT).parts[0] == package
         for imported in imports_of(path)
-        if (imported in PACKAGES and imported != package and imported not in ALLOWED[package])
-        or imported in FORBIDDEN_LIBRARIES.get(package, set())
+        if (floor_of(imported) or package) not in {package, *ALLOWED[package]}
+        or imported.split(".")[0] in FORBIDDEN_LIBRARIES.get(package, set())
     ]
     assert wrong == []
+
+
+def test_nothing_is_imported_past_the_one_package() -> None:
+    """Goal: no module is loaded twice under two names, in which its classes would differ."""
+    bare = [
+        f"{name(path)} imports {imported}"
+        for path in MODULES
+        for imported in imports_of(path)
+        if imported.split(".")[0] in PACKAGES
+    ]
+    assert bare == []
+
+
+def test_the_package_links_to_every_room() -> None:
+    for room in PACKAGES:
+        link = ROOT / PACKAGE / room
+        assert link.is_symlink()
+        assert link.readlink() == Path("..") / room
 
 
 def test_names_say_what_they_hold() -> None:
@@ -156,7 +188,7 @@ def test_no_file_is_empty_but_packages_of_tests() -> None:
 
 def test_every_variable_of_the_prefix_is_a_setting_or_known_not_to_be_one() -> None:
     """Goal: no part of the project reads a variable that the settings would refuse."""
-    from orchestration.settings import NOT_SETTINGS, PREFIX, Settings
+    from dagster_leasehold.orchestration.settings import NOT_SETTINGS, PREFIX, Settings
 
     known = {PREFIX + field.upper() for field in Settings.model_fields}
     used = {

@@ -6,12 +6,12 @@ import dagster as dg
 import pyarrow.dataset as ds
 
 from access_log.parsing import parse, traffic
-from assets.hourly_asset import LateAction, LatePolicy, hourly_asset
-from assets.shard_stream import ShardStream, WatermarkOf
-from lease_store.identifiers import StreamName
-from orchestration.build import build_definitions
-from orchestration.settings import load_settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
+from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy, hourly_asset
+from dagster_leasehold.lease_store.identifiers import StreamName
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 settings = load_settings()
 

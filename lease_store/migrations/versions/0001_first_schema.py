@@ -31,9 +31,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from lease_store.columns import AutoNumber, EventTime, ExactText, JsonText, ServerTime, server_time
-from lease_store.database_errors import error_number
-from lease_store.errors import StoreError
+from dagster_leasehold.lease_store.columns import (
+    AutoNumber,
+    EventTime,
+    ExactText,
+    JsonText,
+    ServerTime,
+    server_time,
+)
+from dagster_leasehold.lease_store.database_errors import error_number
+from dagster_leasehold.lease_store.errors import StoreError
 
 revision = "0001"
 down_revision = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import Column, String, inspect
 
-from lease_store.columns import EventTime, ExactText
+from dagster_leasehold.lease_store.columns import EventTime, ExactText
 
 revision = "0003"
 down_revision = "0002"

@@ -7,7 +7,7 @@ from typing import Any
 from alembic import op
 from sqlalchemy import BigInteger, Column, Integer, inspect
 
-from lease_store.columns import ExactText
+from dagster_leasehold.lease_store.columns import ExactText
 
 revision = "0004"
 down_revision = "0003"

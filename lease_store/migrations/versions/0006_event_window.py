@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import BigInteger, Boolean, Column, Integer, inspect
 
-from lease_store.columns import EventTime, ExactText, JsonText
+from dagster_leasehold.lease_store.columns import EventTime, ExactText, JsonText
 
 revision = "0006"
 down_revision = "0005"

@@ -24,9 +24,9 @@ from sqlalchemy import (
     update,
 )
 
-from lease_store.columns import ExactText
-from lease_store.event_spans import span_of
-from lease_store.records import DataFile
+from dagster_leasehold.lease_store.columns import ExactText
+from dagster_leasehold.lease_store.records import DataFile
+from dagster_leasehold.lease_store.rules.event_spans import span_of
 
 revision = "0007"
 down_revision = "0006"

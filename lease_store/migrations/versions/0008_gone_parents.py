@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import Column, inspect
 
-from lease_store.columns import JsonText
+from dagster_leasehold.lease_store.columns import JsonText
 
 revision = "0008"
 down_revision = "0007"

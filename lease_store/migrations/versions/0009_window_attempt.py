@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import Column, Integer, inspect
 
-from lease_store.columns import EventTime, ExactText
+from dagster_leasehold.lease_store.columns import EventTime, ExactText
 
 revision = "0009"
 down_revision = "0008"

@@ -7,7 +7,7 @@ from typing import Any
 from alembic import op
 from sqlalchemy import BigInteger, Boolean, Column, Integer, inspect
 
-from lease_store.columns import EventTime, ExactText, JsonText
+from dagster_leasehold.lease_store.columns import EventTime, ExactText, JsonText
 
 revision = "0010"
 down_revision = "0009"

@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from assets.consumption import Consumer
-from assets.consumption_report import ConsumptionReport
-from assets.shard_stream import ShardStream, Transform
-from assets.spark_resource import SparkResource
-from assets.spark_sweeper import SparkSweeper
-from lease_store import open_store
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Node
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.shard_stream import ShardStream, Transform
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits
 from tests.unit.assets.consumption_world import Beat
 
 NODE = NodeName("a")

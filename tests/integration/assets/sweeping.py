@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from assets.sweep import SweepJob, SweepOutcome, run_sweep
-from lease_store.errors import TransformError, UnknownShard
-from lease_store.identifiers import ShardId, StreamName
-from shard_sources.local_log import LocalLog
-from shard_sources.source import ReadRange
+from dagster_leasehold.assets.consuming.sweep import SweepJob, SweepOutcome, run_sweep
+from dagster_leasehold.lease_store.errors import TransformError, UnknownShard
+from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import ReadRange
 
 AWKWARD = [b"", b"\r", b"\x00\xff\xfe", "naïve ☃".encode(), b"a,b\tc", b"x" * 100_000]
 
@@ -113,7 +113,7 @@ class Sweeping:
             assert table.num_rows == len(AWKWARD) + self.records
 
     def check_parsing_quarantines(self) -> None:
-        from assets.parsing import parse_json
+        from dagster_leasehold.assets.parsing import parse_json
 
         shard = ShardId("0")
         begin = int(self.log.bounds([shard])[shard].end)

@@ -17,22 +17,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from assets import connect_server
-from assets.connect_server import ConnectServer, running, stop
-from assets.connect_watch import LOG_FILE, PROPERTIES_FILE
-from assets.spark_session import server_conf, spark_environment
-from lease_store.errors import SparkUnavailable
-from lease_store.process_identity import ProcessIdentity, current_place
+from dagster_leasehold.assets.spark import connect_server
+from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
+from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
+from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
+from dagster_leasehold.lease_store.errors import SparkUnavailable
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 
 pytestmark = pytest.mark.spark
 
 PROJECT = Path(__file__).parents[3]
 START = (
-    "import sys; from pathlib import Path; from assets.spark_session import connect_address; "
+    "import sys; from pathlib import Path; "
+    "from dagster_leasehold.assets.spark.spark_session import connect_address; "
     "print(connect_address(Path(sys.argv[1])))"
 )
 ASK = (
-    "import sys; from pathlib import Path; from assets.spark_resource import SparkResource; "
+    "import sys; from dagster_leasehold.assets.spark.spark_resource import SparkResource; "
     "print(SparkResource(mode=sys.argv[1], folder=sys.argv[2]).spark_session.range(7).count())"
 )
 

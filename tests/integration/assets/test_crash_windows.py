@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from assets.committed_output import committed_files, iter_records
-from assets.consumption_report import StopReason
-from lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
-from lease_store.identifiers import ShardId
-from lease_store.verification import verify
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.output.committed_output import committed_files, iter_records
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 
 pytestmark = pytest.mark.spark
@@ -74,7 +74,7 @@ def test_spark_reads_what_the_ledger_names_and_nothing_else(
     home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: an orphan beside the output, such as a zombie leaves."""
-    from assets.committed_output import committed_paths, read_committed
+    from dagster_leasehold.assets.output.committed_output import committed_paths, read_committed
 
     stream, store = stream_of(home), store_of(home)
     empty = read_committed(connect_session, store, stream.key, home / "output")

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from assets.committed_input import COMMITTED_OUTPUT, committed_input
-from assets.committed_output import iter_records
-from assets.consume_job import build_consume_job
-from assets.deployment import Deployment
-from assets.instance_address import ensure_instance_address
-from assets.partitions import asset_key, consume_job_name, consume_op_name
-from assets.shard_asset import build_shard_asset
-from assets.shard_stream import ShardStream, Transform
-from assets.spark_resource import SparkResource
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Node, Timing
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from lease_store.verification import verify
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.partitions import asset_key, consume_job_name, consume_op_name
+from dagster_leasehold.assets.shard_asset import build_shard_asset
+from dagster_leasehold.assets.shard_stream import ShardStream, Transform
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Node, Timing
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.integration.assets.runs import NODE, RECORDS, store_of, stream_of
 
 if TYPE_CHECKING:

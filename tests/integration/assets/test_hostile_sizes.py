@@ -14,14 +14,14 @@ import psutil
 import pyarrow.compute
 import pytest
 
-from assets.committed_output import iter_records
-from assets.connect_server import ConnectServer
-from assets.consumption_report import StopReason
-from lease_store.identifiers import ShardId
-from lease_store.states import ShardState
-from lease_store.verification import verify
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.spark.connect_server import ConnectServer
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits
 from tests.integration.assets.runs import NODE, consume_stream, store_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]

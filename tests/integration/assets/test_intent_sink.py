@@ -20,17 +20,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from assets.consumption import Consumer
-from assets.consumption_report import ConsumptionReport, StopReason
-from assets.shard_stream import ShardStream
-from assets.spark_resource import SparkResource
-from assets.spark_sweeper import SparkSweeper
-from assets.sweep import SweepOutcome, SweepResult
-from lease_store.failpoints import ENVIRONMENT_VARIABLE
-from lease_store.identifiers import ShardId
-from lease_store.records import BatchState
-from lease_store.verification import verify
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
 from tests.unit.assets.consumption_world import Beat
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from assets.shard_data_source import SCHEMA
+from dagster_leasehold.assets.consuming.shard_data_source import SCHEMA
 from tests.unit.docs.test_docs import DOCS, fences
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assets.committed_output import iter_records
-from assets.consumption_report import StopReason
-from assets.parsing import parse_csv, parse_json
-from assets.quarantine import quarantined_records
-from assets.replay import Replayer
-from assets.replay_span import ReplaySpan
-from assets.spark_resource import SparkResource
-from assets.spark_sweeper import SparkSweeper
-from lease_store.identifiers import ShardId
-from lease_store.verification import verify
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.output.quarantine import quarantined_records
+from dagster_leasehold.assets.parsing import parse_csv, parse_json
+from dagster_leasehold.assets.rewriting.replay import Replayer
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import RECORDS, consume, consume_stream, store_of, stream_of
 
 if TYPE_CHECKING:

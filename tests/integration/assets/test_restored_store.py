@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from assets.committed_output import committed_paths, iter_records
-from assets.vacuum import vacuum
-from lease_store.errors import IntentConflict, LeaseLost
-from lease_store.identifiers import ShardId
-from lease_store.records import BatchCommit, BatchStatistics, DataFile, Intent, Tenure
-from lease_store.store import Changed, Opened, Stale
-from lease_store.verification import verify
-from shard_sources.source import ReadRange
+from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
+from dagster_leasehold.assets.rewriting.vacuum import vacuum
+from dagster_leasehold.lease_store.errors import IntentConflict, LeaseLost
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import (
+    BatchCommit,
+    BatchStatistics,
+    DataFile,
+    Intent,
+    Tenure,
+)
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed, Opened, Stale
+from dagster_leasehold.shard_sources.source import ReadRange
 from tests.mariadb import MariaDB
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 

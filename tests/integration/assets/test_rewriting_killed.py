@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from assets.committed_output import committed_paths, iter_records
-from assets.compaction import Compactor
-from assets.replay import Replayer
-from assets.replay_span import ReplaySpan
-from assets.vacuum import vacuum
-from lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
-from lease_store.identifiers import ShardId
-from lease_store.verification import verify
+from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
+from dagster_leasehold.assets.rewriting.compaction import Compactor
+from dagster_leasehold.assets.rewriting.replay import Replayer
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.rewriting.vacuum import vacuum
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from assets.committed_output import iter_records
-from assets.consumption_report import StopReason
-from assets.spark_session import spark_environment
-from lease_store.verification import verify
-from orchestration.child_processes import ChildProcess
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.spark.spark_session import spark_environment
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.dagster_deployment import wait_for
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 from tests.ports import free_port

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from assets.committed_output import iter_records
-from assets.connect_server import running, stop
-from assets.consumption_report import StopReason
-from lease_store.verification import verify
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.spark.connect_server import running, stop
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 

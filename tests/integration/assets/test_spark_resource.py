@@ -12,8 +12,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.connect_server import ConnectServer, running
-from assets.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.connect_server import ConnectServer, running
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
 pytestmark = pytest.mark.spark
 
@@ -81,7 +81,7 @@ def test_sessions_speak_utc_and_microseconds(connect_session: Any) -> None:
 def error_at(address: str, folder: Path) -> str:
     """What a process says that asks for a session of this address; it has 100 seconds for it."""
     code = (
-        "import sys; from assets.spark_resource import SparkResource; "
+        "import sys; from dagster_leasehold.assets.spark.spark_resource import SparkResource; "
         "SparkResource(mode=sys.argv[1], folder=sys.argv[2]).spark_session"
     )
     answer = subprocess.run(

@@ -20,16 +20,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from assets import node_consumption, spark_sweeper
-from assets.committed_output import iter_records
-from assets.connect_server import ConnectServer, running, stop
-from assets.consumption_report import StopReason
-from assets.deployment import Deployment
-from assets.node_consumption import consume_shards
-from assets.spark_resource import SparkResource
-from lease_store.identifiers import ShardId
-from lease_store.records import Timing
-from lease_store.verification import verify
+from dagster_leasehold.assets.consuming import node_consumption, spark_sweeper
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.consuming.node_consumption import consume_shards
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
 
@@ -116,8 +116,8 @@ def world(home: Path, tmp_path: Path) -> Iterator[Home]:
 def test_whatever_stands_still_the_run_lets_go_and_the_next_one_commits_each_record_once(
     world: Home,
 ) -> None:
-    warm = "from assets.spark_session import connect_address; import pathlib, sys; "
-    warm += "connect_address(pathlib.Path(sys.argv[1]))"
+    warm = "from dagster_leasehold.assets.spark.spark_session import connect_address; "
+    warm += "import pathlib, sys; connect_address(pathlib.Path(sys.argv[1]))"
 
     def warm_up() -> ConnectServer:
         subprocess.run([sys.executable, "-c", warm, str(world.folder)], cwd=PROJECT, check=True)

@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
     """Run all cases in this process."""
     import traceback
 
-    from assets.spark_resource import SparkResource
+    from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
     spark = SparkResource(mode="classic", folder=str(folder / "spark")).spark_session
     outcomes = {"java_home": os.environ["JAVA_HOME"]}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assets import connect_server
+from dagster_leasehold.assets.spark import connect_server
 from tests.unit.docs.command_scene import HOME, play
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/command-line.md"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-import assets.spark_sweeper
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from orchestration.command_line import main
+import dagster_leasehold.assets.consuming.spark_sweeper
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.orchestration.command_line import main
 from tests.database_server import PASSWORD
 from tests.environment import forget_settings
 from tests.unit.docs.test_docs import DOCS, fences
@@ -26,8 +26,8 @@ from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 Said = Callable[[str], str]
 DECLARATION = """
 from pathlib import Path
-from assets.shard_stream import ShardStream
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 def parsed(records):
     return records
@@ -148,7 +148,9 @@ def test_a_replay_after_a_bug(
     visits: ConsumedHome, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug refused what was read last: the replay brings it in, and the vacuum ends the rest."""
-    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", lambda **_: visits.sweeper)
+    monkeypatch.setattr(
+        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: visits.sweeper
+    )
     cat, journal, replay, verify = commands("replay-after-a-bug.md")
     visits.append(2)
     visits.sweeper.refuses = lambda value: value.endswith((b":10", b":11"))

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from lease_store import open_store
-from lease_store.errors import StoreError
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import (
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import (
     BatchCommit,
     BatchStatistics,
     DataFile,
@@ -25,7 +25,7 @@ from lease_store.records import (
     Node,
     ShardListing,
 )
-from lease_store.store import Changed, Opened, Registered
+from dagster_leasehold.lease_store.store import Changed, Opened, Registered
 from tests.mariadb import MariaDB
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,7 +55,7 @@ def accounts(mariadb: MariaDB) -> Iterator[dict[str, str]]:
 
 def leasehold(url: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "orchestration.command_line", *words],
+        [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", *words],
         env={**os.environ, "LEASEHOLD_DATABASE_URL": url, "LEASEHOLD_HOME": str(home)},
         cwd=ROOT,
         capture_output=True,

@@ -10,14 +10,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from lease_store.verification import verify
-from orchestration.build import build_definitions
-from orchestration.command_line import main
-from orchestration.settings import SETTINGS_FILE, load_settings
-from orchestration.streams import declared_streams
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
+from dagster_leasehold.orchestration.streams import declared_streams
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/resize-modulo.md"

@@ -7,10 +7,10 @@ from itertools import count
 
 import pytest
 
-from lease_store import open_store
-from lease_store.identifiers import GroupKey
-from lease_store.sql_store import SqlStore
-from lease_store.tables import metadata
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.sql_store import SqlStore
+from dagster_leasehold.lease_store.tables import metadata
 from tests.conformance.world import World
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.commit_proxy import CommitProxy

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from lease_store import open_store
-from lease_store.client import GroupMember, ProcessorWorker, PullClient, Record
-from lease_store.errors import LeaseholdError, LeaseLost, ShardNotOpen
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import GapPolicy, Group
-from lease_store.store import LeaseStore, Opened
-from lease_store.verification import verify
-from shard_sources.local_log import LocalLog
-from shard_sources.record_feed import SourceFeed
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.client import GroupMember, ProcessorWorker, PullClient, Record
+from dagster_leasehold.lease_store.errors import LeaseholdError, LeaseLost, ShardNotOpen
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import GapPolicy, Group
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from tests.freezing import freeze
 
 KEY = GroupKey.parse("readers", "events")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from lease_store import engine, open_store
-from lease_store.errors import StoreUnavailable
-from lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
-from lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store import engine, open_store
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
+from dagster_leasehold.lease_store.store import Changed, Stale
 from tests.conformance.world import A, B, World, X
 from tests.integration.lease_store.conftest import KEY
 

@@ -18,12 +18,12 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
-from lease_store import open_store
-from lease_store.database_errors import error_number
-from lease_store.engine import open_engine, parse_url
-from lease_store.errors import StoreError
-from lease_store.schema import HEAD, VERSION_TABLE, upgrade
-from lease_store.tables import metadata
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.database_errors import error_number
+from dagster_leasehold.lease_store.engine import open_engine, parse_url
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.schema import HEAD, VERSION_TABLE, upgrade
+from dagster_leasehold.lease_store.tables import metadata
 from tests.conformance.world import A, World, X
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.conftest import KEY

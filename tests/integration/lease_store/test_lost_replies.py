@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lease_store.errors import OutcomeUnknown
-from lease_store.records import (
+from dagster_leasehold.lease_store.errors import OutcomeUnknown
+from dagster_leasehold.lease_store.records import (
     BatchRewrite,
     BatchStatistics,
     DataFile,
@@ -18,7 +18,7 @@ from lease_store.records import (
     RewriteKind,
     ShardListing,
 )
-from lease_store.store import Beaten, Changed, Opened, Registered
+from dagster_leasehold.lease_store.store import Beaten, Changed, Opened, Registered
 from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.commit_proxy import CommitProxy, Cut
@@ -37,7 +37,7 @@ class Case:
 
 
 def tenure(world: World):
-    from lease_store.records import Tenure
+    from dagster_leasehold.lease_store.records import Tenure
 
     row = world.shard(X)
     assert row.consumer_owner is not None

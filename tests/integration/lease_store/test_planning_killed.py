@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from lease_store import open_store
-from lease_store.errors import StoreError
-from lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import Group, ShardListing, Timing
-from lease_store.store import LeaseStore, Opened
-from lease_store.verification import verify
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import Group, ShardListing, Timing
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore, Opened
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(700)]
 

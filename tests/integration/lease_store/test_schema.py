@@ -15,13 +15,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
-from lease_store import open_store, schema
-from lease_store.engine import open_engine, parse_url
-from lease_store.errors import SchemaTooNew, SchemaTooOld, StoreError
-from lease_store.identifiers import GroupKey
-from lease_store.records import Group
-from lease_store.schema import HEAD, REVISIONS, VERSION_TABLE
-from lease_store.tables import metadata
+from dagster_leasehold.lease_store import open_store, schema
+from dagster_leasehold.lease_store.engine import open_engine, parse_url
+from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld, StoreError
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Group
+from dagster_leasehold.lease_store.schema import HEAD, REVISIONS, VERSION_TABLE
+from dagster_leasehold.lease_store.tables import metadata
 
 ROOT = Path(__file__).parents[3]
 KEY = GroupKey.parse("group", "stream")
@@ -75,7 +75,7 @@ def test_the_comparison_would_notice(url: str, engine: Engine) -> None:
 
 def test_the_code_knows_all_revisions() -> None:
     config = Config()
-    config.set_main_option("script_location", "lease_store:migrations")
+    config.set_main_option("script_location", "dagster_leasehold.lease_store:migrations")
     scripts = ScriptDirectory.from_config(config)
     assert tuple(reversed([script.revision for script in scripts.walk_revisions()])) == REVISIONS
     assert scripts.get_current_head() == HEAD
@@ -137,7 +137,7 @@ def test_many_processes_create_one_embedded_store(tmp_path: Path) -> None:
     """They start together on an empty folder: all succeed, on one set of tables."""
     program = (
         "import sys\n"
-        "from lease_store import open_store\n"
+        "from dagster_leasehold.lease_store import open_store\n"
         "sys.stdin.readline()\n"
         "store = open_store(sys.argv[1])\n"
         "print(store.groups(), store.schema_revision())\n"
@@ -179,7 +179,7 @@ def test_an_upgrade_that_fails_says_what_to_do(
 @pytest.mark.servers("mariadb", "mysql")
 def test_least_privilege(server: Any, server_url: str) -> None:
     """The account of a running node needs no DELETE and no DDL."""
-    from lease_store.store import Changed
+    from dagster_leasehold.lease_store.store import Changed
     from tests.conformance.world import A, World, X
 
     open_store(server_url, upgrade=True).close()

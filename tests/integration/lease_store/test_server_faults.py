@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from lease_store.errors import StoreReadOnly, StoreUnavailable
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.store import Beaten, Changed
+from dagster_leasehold.lease_store.errors import StoreReadOnly, StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.store import Beaten, Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y
 from tests.database_server import DatabaseServer
@@ -209,7 +209,7 @@ def test_an_account_that_could_write_to_a_replica_does_not(
     server: DatabaseServer, server_url: str
 ) -> None:
     """The server refuses ordinary accounts only, so that ours looks for itself."""
-    from lease_store import open_store
+    from dagster_leasehold.lease_store import open_store
 
     server.execute(
         f"CREATE USER 'mighty'@'127.0.0.1' IDENTIFIED BY '{server.password}'",
@@ -235,7 +235,7 @@ def test_an_account_that_could_write_to_a_replica_does_not(
 def test_a_long_lived_connection_is_not_frozen_in_time(world: World) -> None:
     """Two ticks with a change of somebody else in between: the second sees it."""
     held(world)
-    from lease_store import open_store
+    from dagster_leasehold.lease_store import open_store
 
     other = open_store(world.store._transactions.engine.url.render_as_string(False))
     before = other.pulse(world.key)

@@ -10,21 +10,21 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
-from lease_store import open_store
-from lease_store.engine import (
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.engine import (
     IDLE_S,
     IDLE_TRANSACTION_S,
     LOCK_WAIT_S,
     open_engine,
     parse_url,
 )
-from lease_store.errors import StoreError
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardLease
-from lease_store.sql_store import SqlStore, groups
-from lease_store.sql_store.rows import shard_from
-from lease_store.store import Changed
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.sql_store import SqlStore, groups
+from dagster_leasehold.lease_store.sql_store.rows import shard_from
+from dagster_leasehold.lease_store.store import Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, B, World, X
 from tests.database_server import DatabaseServer
@@ -111,7 +111,7 @@ def test_a_session_that_cannot_be_set_up_is_refused(
 ) -> None:
     """Something between us and the server rewrites settings: said at connect, not by a lost
     update."""
-    from lease_store import engine
+    from dagster_leasehold.lease_store import engine
 
     monkeypatch.setattr(engine, "SQL_MODE", "ANSI_QUOTES")
     with pytest.raises(StoreError, match="strict sql_mode"):

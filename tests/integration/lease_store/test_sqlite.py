@@ -10,11 +10,16 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.pool import Pool
 
-from lease_store import open_store
-from lease_store.errors import InvalidSetting, StoreError, StoreReadOnly, StoreUnavailable
-from lease_store.identifiers import GroupKey
-from lease_store.records import Group, Tenure
-from lease_store.store import Changed
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import (
+    InvalidSetting,
+    StoreError,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Group, Tenure
+from dagster_leasehold.lease_store.store import Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, World, X, Y
 
@@ -53,7 +58,7 @@ def test_a_writer_that_does_not_end_is_reported_in_time(path: Path) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers wait for each other as long as it takes: SQLite serves the first to ask, not all."""
-    monkeypatch.setattr("lease_store.engine.READ_TIMEOUT_S", 60)
+    monkeypatch.setattr("dagster_leasehold.lease_store.engine.READ_TIMEOUT_S", 60)
 
 
 @pytest.mark.usefixtures("patient")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from lease_store import open_store
-from lease_store.errors import StoreError
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import StoreError
 from tests import mariadb as mariadb_server
 from tests import mysql as mysql_server
 from tests.database_server import DatabaseServer

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from assets.committed_dataset import EventSpan, committed_parts
-from lease_store import open_store
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import EventKind, Timing
-from lease_store.reopening import Reopening
-from lease_store.sql_store import SqlStore
-from lease_store.verification import audit
+from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_parts
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import EventKind, Timing
+from dagster_leasehold.lease_store.rules.reopening import Reopening
+from dagster_leasehold.lease_store.rules.verification import audit
+from dagster_leasehold.lease_store.sql_store import SqlStore
 from tests.aged_store import INCARNATION, KEY, NODE, RECORDS, Age, Consumption, fill
 from tests.database_server import DatabaseServer
 

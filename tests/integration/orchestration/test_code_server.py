@@ -11,13 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lease_store.liveness import steady_clock
-from orchestration import code_server
-from orchestration.code_server import CodeServer
-from orchestration.dagster_processes import DEFINITIONS_MODULE, child_environment
-from orchestration.instance import create_instance
-from orchestration.node_directory import Endpoint, server_id
-from orchestration.settings import Settings
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
+from dagster_leasehold.orchestration.instance import create_instance
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision import code_server
+from dagster_leasehold.orchestration.supervision.code_server import CodeServer
+from dagster_leasehold.orchestration.supervision.dagster_processes import (
+    DEFINITIONS_MODULE,
+    child_environment,
+)
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.ports import free_port
 

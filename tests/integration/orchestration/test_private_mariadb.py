@@ -11,13 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lease_store import open_store
-from lease_store.errors import StoreError, StoreUnavailable
-from lease_store.identifiers import GroupKey
-from lease_store.records import Group
-from orchestration import private_mariadb
-from orchestration.private_mariadb import FOLDER, Access, PrivateMariaDB
-from orchestration.settings import Settings
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import StoreError, StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Group
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision import private_mariadb
+from dagster_leasehold.orchestration.supervision.private_mariadb import (
+    FOLDER,
+    Access,
+    PrivateMariaDB,
+)
 from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(300)]
@@ -75,7 +79,7 @@ def _holds(path: Path, secret: str) -> bool:
 def test_a_server_whose_keeper_was_killed_is_ended_and_started_again(home: Path) -> None:
     keeper = (
         "import os, sys; from pathlib import Path\n"
-        "from orchestration.private_mariadb import PrivateMariaDB\n"
+        "from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB\n"
         "server = PrivateMariaDB(Path(sys.argv[1])).__enter__()\n"
         "print(server.process.pid); sys.stdout.flush(); os._exit(9)\n"
     )

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from assets.connect_server import ConnectServer, running
-from lease_store.liveness import steady_clock
-from orchestration.dagster_processes import child_environment
-from orchestration.settings import Settings
-from orchestration.spark_keeper import SparkKeeper
+from dagster_leasehold.assets.spark.connect_server import ConnectServer, running
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
+from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.integration.assets.runs import PROJECT, RECORDS, new_home, store_of, stream_of
 
@@ -31,8 +31,8 @@ RUN = (
 )
 FIRST_JOB = (
     "import os, sys; from pathlib import Path\n"
-    "from assets.spark_session import connect_address\n"
-    "from orchestration.spark_warm_up import run_first_job\n"
+    "from dagster_leasehold.assets.spark.spark_session import connect_address\n"
+    "from dagster_leasehold.orchestration.supervision.spark_warm_up import run_first_job\n"
     "folder = Path(sys.argv[1])\n"
     "os._exit(run_first_job(connect_address(folder), folder) != 1)\n"
 )

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from assets.commit_hook import CommittedBatch
-from assets.deployment import Deployment
-from lease_store.identifiers import ShardId
-from lease_store.records import EventKind, Timing
-from sensors.hook_delivery import HookDelivery
+from dagster_leasehold.assets.commit_hook import CommittedBatch
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import EventKind, Timing
+from dagster_leasehold.sensors.hook_delivery import HookDelivery
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 ROOT = Path(__file__).parents[3]

@@ -17,21 +17,21 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.committed_output import iter_records
-from assets.consume_job import build_consume_job
-from assets.consumption import Consumer
-from assets.deployment import Deployment
-from assets.shard_stream import ShardStream
-from lease_store import open_store
-from lease_store.client import GroupMember, ProcessorWorker, Record
-from lease_store.heartbeat import Heartbeat
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Timing
-from lease_store.verification import verify
-from sensors.rebalance import build_rebalance_sensor
-from shard_sources.local_log import LocalLog
-from shard_sources.record_feed import SourceFeed
-from shard_sources.source import Limits
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.client import GroupMember, ProcessorWorker, Record
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.record_feed import SourceFeed
+from dagster_leasehold.shard_sources.source import Limits
 from tests.unit.assets.consumption_world import ArrowSweeper
 
 TIMING = Timing(timeout_s=12.0, beat_s=4.0)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import LogCorrupt
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 
 ZERO = ShardId("0")
 DEADLINE_S = 60.0
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 # Appends numbered records in groups of growing size, and says what it may rely on.
 WRITER = """
     import sys
-    from shard_sources.local_log import LocalLog
+    from dagster_leasehold.shard_sources.local_log import LocalLog
     log = LocalLog(sys.argv[1], segment_bytes_max=int(sys.argv[2]))
     with log.writer("0", durable=False, wait_s=20) as writer:
         print("open", flush=True)
@@ -110,7 +110,7 @@ def test_readers_beside_a_writer_see_only_whole_records(tmp_path: Path) -> None:
 
 def test_retention_beside_a_reader_is_told_apart_from_damage(tmp_path: Path) -> None:
     """A reader that is overtaken gets the typed error for removed records, never a wrong read."""
-    from lease_store.errors import CursorExpired
+    from dagster_leasehold.lease_store.errors import CursorExpired
 
     log = LocalLog.create(tmp_path / "log", 1)
     expired = 0
@@ -132,8 +132,8 @@ def test_retention_beside_a_reader_is_told_apart_from_damage(tmp_path: Path) -> 
 def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> None:
     second = """
         import sys
-        from lease_store.errors import ShardBusy
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.lease_store.errors import ShardBusy
+        from dagster_leasehold.shard_sources.local_log import LocalLog
         try:
             LocalLog(sys.argv[1]).append("0", [b"second"])
         except ShardBusy as refused:
@@ -156,8 +156,8 @@ def test_a_split_waits_for_the_writer_and_then_refuses_it(tmp_path: Path) -> Non
     """Two processes race to split while two append: one split wins, no record is lost or late."""
     splitter = """
         import sys
-        from lease_store.errors import LeaseholdError
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.lease_store.errors import LeaseholdError
+        from dagster_leasehold.shard_sources.local_log import LocalLog
         try:
             print(*LocalLog(sys.argv[1]).split("0"))
         except LeaseholdError as refused:
@@ -165,8 +165,8 @@ def test_a_split_waits_for_the_writer_and_then_refuses_it(tmp_path: Path) -> Non
     """
     appender = """
         import sys
-        from lease_store.errors import ShardReadOnly
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.lease_store.errors import ShardReadOnly
+        from dagster_leasehold.shard_sources.local_log import LocalLog
         log, count = LocalLog(sys.argv[1]), 0
         try:
             while True:
@@ -193,7 +193,7 @@ def test_a_killed_split_happened_or_did_not(tmp_path: Path) -> None:
     """kill -9 while it splits and merges as fast as it can: the hash ranges always close up."""
     resharder = """
         import sys
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.shard_sources.local_log import LocalLog
         log = LocalLog(sys.argv[1])
         print("open", flush=True)
         while True:
@@ -233,8 +233,8 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk."""
     limited = """
         import resource, signal, sys
-        from lease_store.errors import SourceUnavailable
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.lease_store.errors import SourceUnavailable
+        from dagster_leasehold.shard_sources.local_log import LocalLog
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         log, end = LocalLog(sys.argv[1]), "0"
@@ -261,7 +261,7 @@ def test_large_files_load_in_bounded_memory(tmp_path: Path) -> None:
     """200 MB of lines under a limit of 160 MB of address space above what importing takes."""
     loader = """
         import resource, sys
-        from shard_sources.local_log import LocalLog
+        from dagster_leasehold.shard_sources.local_log import LocalLog
         log = LocalLog.create(sys.argv[1], 4)
         log.append("0", [b"warm"] * 10)
         before = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

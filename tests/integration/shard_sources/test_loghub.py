@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     CursorInvalid,
     LogNotFound,
@@ -18,12 +18,12 @@ from lease_store.errors import (
     SourceRefused,
     SourceUnavailable,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.loghub.credentials import KEY_ID, KEY_SECRET, TOKEN
-from shard_sources.loghub.cursors import GroupCursor
-from shard_sources.loghub.kind import LogHubOptions
-from shard_sources.loghub.log import LogHub
-from shard_sources.source import Limits, Position, ReadRange
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET, TOKEN
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.log import LogHub
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.sls_server.store import ServiceError
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LogHubWorld, written_with_sdk
@@ -245,7 +245,7 @@ def test_credentials_of_the_environment_are_in_nothing_that_is_said(
 def test_a_small_answer_that_would_fill_the_memory_is_refused(
     world: GroupedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard_sources.loghub.client.BODY_BYTES_MAX", 100_000)
+    monkeypatch.setattr("dagster_leasehold.shard_sources.loghub.client.BODY_BYTES_MAX", 100_000)
     shard = world.logstore.shard(SHARD)
     written_with_sdk(world.writer, shard.begin, [(START, [("content", b"x" * 1_000_000)])])
     begin = world.source.cursor_at(SHARD, Position.BEGIN)

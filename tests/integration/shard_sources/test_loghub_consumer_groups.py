@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from assets.consumption import Consumer
-from assets.shard_stream import ShardStream
-from lease_store import open_store
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Node
-from orchestration.command_line import main
-from orchestration.settings import load_settings
-from shard_sources.loghub.cursors import GroupCursor
-from shard_sources.source import Limits, Position
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.source import Limits, Position
 from tests.environment import forget_settings
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, LogHubWorld, written_with_sdk

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shard_sources.registry import source_kind
+from dagster_leasehold.shard_sources.registry import source_kind
 
 REPOSITORY = Path(__file__).parents[3]
 STREAMS = {
@@ -37,7 +37,7 @@ def bare_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def command(arguments: list[str], home: Path, environment: dict[str, str]):
     # -S: the packages of this environment are seen through the fixture's folder alone.
-    line = [sys.executable, "-S", "-m", "orchestration.command_line", *arguments]
+    line = [sys.executable, "-S", "-m", "dagster_leasehold.orchestration.command_line", *arguments]
     return subprocess.run(
         [*line, "--home", home],
         env=environment,

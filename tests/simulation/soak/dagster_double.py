@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from assets.consume_job import build_consume_job
-from assets.deployment import Deployment
-from assets.hourly_asset import HourlyAsset
-from assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import NodeName
-from lease_store.process_identity import ProcessIdentity
-from lease_store.pruning import HISTORY_DAYS_DEFAULT
-from lease_store.records import Timing
-from orchestration.code_server import CodeServer
-from orchestration.node_agent import NodeAgent
-from orchestration.node_directory import Endpoint
-from sensors.janitor import build_janitor_sensor
-from sensors.on_commit import build_on_commit_sensor
-from sensors.outbox import build_outbox_sensor
-from sensors.rebalance import build_rebalance_sensor
-from sensors.shard_list import build_shard_list_sensor
-from sensors.watermark import build_watermark_sensor
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity
+from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT
+from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.orchestration.supervision.code_server import CodeServer
+from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
+from dagster_leasehold.sensors.janitor import build_janitor_sensor
+from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
+from dagster_leasehold.sensors.outbox import build_outbox_sensor
+from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
+from dagster_leasehold.sensors.watermark import build_watermark_sensor
 from tests.simulation.soak.dagster_storage import EventsInMemory, RunsInMemory
 from tests.simulation.soak.run_double import RunDouble
 from tests.simulation.soak.virtual_time import Killed, Process, Terminated, VirtualTime

@@ -13,13 +13,13 @@ from datetime import datetime
 from typing import Any
 from unittest import mock
 
-from lease_store.errors import UnknownShard
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.liveness import Observations
-from lease_store.node_membership import NodeMembership
-from sensors.hook_delivery import HookDelivery
-from sensors.late_records import LateRecords, windows_of
-from shard_sources.source import Limits, PlannedRange, ShardBounds
+from dagster_leasehold.lease_store.errors import UnknownShard
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.node_membership import NodeMembership
+from dagster_leasehold.lease_store.rules.liveness import Observations
+from dagster_leasehold.sensors.hook_delivery import HookDelivery
+from dagster_leasehold.sensors.late_records import LateRecords, windows_of
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ShardBounds
 from tests.simulation.soak.scenes import SCENES
 from tests.simulation.soak.synthetic_log import LogShard, SyntheticLog
 
@@ -91,19 +91,20 @@ def _read_until_made(self: LateRecords, since: datetime, until: datetime, leases
 
 _READ = LateRecords._read
 _PLAN = SyntheticLog.plan
+_STALL_GUARD = "dagster_leasehold.assets.consuming.stall_guard"
 _LOG = "tests.simulation.soak.synthetic_log.SyntheticLog"
 
 MUTANTS = [
     Mutant(
         "a wait that grows before it is bounded",
         "a shard fails for ever",
-        {"sensors.launching.retry_wait_s": _unbounded_wait_s},
+        {"dagster_leasehold.sensors.launching.retry_wait_s": _unbounded_wait_s},
         "parcels",
     ),
     Mutant(
         "hooks are called by the nodes of a setting",
         "hooks where nodes have agents",
-        {"sensors.hook_delivery.HookDelivery._live_node": _node_of_the_setting},
+        {"dagster_leasehold.sensors.hook_delivery.HookDelivery._live_node": _node_of_the_setting},
         "on_commit was not called",
     ),
     Mutant(
@@ -115,7 +116,7 @@ MUTANTS = [
     Mutant(
         "a run waits for its job for ever",
         "a run hangs",
-        {"assets.stall_guard.StallGuard.call": lambda _guard, _what, work: work()},
+        {f"{_STALL_GUARD}.StallGuard.call": lambda _guard, _what, work: work()},
         "of orders/default stood still",
     ),
     Mutant(
@@ -127,13 +128,13 @@ MUTANTS = [
     Mutant(
         "a failed hour is not asked for again",
         "hours fail",
-        {"sensors.asked_hours.AskedHours.due": lambda *_: []},
+        {"dagster_leasehold.sensors.asked_hours.AskedHours.due": lambda *_: []},
         "has stood still for",
     ),
     Mutant(
         "late records of hours that failed are read at every tick",
         "hours fail",
-        {"sensors.late_records.LateRecords._read": _read_until_made},
+        {"dagster_leasehold.sensors.late_records.LateRecords._read": _read_until_made},
         "a tick of orders_hours_watermark read",
     ),
     Mutant(

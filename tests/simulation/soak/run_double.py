@@ -17,19 +17,19 @@ import dagster as dg
 from dagster import DagsterEvent, DagsterEventType, DagsterRun
 from dagster._core.events import StepMaterializationData
 
-from assets import consume_job
-from assets.consume_job import ConsumeConfig
-from assets.event_frontier import HOUR
-from assets.hourly_asset import KEY_FORMAT
-from assets.partitions import consume_op_name
-from assets.sweep import SweepOutcome, SweepResult
-from lease_store.clock import utc_now
-from lease_store.errors import LeaseholdError, SweepInterrupted, TransformError
-from lease_store.event_windows import EventWindow
-from lease_store.identifiers import ShardId
-from lease_store.records import BatchStatistics, DataFile
-from lease_store.store import Changed
-from shard_sources.source import ReadRange
+from dagster_leasehold.assets import consume_job
+from dagster_leasehold.assets.consume_job import ConsumeConfig
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.partitions import consume_op_name
+from dagster_leasehold.assets.windows.event_frontier import HOUR
+from dagster_leasehold.assets.windows.hourly_asset import KEY_FORMAT
+from dagster_leasehold.lease_store.clock import utc_now
+from dagster_leasehold.lease_store.errors import LeaseholdError, SweepInterrupted, TransformError
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import BatchStatistics, DataFile
+from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.shard_sources.source import ReadRange
 from tests.simulation.soak.synthetic_log import Chunk, SyntheticLog
 from tests.simulation.soak.virtual_time import Process, Terminated
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.identifiers import NodeName
 from tests.simulation.soak.dagster_double import DagsterDouble
 from tests.simulation.soak.world import Incident, World
 

@@ -6,11 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from lease_store.errors import CursorExpired, SourceUnavailable
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from shard_sources.removed_shards import GONE, removed_bounds, removed_lag, removed_plan
-from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
+from dagster_leasehold.lease_store.errors import CursorExpired, SourceUnavailable
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.shard_sources.removed_shards import (
+    GONE,
+    removed_bounds,
+    removed_lag,
+    removed_plan,
+)
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lease_store.errors import StoreUnavailable
-from lease_store.records import Snapshot
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.records import Snapshot
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.simulation.soak.virtual_time import Killed, Process, VirtualTime
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from lease_store.memory_store import MemoryStore
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.simulation.soak.script import Lengths, calendar
 from tests.simulation.soak.world import Pace, Shape, World, quiet, world
 

@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from assets.commit_hook import CommittedBatch
-from assets.event_frontier import HOUR
-from assets.hourly_asset import HourlyAsset, LateAction, LatePolicy
-from assets.shard_stream import ShardStream
-from lease_store.errors import UnknownGroup
-from lease_store.heartbeat import Heartbeat
-from lease_store.identifiers import GroupKey
-from lease_store.memory_store import MemoryStore
-from lease_store.records import GapPolicy, Snapshot
-from lease_store.states import ShardState
-from lease_store.store import LeaseStore
-from shard_sources.source import Limits
+from dagster_leasehold.assets.commit_hook import CommittedBatch
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.windows.event_frontier import HOUR
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, LatePolicy
+from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import GapPolicy, Snapshot
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.source import Limits
 from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST, DagsterDouble
 from tests.simulation.soak.run_double import Moods, SweeperDouble
 from tests.simulation.soak.synthetic_log import SyntheticLog
@@ -309,18 +309,24 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             return SweeperDouble(deployment, run, log, moods, output_root, doomed)
 
         doubles = {
-            "orchestration.node_agent.threading": virtual.threading(),
-            "orchestration.node_agent.say": lambda _: None,
-            "orchestration.node_agent.process_gone": lambda note: note in (DEAD, DEAD_ON_A_HOST),
-            "sensors.janitor.process_gone": lambda note: note == DEAD,
-            "lease_store.heartbeat.threading": virtual.threading(),
-            "assets.stall_guard.threading": virtual.threading(),
-            "assets.stall_guard.SimpleQueue": partial(VirtualQueue, virtual),
-            "assets.node_consumption.Heartbeat": partial(Heartbeat, clock=virtual.clock),
-            "assets.node_consumption.SparkSweeper": sweeper,
-            "assets.node_consumption.time": virtual.time(),
-            "assets.consume_job.time": virtual.time(),
-            "assets.consume_job.process_note": lambda: "a strand of the soak",
+            "dagster_leasehold.orchestration.supervision.node_agent.threading": virtual.threading(),
+            "dagster_leasehold.orchestration.supervision.node_agent.say": lambda _: None,
+            "dagster_leasehold.orchestration.supervision.node_agent.process_gone": lambda note: (
+                note in (DEAD, DEAD_ON_A_HOST)
+            ),
+            "dagster_leasehold.sensors.janitor.process_gone": lambda note: note == DEAD,
+            "dagster_leasehold.lease_store.heartbeat.threading": virtual.threading(),
+            "dagster_leasehold.assets.consuming.stall_guard.threading": virtual.threading(),
+            "dagster_leasehold.assets.consuming.stall_guard.SimpleQueue": partial(
+                VirtualQueue, virtual
+            ),
+            "dagster_leasehold.assets.consuming.node_consumption.Heartbeat": partial(
+                Heartbeat, clock=virtual.clock
+            ),
+            "dagster_leasehold.assets.consuming.node_consumption.SparkSweeper": sweeper,
+            "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),
+            "dagster_leasehold.assets.consume_job.time": virtual.time(),
+            "dagster_leasehold.assets.consume_job.process_note": lambda: "a strand of the soak",
         }
         for place, double in doubles.items():
             stack.enter_context(mock.patch(place, double))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from lease_store.identifiers import ShardId
-from shard_sources.kafka import KafkaOptions, KafkaSource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
 from tests.ports import free_port

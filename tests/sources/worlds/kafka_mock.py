@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from confluent_kafka import Producer  # noqa: TID253
 
-from lease_store.identifiers import ShardId
-from shard_sources.kafka import KafkaOptions, KafkaSource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
 from tests.ports import free_port
 from tests.sources.world import NewRecord, Notion, SourceWorld
 

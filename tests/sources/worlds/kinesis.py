@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lease_store.identifiers import ShardId
-from shard_sources.kinesis import KinesisOptions, KinesisStream
-from shard_sources.kinesis.aggregation import Part
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisStream
+from dagster_leasehold.shard_sources.kinesis.aggregation import Part
 from tests import kinesis_servers
 from tests.kinesis_servers import ACCESS_KEY, REGION, SECRET_KEY, FaultProxy, ServerMissing
 from tests.sources.world import NewRecord, Notion, SourceWorld

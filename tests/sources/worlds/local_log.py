@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog, Record, writing
-from shard_sources.local_log.catalog import Catalog, load_catalog, save_catalog
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record, writing
+from dagster_leasehold.shard_sources.local_log.catalog import Catalog, load_catalog, save_catalog
 from tests.sources.world import NewRecord, Notion, SourceWorld
 from tests.unit.shard_sources.local_logs import data_files, new_log
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lease_store.identifiers import ShardId
-from shard_sources.loghub.kind import LogHubOptions
-from shard_sources.loghub.log import LogHub
-from shard_sources.source import ShardSource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.log import LogHub
+from dagster_leasehold.shard_sources.source import ShardSource
 from tests.ports import free_port
 from tests.sls_server.server import SlsServer
 from tests.sources.world import NewRecord, Notion, SourceWorld

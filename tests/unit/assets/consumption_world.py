@@ -11,20 +11,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from assets.attempt_reports import RangeStatistics
-from assets.committed_output import iter_records
-from assets.consumption import Consumer
-from assets.consumption_report import ConsumptionReport
-from assets.shard_data_source import add, exact
-from assets.shard_files import ERROR_COLUMN, ShardFiles
-from assets.shard_stream import ShardStream
-from assets.sweep import SweepOutcome, SweepResult
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import BatchStatistics, Node
-from lease_store.store import Changed
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
+from dagster_leasehold.assets.consuming.shard_data_source import add, exact
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.output.attempt_reports import RangeStatistics
+from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.output.shard_files import ERROR_COLUMN, ShardFiles
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import BatchStatistics, Node
+from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 
 NODE = NodeName("a")
 OTHER = NodeName("b")

@@ -9,11 +9,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.compact_job import build_compact_job
-from assets.deployment import Deployment
-from assets.partitions import compact_op_name
-from lease_store.records import RewriteKind, Timing
-from tests.unit.assets.test_compaction import ONE, ZERO, Scene
+from dagster_leasehold.assets.compact_job import build_compact_job
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import compact_op_name
+from dagster_leasehold.lease_store.records import RewriteKind, Timing
+from tests.unit.assets.rewriting.test_compaction import ONE, ZERO, Scene
 
 
 @pytest.fixture

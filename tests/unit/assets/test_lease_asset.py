@@ -8,13 +8,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.lease_asset import (
+from dagster_leasehold.assets.lease_asset import (
     JOURNAL_VERIFIED,
     build_lease_asset,
     lease_asset_key,
     recent_growth,
 )
-from assets.lease_pictures import (
+from dagster_leasehold.assets.lease_pictures import (
     ROWS_MAX,
     Holding,
     growth,
@@ -23,10 +23,10 @@ from assets.lease_pictures import (
     holdings_over_time,
     ownership_picture,
 )
-from lease_store import open_store
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import JournalEntry, Node, ShardListing
-from lease_store.states import ShardState
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import JournalEntry, Node, ShardListing
+from dagster_leasehold.lease_store.rules.states import ShardState
 from tests.aged_store import KEY, RECORDS, Age, fill
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 

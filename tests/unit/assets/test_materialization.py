@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from assets.checks import LAG, NO_GAP, QUARANTINE_RATE, check_shard, joint_results
-from assets.materialization import committed_ranges, materialization_of, range_metadata
-from lease_store.identifiers import ShardId
-from lease_store.records import Gap, OutboxEvent
+from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE, check_shard, joint_results
+from dagster_leasehold.assets.materialization import (
+    committed_ranges,
+    materialization_of,
+    range_metadata,
+)
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Gap, OutboxEvent
 from tests.unit.sensors.streams import scripted_stream
 
 EARLY = "2026-01-02T03:00:00+00:00"

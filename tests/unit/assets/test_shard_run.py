@@ -5,14 +5,20 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.consumption_report import ConsumptionReport, StopReason
-from assets.partitions import asset_key
-from assets.shard_run import REPORT_EVERY_S, ProgressReports, ShardRun
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import BatchCommit, BatchStatistics, Intent, Node, ShardListing
-from lease_store.store import Changed, Opened
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.shard_run import REPORT_EVERY_S, ProgressReports, ShardRun
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import (
+    BatchCommit,
+    BatchStatistics,
+    Intent,
+    Node,
+    ShardListing,
+)
+from dagster_leasehold.lease_store.store import Changed, Opened
 from tests.unit.sensors.streams import scripted_stream
 
 A, ZERO, ONE = NodeName("a"), ShardId("0"), ShardId("1")

@@ -47,7 +47,7 @@ declared streams. `leasehold --show-completion` prints the script instead.
 
 def root() -> Any:
     """The command tree."""
-    from orchestration.command_line import app
+    from dagster_leasehold.orchestration.command_line import app
 
     return typer.main.get_command(app)
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from lease_store.identifiers import NodeName
-from lease_store.records import Node
-from orchestration.command_line import main
-from orchestration.settings import PREFIX
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.settings import PREFIX
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 HOME = Path(".leasehold")
@@ -28,8 +28,8 @@ LINES = ("GET /", "GET /cart", "PUT /cart", "GET /pay", "GET /cart", "no request
 MODULE = "requests_stream"
 DECLARATION = """
 from pathlib import Path
-from assets.shard_stream import ShardStream
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 def parsed(records):
     return records
@@ -126,7 +126,10 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
     """Commands that make committed output anew."""
     spark = contextlib.nullcontext()
     if not scene.with_spark:
-        spark = patch("assets.spark_sweeper.SparkSweeper", lambda **_: home.sweeper)
+        spark = patch(
+            "dagster_leasehold.assets.consuming.spark_sweeper.SparkSweeper",
+            lambda **_: home.sweeper,
+        )
     home.sweeper.refuses = lambda _: False
     with spark:
         scene.run(f"quarantine retry demo --module {MODULE}", words=2)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from assets.consumption_report import StopReason
-from lease_store import tables
-from lease_store.failpoints import Failpoint
-from lease_store.states import EDGES, ShardState
-from orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.lease_store import tables
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings
 from tests.sources.worlds import own_source
 from tests.unit.docs import command_line_page
 
@@ -166,7 +166,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_settings_files_in_examples_load(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestration.settings import SETTINGS_FILE, load_settings
+    from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
 
     monkeypatch.chdir(tmp_path)
     if page.name == "own-source.md":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from lease_store.event_windows import EventWindow
-from lease_store.identifiers import GroupKey
-from lease_store.outbox import DeliveryClaim
-from lease_store.records import DataFile, Gap, RewriteKind
-from lease_store.store import Changed, Registered
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.outbox import DeliveryClaim
+from dagster_leasehold.lease_store.records import DataFile, Gap, RewriteKind
+from dagster_leasehold.lease_store.store import Changed, Registered
 from tests.conformance.world import NOON, A, World, X, Y
 
 KEY = GroupKey.parse("default", "stream")

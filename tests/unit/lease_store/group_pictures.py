@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lease_store.assignment_plan import BeginTransfer, CancelTransfer, Claim, Plan
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Group, Node, ShardLease, Snapshot
-from lease_store.states import ShardState
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Group, Node, ShardLease, Snapshot
+from dagster_leasehold.lease_store.rules.assignment_plan import (
+    BeginTransfer,
+    CancelTransfer,
+    Claim,
+    Plan,
+)
+from dagster_leasehold.lease_store.rules.states import ShardState
 
 KEY = GroupKey.parse("group", "stream")
 NODES = [NodeName(f"node-{letter}") for letter in "abcdefg"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import Group, ShardListing, Timing
-from lease_store.store import Opened
-from lease_store.tick_report import TickReport
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import Group, ShardListing, Timing
+from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.tick_report import TickReport
 
 KEY = GroupKey.parse("group", "stream")
 TIMING = Timing(timeout_s=20.0, beat_s=6.0)

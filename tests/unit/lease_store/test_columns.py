@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy.dialects.mysql import dialect as mysql_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
-from lease_store.columns import EventTime, ExactText, JsonText
+from dagster_leasehold.lease_store.columns import EventTime, ExactText, JsonText
 
 MYSQL, SQLITE = mysql_dialect(), sqlite_dialect()
 offsets = st.integers(-14 * 60, 14 * 60).map(lambda m: timezone(timedelta(minutes=m)))

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from lease_store.database_errors import (
+from dagster_leasehold.lease_store.database_errors import (
     MYSQL_VERDICTS,
     SQLITE_VERDICTS,
     Verdict,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from lease_store import open_store
-from lease_store.database_transport import transport
-from lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.database_transport import transport
+from dagster_leasehold.lease_store.errors import InvalidSetting
 
 SECRET = "hunter2"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from lease_store import open_store
-from lease_store.engine import open_engine, parse_url, sqlite_path
-from lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.engine import open_engine, parse_url, sqlite_path
+from dagster_leasehold.lease_store.errors import InvalidSetting
 
 
 @pytest.mark.parametrize(

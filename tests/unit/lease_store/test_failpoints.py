@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
 from tests.chaos import test_chaos
 from tests.chaos.incidents import AtFailpoint
 from tests.integration.assets import (
@@ -23,8 +23,11 @@ from tests.integration.assets import (
 from tests.integration.lease_store import test_planning_killed
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("lease_store", "assets", "sensors", "orchestration", "shard_sources")
-CODE = "from lease_store.failpoints import Failpoint, reach; reach(Failpoint.AFTER_COMMIT)"
+PACKAGES = ("lease_store", "simulation", "assets", "sensors", "orchestration", "shard_sources")
+CODE = (
+    "from dagster_leasehold.lease_store.failpoints import Failpoint, reach; "
+    "reach(Failpoint.AFTER_COMMIT)"
+)
 
 
 def test_numbers_have_no_hole() -> None:

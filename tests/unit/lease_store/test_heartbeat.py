@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from lease_store.errors import OutcomeUnknown, StoreUnavailable
-from lease_store.heartbeat import Heartbeat
-from lease_store.identifiers import GroupKey, NodeName
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Group, Node, Timing
-from lease_store.store import Beaten, BeatRefused
+from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Group, Node, Timing
+from dagster_leasehold.lease_store.store import Beaten, BeatRefused
 
 KEY = GroupKey.parse("group", "stream")
 NODE = NodeName("node-a")

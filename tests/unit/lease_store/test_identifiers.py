@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lease_store.errors import InvalidIdentifier
-from lease_store.identifiers import GroupKey, GroupName, Identifier, NodeName, ShardId, StreamName
+from dagster_leasehold.lease_store.errors import InvalidIdentifier
+from dagster_leasehold.lease_store.identifiers import (
+    GroupKey,
+    GroupName,
+    Identifier,
+    NodeName,
+    ShardId,
+    StreamName,
+)
 
 HOSTILE = [
     "", " ", "a ", " a", "a\n", "\n", "a\tb", "a\0", "\0", ".", "..", "../../etc/passwd", "/abs",

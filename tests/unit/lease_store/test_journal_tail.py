@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lease_store.identifiers import GroupKey
-from lease_store.journal_tail import SETTLED_AFTER_S, JournalTail
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Group
-from lease_store.transitions import Note
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.journal_tail import SETTLED_AFTER_S, JournalTail
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Group
+from dagster_leasehold.lease_store.rules.transitions import Note
 
 KEY = GroupKey.parse("group", "stream")
 

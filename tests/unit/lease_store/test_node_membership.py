@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import NodeNameTaken, OutcomeUnknown, StoreUnavailable
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.node_membership import NodeMembership
-from lease_store.records import Group, Node, ShardListing
-from lease_store.store import Opened
+from dagster_leasehold.lease_store.errors import NodeNameTaken, OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.node_membership import NodeMembership
+from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.lease_store.store import Opened
 
 KEY = GroupKey.parse("default", "orders")
 A, ZERO = NodeName("a"), ShardId("0")

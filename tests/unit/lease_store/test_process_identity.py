@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lease_store.process_identity import (
+from dagster_leasehold.lease_store.process_identity import (
     Existence,
     ProcessIdentity,
     current_boot,

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import ModuloCountMismatch, ModuloIdTaken, NodeNameTaken
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.rebalancing import Rebalancer
-from lease_store.records import AssignmentMode, Node, ShardListing, Timing
-from lease_store.store import Opened
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.errors import ModuloCountMismatch, ModuloIdTaken, NodeNameTaken
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.records import AssignmentMode, Node, ShardListing, Timing
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Opened
 from tests.unit.lease_store.scene import KEY, Scene
 
 

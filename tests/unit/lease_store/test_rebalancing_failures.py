@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lease_store.errors import OutcomeUnknown, StoreUnavailable
-from lease_store.identifiers import NodeName
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Node
+from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Node
 from tests.unit.lease_store.scene import KEY, Scene
 
 

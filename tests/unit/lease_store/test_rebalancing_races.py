@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.errors import OutcomeUnknown, StoreUnavailable
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Node, ShardListing
-from lease_store.states import ShardState
-from lease_store.store import Stale
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Node, ShardListing
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Stale
 from tests.unit.lease_store.scene import KEY, TICK_S, Scene
 
 

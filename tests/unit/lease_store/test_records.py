@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import InvalidSetting
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Batch, BatchState, Node, Tenure, Timing, batch_id
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchState, Node, Tenure, Timing, batch_id
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,7 +60,7 @@ def test_importing_the_package_loads_no_driver_and_no_migrations() -> None:
         "import sys, lease_store\n"
         "heavy = {'pymysql', 'alembic', 'sqlalchemy', 'pydantic', 'dagster', 'pyspark'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
-        "import lease_store.sql_store\n"
+        "import dagster_leasehold.lease_store.sql_store\n"
         "print(sorted({'pymysql', 'alembic', 'dagster', 'pyspark'} & set(sys.modules)))\n"
     )
     result = subprocess.run(

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import (
     BatchCommit,
     BatchStatistics,
     Group,
@@ -18,8 +18,12 @@ from lease_store.records import (
     ShardListing,
     Throughput,
 )
-from lease_store.shard_weights import learned_weights, planning_snapshot, quantised
-from lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.shard_weights import (
+    learned_weights,
+    planning_snapshot,
+    quantised,
+)
+from dagster_leasehold.lease_store.store import Changed, Opened
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 X, Y, Z = ShardId("x"), ShardId("y"), ShardId("z")

@@ -13,13 +13,19 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import Engine, select, text
 
-from lease_store import open_store, table_copy, tables
-from lease_store.engine import open_engine, parse_url
-from lease_store.errors import CopyRefused, InvalidSetting, SchemaTooNew, SchemaTooOld, StoreError
-from lease_store.identifiers import GroupKey
-from lease_store.records import RewriteKind, ShardListing
-from lease_store.store_copy import copy_store
-from lease_store.table_copy import PORTION_ROWS
+from dagster_leasehold.lease_store import open_store, table_copy, tables
+from dagster_leasehold.lease_store.engine import open_engine, parse_url
+from dagster_leasehold.lease_store.errors import (
+    CopyRefused,
+    InvalidSetting,
+    SchemaTooNew,
+    SchemaTooOld,
+    StoreError,
+)
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import RewriteKind, ShardListing
+from dagster_leasehold.lease_store.store_copy import copy_store
+from dagster_leasehold.lease_store.table_copy import PORTION_ROWS
 from tests.conformance.world import A, B, World, X, Y
 from tests.unit.lease_store.full_store import KEY, fill
 

@@ -10,10 +10,25 @@ import pytest
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
-from lease_store.database_errors import MYSQL_VERDICTS, Verdict
-from lease_store.engine import IDLE_TRANSACTION_S, READ_TIMEOUT_S, open_engine, parse_url
-from lease_store.errors import OutcomeUnknown, StoreError, StoreReadOnly, StoreUnavailable
-from lease_store.transactions import ATTEMPTS_MAX, Raced, Transaction, Transactions
+from dagster_leasehold.lease_store.database_errors import MYSQL_VERDICTS, Verdict
+from dagster_leasehold.lease_store.engine import (
+    IDLE_TRANSACTION_S,
+    READ_TIMEOUT_S,
+    open_engine,
+    parse_url,
+)
+from dagster_leasehold.lease_store.errors import (
+    OutcomeUnknown,
+    StoreError,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from dagster_leasehold.lease_store.transactions import (
+    ATTEMPTS_MAX,
+    Raced,
+    Transaction,
+    Transactions,
+)
 from tests.unit.lease_store.test_database_errors import of_mysql
 
 

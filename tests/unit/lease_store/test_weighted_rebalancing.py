@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.rebalancing import WEIGHING_S, Rebalancer
-from lease_store.records import (
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.rebalancing import WEIGHING_S, Rebalancer
+from dagster_leasehold.lease_store.records import (
     BatchCommit,
     BatchStatistics,
     Group,
@@ -15,7 +15,7 @@ from lease_store.records import (
     ShardListing,
     Timing,
 )
-from lease_store.store import Opened
+from dagster_leasehold.lease_store.store import Opened
 
 KEY = GroupKey.parse("group", "stream")
 A, B = NodeName("a"), NodeName("b")

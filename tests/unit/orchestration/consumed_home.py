@@ -6,15 +6,15 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from assets.consumption import Consumer
-from assets.consumption_report import ConsumptionReport
-from assets.shard_stream import ShardStream
-from lease_store import open_store
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Group, Node
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
-from shard_sources.source import Limits
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Group, Node
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import Limits
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
 
 NODE = NodeName("a")

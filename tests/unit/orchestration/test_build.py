@@ -6,11 +6,11 @@ import sys
 import dagster as dg
 import pytest
 
-from assets.checks import LAG, NO_GAP, QUARANTINE_RATE
-from assets.lease_asset import JOURNAL_VERIFIED
-from lease_store.errors import InvalidSetting
-from orchestration.build import build_definitions
-from orchestration.settings import Settings
+from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
+from dagster_leasehold.assets.lease_asset import JOURNAL_VERIFIED
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import Settings
 from tests.unit.sensors.streams import scripted_stream
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import Group, Node, ShardListing
-from orchestration.command_line import main
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
 from tests.unit.docs.command_line_page import commands, root
 from tests.unit.orchestration.consumed_home import ConsumedHome

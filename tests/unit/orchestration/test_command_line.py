@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lease_store import open_store
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import (
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import (
     BatchCommit,
     BatchStatistics,
     DataFile,
@@ -21,11 +21,11 @@ from lease_store.records import (
     Node,
     ShardListing,
 )
-from lease_store.store import LeaseStore, Opened
-from lease_store.upkeep import UpkeepReport
-from orchestration.command_line import main
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
 
 KEY = GroupKey.parse("default", "demo")
@@ -91,7 +91,7 @@ def commit(store: LeaseStore, home: Path, shard: str, values: list[object]) -> N
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from shard_sources.source import record_schema
+    from dagster_leasehold.shard_sources.source import record_schema
 
     opened = store.open_tenure(KEY, ShardId(shard), NODE, f"run-{shard}")
     assert isinstance(opened, Opened)
@@ -140,8 +140,8 @@ def test_help_names_every_command(run) -> None:
 
 
 def test_version_is_that_of_the_distribution(run) -> None:
-    assert run("version", "--json").json["leasehold"] == "0.1.0"
-    assert run("version").out.startswith("leasehold 0.1.0\n")
+    assert run("version", "--json").json["dagster-leasehold"] == "0.2.0"
+    assert run("version").out.startswith("dagster-leasehold 0.2.0\n")
 
 
 def test_the_command_line_starts_without_heavy_libraries() -> None:
@@ -298,7 +298,8 @@ def test_cat_prints_committed_records_and_no_others(
 def test_cat_into_a_closed_pipe_is_quiet(store: LeaseStore, log: LocalLog, home: Path) -> None:
     commit(store, home, "1", [b"x" * 100] * 5_000)
     done = subprocess.run(
-        f"{sys.executable} -m orchestration.command_line cat demo --home {home} | head -n 1",
+        f"{sys.executable} -m dagster_leasehold.orchestration.command_line "
+        f"cat demo --home {home} | head -n 1",
         shell=True,
         capture_output=True,
         text=True,
@@ -389,9 +390,19 @@ def test_a_home_that_is_a_file_is_a_sentence(run, home: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "library", "options", "install"),
     [
-        ("kafka", "confluent_kafka", {"bootstrap_servers": "localhost:9"}, "leasehold[kafka]"),
-        ("kinesis", "boto3", {"region": "eu-west-1"}, "leasehold[kinesis]"),
-        ("loghub", "aliyun", {"endpoint": "a.example", "project": "logs"}, "leasehold[loghub]"),
+        (
+            "kafka",
+            "confluent_kafka",
+            {"bootstrap_servers": "localhost:9"},
+            "dagster-leasehold[kafka]",
+        ),
+        ("kinesis", "boto3", {"region": "eu-west-1"}, "dagster-leasehold[kinesis]"),
+        (
+            "loghub",
+            "aliyun",
+            {"endpoint": "a.example", "project": "logs"},
+            "dagster-leasehold[loghub]",
+        ),
     ],
 )
 def test_a_source_without_its_library_says_what_to_install(
@@ -423,7 +434,7 @@ def test_an_unexpected_error_names_the_file_with_its_stack_trace(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("orchestration.commands.inspection.lags_of", broken)
+    monkeypatch.setattr("dagster_leasehold.orchestration.commands.inspection.lags_of", broken)
     outcome = run("status")
     assert outcome.code == 3
     (path,) = re.findall(r"is in (\S+\.log)", outcome.err)
@@ -439,7 +450,7 @@ def test_an_interrupt_is_no_error_with_a_stack_trace(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestration.commands.inspection.lags_of", interrupted)
+    monkeypatch.setattr("dagster_leasehold.orchestration.commands.inspection.lags_of", interrupted)
     outcome = run("status")
     assert (outcome.code, outcome.err) == (130, "Interrupted.\n")
 

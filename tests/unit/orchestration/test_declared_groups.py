@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import InvalidSetting
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.records import AssignmentMode
-from orchestration import build
-from orchestration.dagster_processes import DEFINITIONS_MODULE
-from orchestration.declared_groups import memberships_of
-from orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import AssignmentMode
+from dagster_leasehold.orchestration import build
+from dagster_leasehold.orchestration.declared_groups import memberships_of
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.orchestration.supervision.dagster_processes import DEFINITIONS_MODULE
 
 EAST = NodeName("east")
 MODULE = """
-from assets.shard_stream import ShardStream
-from lease_store.node_settings import Modulo, Pinned
-from lease_store.records import AssignmentMode
-from orchestration.build import build_definitions
-from orchestration.settings import Settings
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned
+from dagster_leasehold.lease_store.records import AssignmentMode
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 defs = build_definitions(
     [

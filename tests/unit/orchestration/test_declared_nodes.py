@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from lease_store import open_store
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.node_settings import Modulo, NodeSettings, Pinned, node_row
-from lease_store.records import AssignmentMode, Group, ShardListing
-from lease_store.store import LeaseStore
-from orchestration.command_line import main
-from orchestration.settings import SETTINGS_FILE, Settings
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import AssignmentMode, Group, ShardListing
+from dagster_leasehold.lease_store.rules.node_settings import Modulo, NodeSettings, Pinned, node_row
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.settings import SETTINGS_FILE, Settings
 from tests.environment import forget_settings
 
 KEY = GroupKey.parse("default", "demo")

@@ -8,9 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.settings import Settings, StreamSettings
-from orchestration.streams import declared_stream
-from sensors.shard_list import build_shard_list_sensor
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.orchestration.streams import declared_stream
+from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
 from tests.unit.sensors.streams import memory_deployment
 
 ROOT = Path(__file__).parents[3]

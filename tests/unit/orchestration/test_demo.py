@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lease_store.errors import InvalidSetting, UserMistake
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Group, Node
-from lease_store.store import Opened
-from orchestration.dagster_processes import child_environment
-from orchestration.demo.access_log import access_log
-from orchestration.demo.course import DemoInput, reshard
-from orchestration.demo.home import begin_home, demo_settings, running_alone
-from orchestration.demo.loading import Loader, RecordDigest
-from orchestration.demo.progress import Progress
-from orchestration.demo.standing import Standing, standing
-from orchestration.input_files import check_readable, count_lines, lines_of
-from orchestration.settings import load_settings
-from shard_sources.local_log import LocalLog, Record
-from shard_sources.source import ReadRange
+from dagster_leasehold.lease_store.errors import InvalidSetting, UserMistake
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Group, Node
+from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.orchestration.demo.access_log import access_log
+from dagster_leasehold.orchestration.demo.course import DemoInput, reshard
+from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
+from dagster_leasehold.orchestration.demo.loading import Loader, RecordDigest
+from dagster_leasehold.orchestration.demo.progress import Progress
+from dagster_leasehold.orchestration.demo.standing import Standing, standing
+from dagster_leasehold.orchestration.input_files import check_readable, count_lines, lines_of
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record
+from dagster_leasehold.shard_sources.source import ReadRange
 
 KEY = GroupKey.parse("default", "demo")
 NODE = NodeName("node-a")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from assets import java_runtime
-from lease_store.errors import JavaNotFound, LeaseholdError
-from orchestration.child_processes import ChildProcess
-from orchestration.command_line import main
-from orchestration.commands.processes import PACKAGES, wait_for_port
+from dagster_leasehold.assets.spark import java_runtime
+from dagster_leasehold.lease_store.errors import JavaNotFound, LeaseholdError
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.commands.processes import PACKAGES, wait_for_port
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.ports import free_port
 
 
@@ -86,7 +86,14 @@ def test_a_home_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
     """Method: root ignores modes, so the command runs without that privilege where it can."""
     home = tmp_path / "home"
     home.mkdir(mode=0o500)
-    command = [sys.executable, "-m", "orchestration.command_line", "up", "--home", str(home)]
+    command = [
+        sys.executable,
+        "-m",
+        "dagster_leasehold.orchestration.command_line",
+        "up",
+        "--home",
+        str(home),
+    ]
     if os.geteuid() == 0:
         command = ["setpriv", "--bounding-set=-dac_override", *command]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from assets.consumption_report import StopReason
-from lease_store.draining import Draining
-from lease_store.identifiers import ShardId
-from lease_store.records import Intent
-from lease_store.states import ShardState
-from lease_store.store import Opened
-from orchestration.command_line import main
-from orchestration.commands import groups
-from orchestration.commands.drain_report import say_open
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.lease_store.draining import Draining
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Intent
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.commands import groups
+from dagster_leasehold.orchestration.commands.drain_report import say_open
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 

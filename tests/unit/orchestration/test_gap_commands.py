@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.identifiers import ShardId
-from orchestration.command_line import main
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 

@@ -8,8 +8,13 @@ import yaml
 from dagster import DagsterInstance
 from dagster._core.instance.config import dagster_instance_config
 
-from orchestration.instance import OWNED_MARK, create_instance, embedded_text, production_text
-from orchestration.settings import Settings
+from dagster_leasehold.orchestration.instance import (
+    OWNED_MARK,
+    create_instance,
+    embedded_text,
+    production_text,
+)
+from dagster_leasehold.orchestration.settings import Settings
 
 
 @pytest.fixture
@@ -33,8 +38,8 @@ def test_a_fresh_home_becomes_a_working_instance(settings):
 
 def test_several_processes_may_create_it_at_once(settings):
     code = (
-        "from orchestration.instance import create_instance\n"
-        "from orchestration.settings import Settings\n"
+        "from dagster_leasehold.orchestration.instance import create_instance\n"
+        "from dagster_leasehold.orchestration.settings import Settings\n"
         f"create_instance(Settings(home={str(settings.home)!r}))\n"
     )
     starting = [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.upkeep import UpkeepReport
-from orchestration.metrics import StoreCollector
-from sensors.shard_list import sync_listing
-from shard_sources.source import ShardBounds
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.orchestration.metrics import StoreCollector
+from dagster_leasehold.sensors.shard_list import sync_listing
+from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource, scripted_stream
 
 

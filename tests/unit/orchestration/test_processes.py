@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import InvalidSetting
-from orchestration.commands.processes import held_port, say_what_is_missing
-from orchestration.commands.target import Target
-from orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.orchestration.commands.processes import held_port, say_what_is_missing
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.settings import Settings, StreamSettings
 from tests import ports
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-import assets.spark_sweeper
-from lease_store.identifiers import ShardId
-from orchestration.command_line import main
+import dagster_leasehold.assets.consuming.spark_sweeper
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 DECLARATION = """
 from pathlib import Path
-from assets.shard_stream import ShardStream
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 def todays(records):
     return records
@@ -45,7 +45,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home.log.append("1", [b"bad 4\x1b[31m" + b"x" * 5_000])
     home.sweeper.refuses = lambda value: b"bad" in value
     home.consume("run-1")
-    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper)
+    monkeypatch.setattr(
+        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper
+    )
     yield home
     home.store.close()
 
@@ -106,7 +108,7 @@ def test_another_try_replays_the_batches_with_quarantined_records_alone(
 def test_a_try_that_fails_leaves_all_as_it_was(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lease_store.errors import TransformError
+    from dagster_leasehold.lease_store.errors import TransformError
 
     home.sweeper.results = {ShardId("0"): TransformError("today's transform is broken.")}
     error = said(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", code=2)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import assets.spark_sweeper
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.records import RewriteKind
-from orchestration.command_line import main
-from orchestration.commands.vacuum import duration
+import dagster_leasehold.assets.consuming.spark_sweeper
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import RewriteKind
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.commands.vacuum import duration
 from tests.dagster_deployment import ROOT
 from tests.environment import forget_settings
 from tests.unit.assets.consumption_world import ArrowSweeper
@@ -26,8 +26,8 @@ from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 ZERO = ShardId("0")
 DECLARATION = """
 from pathlib import Path
-from assets.shard_stream import ShardStream
-from shard_sources.local_log import LocalLog
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.shard_sources.local_log import LocalLog
 
 stream = ShardStream("demo", LocalLog(Path("home/logs/demo")), transform=lambda records: records)
 """
@@ -44,7 +44,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home = ConsumedHome(tmp_path / "home")
     home.append(10)
     home.consume("run-1")
-    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper)
+    monkeypatch.setattr(
+        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper
+    )
     yield home
     home.store.close()
 
@@ -156,7 +158,7 @@ def test_the_shipped_example_is_found_by_its_module(
         streams.append(stream)
         return home.sweeper
 
-    monkeypatch.setattr(assets.spark_sweeper, "SparkSweeper", sweeper)
+    monkeypatch.setattr(dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", sweeper)
     module = ("--module", "access_log.definitions", "--home", str(home.settings.home))
     said(capsys, *command, "access", *module)
     assert home.store.batches(key, ZERO)[0].generation == 1

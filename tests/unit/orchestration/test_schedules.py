@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import dagster as dg
 
-from assets.consume_job import build_consume_job
-from assets.partitions import asset_key
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Group, ShardLease, Snapshot
-from lease_store.states import ShardState
-from orchestration.schedules import build_schedule, due_launches
-from sensors.active_runs import PARTITION_TAG
-from sensors.rebalance import build_rebalance_sensor
-from sensors.shard_list import sync_listing
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Group, ShardLease, Snapshot
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.orchestration.schedules import build_schedule, due_launches
+from dagster_leasehold.sensors.active_runs import PARTITION_TAG
+from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
 A, B, C = NodeName("a"), NodeName("b"), NodeName("c")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import InvalidSetting
-from lease_store.identifiers import NodeName
-from lease_store.node_settings import Modulo
-from lease_store.records import AssignmentMode
-from orchestration.settings import load_settings
-from orchestration.streams import declared_streams
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.records import AssignmentMode
+from dagster_leasehold.lease_store.rules.node_settings import Modulo
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.orchestration.streams import declared_streams
 from tests.environment import forget_settings
 
 

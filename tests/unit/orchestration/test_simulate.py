@@ -10,9 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lease_store.errors import InvalidSetting
-from lease_store.simulation.configuration import Event, EventKind, SimulationConfig
-from orchestration.simulate import simulate
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.orchestration.simulate import simulate
+from dagster_leasehold.simulation.configuration import (
+    Event,
+    EventKind,
+    SimulationConfig,
+)
 
 app = typer.Typer()
 app.command()(simulate)
@@ -138,7 +142,8 @@ def test_for_people_there_is_a_table() -> None:
 
 def test_a_violation_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "lease_store.simulation.world.World.unsettled", lambda world: ["as planned"]
+        "dagster_leasehold.simulation.world.World.unsettled",
+        lambda world: ["as planned"],
     )
     result = CliRunner().invoke(app, ["--steps", "50", "--json"], catch_exceptions=False)
     assert result.exit_code == 1

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from lease_store.errors import InvalidSetting
-from orchestration.commands import up
-from orchestration.commands.up import described, uses_private_mariadb
-from orchestration.settings import Settings
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.orchestration.commands import up
+from dagster_leasehold.orchestration.commands.up import described, uses_private_mariadb
+from dagster_leasehold.orchestration.settings import Settings
 
 URL = SecretStr("mysql+pymysql://leasehold:secret@db/leases")
 

@@ -8,13 +8,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assets.deployment import Deployment
-from assets.shard_stream import ShardStream
-from lease_store.errors import LogCorrupt, SourceUnavailable
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import ShardListing, Timing
-from shard_sources.source import Limits, PlannedRange, Position, ReadRange, ShardBounds
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LogCorrupt, SourceUnavailable
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import ShardListing, Timing
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

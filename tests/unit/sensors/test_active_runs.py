@@ -6,9 +6,19 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.partitions import STREAM_TAG, asset_key, asset_op_name, consume_job_name
-from lease_store.identifiers import ShardId
-from sensors.active_runs import PARTITION_TAG, active_runs, partitions_in_work, queued_shards
+from dagster_leasehold.assets.partitions import (
+    STREAM_TAG,
+    asset_key,
+    asset_op_name,
+    consume_job_name,
+)
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.sensors.active_runs import (
+    PARTITION_TAG,
+    active_runs,
+    partitions_in_work,
+    queued_shards,
+)
 from tests.unit.sensors.streams import scripted_stream
 
 
@@ -53,7 +63,7 @@ def test_a_large_backfill_of_another_asset_hides_no_run_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Method: the backfill is newer than our run, and larger than a page of the runs read."""
-    monkeypatch.setattr("sensors.active_runs.RUNS_PER_READ", 4)
+    monkeypatch.setattr("dagster_leasehold.sensors.active_runs.RUNS_PER_READ", 4)
     stream, _ = scripted_stream(1)
     with dg.DagsterInstance.ephemeral() as instance:
         for run_id in ("1", "2", "3"):
@@ -75,8 +85,8 @@ def test_shards_that_a_backfill_of_ours_is_going_to_serve_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run of the UI names its stream only when it works; its partition is known before."""
-    monkeypatch.setattr("sensors.active_runs.RUNS_PER_READ", 4)
-    monkeypatch.setattr("sensors.active_runs.SHARDS_PER_READ", 5)
+    monkeypatch.setattr("dagster_leasehold.sensors.active_runs.RUNS_PER_READ", 4)
+    monkeypatch.setattr("dagster_leasehold.sensors.active_runs.SHARDS_PER_READ", 5)
     stream, _ = scripted_stream(1)
     with dg.DagsterInstance.ephemeral() as instance:
         many_runs(instance, 11, asset_selection=frozenset([asset_key(stream)]))

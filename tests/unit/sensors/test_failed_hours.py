@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from assets.event_frontier import HOUR
-from lease_store.identifiers import ShardId
-from lease_store.memory_store import MemoryStore
-from sensors.asked_hours import (
+from dagster_leasehold.assets.windows.event_frontier import HOUR
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.sensors.asked_hours import (
     AGAIN_AT_ONCE_MAX,
     FIRST_ATTEMPTS_MAX,
     OWED_MAX,
@@ -22,8 +22,8 @@ from sensors.asked_hours import (
     AskedHours,
     OwedHour,
 )
-from shard_sources.local_log import LocalLog
-from tests.unit.assets.test_committed_dataset import NOON
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.unit.assets.output.test_committed_dataset import NOON
 from tests.unit.sensors.test_watermark import Scene, hour
 
 
@@ -62,7 +62,7 @@ def test_an_hour_whose_run_failed_is_asked_for_again_until_it_is_made(scene: Sce
 
 
 def test_a_rerun_for_late_records_that_failed_is_asked_for_again(tmp_path: Path) -> None:
-    from assets.hourly_asset import LateAction, LatePolicy
+    from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy
 
     scene = Scene(tmp_path, late=LatePolicy(LateAction.RERUN, wait_s=60))
     complete(scene)
@@ -209,7 +209,7 @@ def test_an_hour_whose_late_records_cannot_be_counted_stops_no_other(
     for number in range(3):
         scene.make(number)
     scene.tick()
-    from sensors import late_records
+    from dagster_leasehold.sensors import late_records
 
     works = late_records.committed_dataset
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from assets.deployment import Deployment
-from lease_store.errors import StoreError
-from lease_store.identifiers import GroupKey, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import ShardListing, Timing
-from lease_store.retention import ENTRIES_KEPT
-from lease_store.retention_rules import REFERENCE_ENTRIES
-from sensors.history_rounds import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import ShardListing, Timing
+from dagster_leasehold.lease_store.retention import ENTRIES_KEPT
+from dagster_leasehold.lease_store.rules.retention import REFERENCE_ENTRIES
+from dagster_leasehold.sensors.history_rounds import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds
 from tests.conformance.world import A, World, X
 
 KEY = GroupKey.parse("group", "stream")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from assets.commit_hook import CommittedBatch
-from assets.deployment import Deployment
-from assets.shard_stream import ShardStream
-from lease_store.errors import without_secrets
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import (
+from dagster_leasehold.assets.commit_hook import CommittedBatch
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import without_secrets
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import (
     BatchCommit,
     BatchStatistics,
     DataFile,
@@ -28,8 +28,8 @@ from lease_store.records import (
     Tenure,
     Timing,
 )
-from lease_store.store import Changed, Opened
-from sensors.hook_delivery import RETRY_FIRST_S, TICK_BUDGET_S, HookDelivery
+from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.sensors.hook_delivery import RETRY_FIRST_S, TICK_BUDGET_S, HookDelivery
 from tests.unit.sensors.streams import ScriptedSource
 
 A, B = NodeName("a"), NodeName("b")

@@ -7,17 +7,17 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets.instance_address import ensure_instance_address
-from assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
-from assets.run_process import process_note
-from lease_store.errors import StoreUnavailable
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import Node
-from lease_store.store import Opened
-from sensors.janitor import build_janitor_sensor
-from sensors.launching import Launch
-from sensors.run_requests import run_request
-from sensors.shard_list import sync_listing
+from dagster_leasehold.assets.consuming.run_process import process_note
+from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.sensors.janitor import build_janitor_sensor
+from dagster_leasehold.sensors.launching import Launch
+from dagster_leasehold.sensors.run_requests import run_request
+from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
 A = NodeName("a")
@@ -197,7 +197,7 @@ def test_a_run_that_raises_something_keeps_no_other_from_being_cleaned_up(
             raise ZeroDivisionError("unforeseen")
         return note == "dead"
 
-    monkeypatch.setattr("sensors.janitor.process_gone", gone)
+    monkeypatch.setattr("dagster_leasehold.sensors.janitor.process_gone", gone)
     cleaned = scene.clean()
     assert f"run {dead} failed: its process is gone" in cleaned
     assert f"shard 0 is free of run {dead}" in cleaned
@@ -211,7 +211,7 @@ def test_a_shard_that_cannot_be_freed_keeps_no_run_from_being_ended(
     def broken(*_: object, **__: object) -> bool:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr("sensors.janitor.close_ended_tenure", broken)
+    monkeypatch.setattr("dagster_leasehold.sensors.janitor.close_ended_tenure", broken)
     scene.open(scene.add_run(DagsterRunStatus.FAILURE))
     lost = scene.add_run(DagsterRunStatus.STARTED)
     scene.clean()

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lease_store.identifiers import NodeName, ShardId
-from sensors.launching import (
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.sensors.launching import (
     RETRY_FIRST_S,
     RETRY_MAX_S,
     IdleShard,
@@ -14,8 +14,8 @@ from sensors.launching import (
     choose_launches,
     work_left,
 )
-from shard_sources.removed_shards import removed_bounds
-from shard_sources.source import ShardBounds
+from dagster_leasehold.shard_sources.removed_shards import removed_bounds
+from dagster_leasehold.shard_sources.source import ShardBounds
 
 A, B = NodeName("a"), NodeName("b")
 

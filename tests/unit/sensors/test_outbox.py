@@ -7,20 +7,26 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from assets.materialization import (
+from dagster_leasehold.assets.materialization import (
     CommittedRange,
     committed_ranges,
     materialization_of,
     range_metadata,
 )
-from assets.partitions import asset_key
-from assets.shard_stream import ShardStream
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import BatchCommit, BatchStatistics, Intent, Node, ShardListing
-from lease_store.store import Changed, Opened
-from sensors.outbox import build_outbox_sensor, delivered_before
-from sensors.unreported import not_shown
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import (
+    BatchCommit,
+    BatchStatistics,
+    Intent,
+    Node,
+    ShardListing,
+)
+from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.sensors.outbox import build_outbox_sensor, delivered_before
+from dagster_leasehold.sensors.unreported import not_shown
 from tests.unit.sensors.streams import MirroringSource, memory_deployment, scripted_stream
 
 LOCAL, ZERO = NodeName("local"), ShardId("0")
@@ -187,7 +193,7 @@ def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypat
         return materialization_of(stream, committed)
 
     with monkeypatch.context() as patched:
-        patched.setattr("sensors.outbox.materialization_of", broken)
+        patched.setattr("dagster_leasehold.sensors.outbox.materialization_of", broken)
         first = tick(sensor, instance)
         assert [event.partition for event in first.asset_events] == ["1"]
         assert "reporting shard 0 failed (ZeroDivisionError: unforeseen)" in str(first.skip_reason)

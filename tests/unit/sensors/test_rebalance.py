@@ -8,22 +8,22 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets.consume_job import build_consume_job
-from assets.deployment import Deployment
-from assets.partitions import NODE_TAG, STREAM_TAG
-from assets.shard_stream import ShardStream
-from lease_store.errors import StoreUnavailable
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.liveness import steady_clock
-from lease_store.memory_store import MemoryStore
-from lease_store.node_settings import Pinned
-from lease_store.records import AssignmentMode, ShardListing
-from lease_store.states import ShardState
-from lease_store.store import Opened, Stale
-from lease_store.upkeep import UpkeepReport
-from sensors.rebalance import build_rebalance_sensor
-from sensors.shard_list import sync_listing
-from sensors.tick_mark import tick_marks
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import NODE_TAG, STREAM_TAG
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import AssignmentMode, ShardListing
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
+from dagster_leasehold.lease_store.rules.node_settings import Pinned
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import Opened, Stale
+from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.shard_list import sync_listing
+from dagster_leasehold.sensors.tick_mark import tick_marks
 from tests.unit.sensors.streams import ScriptedSource, memory_deployment, scripted_stream
 
 A, B = NodeName("a"), NodeName("b")

@@ -8,10 +8,10 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets.partitions import asset_key
-from lease_store.identifiers import ShardId
-from sensors.launching import work_left
-from shard_sources.source import ShardBounds
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.sensors.launching import work_left
+from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import A, Scene, said, served
 
@@ -50,7 +50,7 @@ def test_a_shard_whose_work_cannot_be_told_stops_no_other(instance, monkeypatch)
             raise KeyError("unforeseen")
         return work_left(check_point, bounds, "begin")
 
-    monkeypatch.setattr("sensors.launch_round.work_left", broken)
+    monkeypatch.setattr("dagster_leasehold.sensors.launch_round.work_left", broken)
     (request,) = scene.tick().run_requests
     assert served(request) == ("a", {"0", "1", "3"})
 
@@ -63,7 +63,7 @@ def test_launching_that_fails_keeps_leases_and_memory(instance, monkeypatch):
     def broken(*_: object) -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr("sensors.launch_round.active_runs", broken)
+    monkeypatch.setattr("dagster_leasehold.sensors.launch_round.active_runs", broken)
     explanation = said(scene.tick())
     assert "nothing is launched: ZeroDivisionError: unforeseen" in explanation
     assert scene.row("0").consumer_owner == A

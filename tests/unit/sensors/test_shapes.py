@@ -12,21 +12,21 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets.commit_hook import CommittedBatch
-from assets.consume_job import build_consume_job
-from assets.hourly_asset import HourlyAsset
-from assets.instance_address import ensure_instance_address
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.records import BatchCommit, BatchStatistics, Intent, Node
-from lease_store.store import Changed, Opened
-from sensors.janitor import build_janitor_sensor
-from sensors.launching import Launch
-from sensors.on_commit import build_on_commit_sensor
-from sensors.outbox import build_outbox_sensor
-from sensors.rebalance import build_rebalance_sensor
-from sensors.run_requests import run_request
-from sensors.shard_list import build_shard_list_sensor, sync_listing
-from sensors.watermark import build_watermark_sensor
+from dagster_leasehold.assets.commit_hook import CommittedBatch
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import BatchCommit, BatchStatistics, Intent, Node
+from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.sensors.janitor import build_janitor_sensor
+from dagster_leasehold.sensors.launching import Launch
+from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
+from dagster_leasehold.sensors.outbox import build_outbox_sensor
+from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.run_requests import run_request
+from dagster_leasehold.sensors.shard_list import build_shard_list_sensor, sync_listing
+from dagster_leasehold.sensors.watermark import build_watermark_sensor
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
-from lease_store.identifiers import ShardId
-from lease_store.records import ShardListing
-from lease_store.states import ShardState
-from sensors.shard_list import (
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.sensors.shard_list import (
     PARTITIONS_OF_TICK_MAX,
     TICKS_BETWEEN_REPEATS,
     build_shard_list_sensor,

@@ -11,20 +11,25 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.deployment import Deployment
-from assets.event_frontier import HOUR
-from assets.hourly_asset import HourlyAsset, LateAction, LatePolicy, hour_key
-from assets.window_run import next_numbers
-from lease_store.event_windows import EventWindow
-from lease_store.identifiers import ShardId
-from lease_store.records import Timing
-from lease_store.store import Changed
-from sensors.watermark import WatermarkRounds, build_watermark_sensor
-from shard_sources.local_log import LocalLog
-from shard_sources.local_log.format import Record
-from shard_sources.source import ShardBounds
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.windows.event_frontier import HOUR
+from dagster_leasehold.assets.windows.hourly_asset import (
+    HourlyAsset,
+    LateAction,
+    LatePolicy,
+    hour_key,
+)
+from dagster_leasehold.assets.windows.window_run import next_numbers
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.sensors.watermark import WatermarkRounds, build_watermark_sensor
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.local_log.format import Record
+from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.assets.consumption_world import NODE, World
-from tests.unit.assets.test_committed_dataset import NOON, compact
+from tests.unit.assets.output.test_committed_dataset import NOON, compact
 
 MINUTE = timedelta(minutes=1)
 ZERO, ONE = ShardId("0"), ShardId("1")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard_sources.local_log import writing
+from dagster_leasehold.shard_sources.local_log import writing
 
 
 @pytest.fixture(autouse=True)

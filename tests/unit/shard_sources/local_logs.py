@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog
-from shard_sources.local_log.segments import list_segments, shard_folder
-from shard_sources.source import ReadRange
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.local_log.segments import list_segments, shard_folder
+from dagster_leasehold.shard_sources.source import ReadRange
 from tests.sources.world import values_of
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shard_sources.durable_folder import make_folder
+from dagster_leasehold.shard_sources.durable_folder import make_folder
 from tests.synced import synced
 
 

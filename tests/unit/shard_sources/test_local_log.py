@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     LogCorrupt,
     LogExists,
     LogNotFound,
@@ -17,11 +17,11 @@ from lease_store.errors import (
     UnknownShard,
     UserMistake,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog, Record
-from shard_sources.local_log import format as segment_format
-from shard_sources.local_log.format import segment_schema
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record
+from dagster_leasehold.shard_sources.local_log import format as segment_format
+from dagster_leasehold.shard_sources.local_log.format import segment_schema
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
 from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, new_log, read_all
 
@@ -243,7 +243,7 @@ class TestCost:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The bounds of many shards would take the square of their number."""
-        from shard_sources.local_log import catalog
+        from dagster_leasehold.shard_sources.local_log import catalog
 
         log = new_log(tmp_path / "log", shards=3)
         looks: list[int] = []
@@ -255,7 +255,7 @@ class TestCost:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Thousands of shards are planned one by one without reading thousands of entries each."""
-        from shard_sources.local_log import catalog
+        from dagster_leasehold.shard_sources.local_log import catalog
 
         log = new_log(tmp_path / "log", shards=50)
         parsed: list[int] = []

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import LogCorrupt, SourceUnavailable
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog, writing
-from shard_sources.local_log.format import ENTRY_BYTES, IndexEntry
-from shard_sources.local_log.heads import HEADS_FILE
-from shard_sources.local_log.segments import SegmentName, list_segments, shard_folder
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.lease_store.errors import LogCorrupt, SourceUnavailable
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog, writing
+from dagster_leasehold.shard_sources.local_log.format import ENTRY_BYTES, IndexEntry
+from dagster_leasehold.shard_sources.local_log.heads import HEADS_FILE
+from dagster_leasehold.shard_sources.local_log.segments import (
+    SegmentName,
+    list_segments,
+    shard_folder,
+)
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lease_store.errors import LogCorrupt
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog
-from shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
-from shard_sources.local_log.format import (
+from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
+from dagster_leasehold.shard_sources.local_log.format import (
     DECODED_BYTES_MAX,
     RECORD_BYTES_MAX,
     IndexEntry,
@@ -28,8 +28,8 @@ from shard_sources.local_log.format import (
     segment_header,
     segment_schema,
 )
-from shard_sources.local_log.segments import list_segments, shard_folder
-from shard_sources.source import ReadRange
+from dagster_leasehold.shard_sources.local_log.segments import list_segments, shard_folder
+from dagster_leasehold.shard_sources.source import ReadRange
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 ZERO = ShardId("0")
@@ -122,8 +122,10 @@ def test_a_bomb_is_refused_before_it_expands(log: LocalLog, tmp_path: Path) -> N
     forge(log, encoded, entry_of(encoded, 2))
     program = (
         "import resource, sys; from pathlib import Path\n"
-        "from lease_store.errors import LogCorrupt; from lease_store.identifiers import ShardId\n"
-        "from shard_sources.local_log import LocalLog; from shard_sources.source import ReadRange\n"
+        "from dagster_leasehold.lease_store.errors import LogCorrupt\n"
+        "from dagster_leasehold.lease_store.identifiers import ShardId\n"
+        "from dagster_leasehold.shard_sources.local_log import LocalLog\n"
+        "from dagster_leasehold.shard_sources.source import ReadRange\n"
         "log = LocalLog.open(Path(sys.argv[1]))\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\n"

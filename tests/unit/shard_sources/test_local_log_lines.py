@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     RecordRefused,
     UserMistake,
 )
@@ -39,7 +39,7 @@ class TestLines:
         block: int,
         spread: str,
     ) -> None:
-        from shard_sources.local_log import Spread, lines
+        from dagster_leasehold.shard_sources.local_log import Spread, lines
 
         folder = tmp_path_factory.mktemp("load")
         file = folder / "input"
@@ -104,7 +104,7 @@ class TestLines:
     def test_a_line_too_long_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from shard_sources.local_log import lines
+        from dagster_leasehold.shard_sources.local_log import lines
 
         monkeypatch.setattr(lines, "RECORD_BYTES_MAX", 10)
         monkeypatch.setattr(lines, "_READ_BYTES", 4)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import LogCorrupt, LogNotFound
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog, Record
-from shard_sources.local_log.heads import HEADS_FILE, RECORD_BYTES
-from shard_sources.local_log.segments import list_segments, shard_folder
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.lease_store.errors import LogCorrupt, LogNotFound
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record
+from dagster_leasehold.shard_sources.local_log.heads import HEADS_FILE, RECORD_BYTES
+from dagster_leasehold.shard_sources.local_log.segments import list_segments, shard_folder
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
 from tests.unit.shard_sources.local_logs import NOW, ZERO, new_log
 
@@ -279,7 +279,7 @@ class TestWrittenByVersion01:
         self, old: tuple[LocalLog, Expected], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Method: killed between the file of heads and the catalog that announces it."""
-        from shard_sources.local_log import catalog
+        from dagster_leasehold.shard_sources.local_log import catalog
 
         def killed(*_: object) -> None:
             raise KeyboardInterrupt

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     ReshardingRefused,
     ShardBusy,
     ShardReadOnly,
 )
-from shard_sources.local_log import LocalLog, Record
-from shard_sources.source import Limits, Position, ReadRange
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, new_log, read_all
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_sources.positions import parse_position, parse_time
-from shard_sources.source import Position
+from dagster_leasehold.shard_sources.positions import parse_position, parse_time
+from dagster_leasehold.shard_sources.source import Position
 
 EIGHT = datetime(2026, 1, 31, 8, tzinfo=UTC)
 

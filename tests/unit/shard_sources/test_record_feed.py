@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import CursorExpired, CursorInvalid, InvalidSetting
-from lease_store.identifiers import ShardId
-from shard_sources.local_log import LocalLog
-from shard_sources.record_feed import SourceFeed
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, InvalidSetting
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.record_feed import SourceFeed
 
 S0 = ShardId("0")
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -9,18 +9,23 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from lease_store.errors import InvalidSetting, LeaseholdError, SourceLibraryMissing, UnknownSource
-from lease_store.identifiers import StreamName
-from shard_sources import registry
-from shard_sources.local_log import LocalLog, LocalLogReader
-from shard_sources.registry import (
+from dagster_leasehold.lease_store.errors import (
+    InvalidSetting,
+    LeaseholdError,
+    SourceLibraryMissing,
+    UnknownSource,
+)
+from dagster_leasehold.lease_store.identifiers import StreamName
+from dagster_leasehold.shard_sources import registry
+from dagster_leasehold.shard_sources.local_log import LocalLog, LocalLogReader
+from dagster_leasehold.shard_sources.registry import (
     open_source,
     reader_from_options,
     source_kind,
     source_names,
     source_options,
 )
-from shard_sources.source_kind import SourceKind, StreamPlace
+from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 PLACE = StreamPlace(StreamName("orders"), Path("logs/orders"))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import CursorExpired, SourceThrottled, SourceUnavailable
-from shard_sources.retrying import ATTEMPTS, PAUSE_MAX_S, ask
+from dagster_leasehold.lease_store.errors import CursorExpired, SourceThrottled, SourceUnavailable
+from dagster_leasehold.shard_sources.retrying import ATTEMPTS, PAUSE_MAX_S, ask
 
 
 class Service:

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from lease_store.client.beating import BackgroundBeats
-from lease_store.errors import NodeNameTaken, StoreUnavailable
+from dagster_leasehold.lease_store.client.beating import BackgroundBeats
+from dagster_leasehold.lease_store.errors import NodeNameTaken, StoreUnavailable
 
 DEADLINE_S = 20.0
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.client import GroupMember
-from lease_store.errors import (
+from dagster_leasehold.lease_store.client import GroupMember
+from dagster_leasehold.lease_store.errors import (
     LeaseLost,
     ModuloCountMismatch,
     ModuloIdOutOfRange,
@@ -18,12 +18,18 @@ from lease_store.errors import (
     ShardNotOpen,
     StoreUnavailable,
 )
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode, BatchCommit, BatchStatistics, Intent, Tenure
-from lease_store.states import ShardState
-from lease_store.store import Changed, Opened
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import (
+    AssignmentMode,
+    BatchCommit,
+    BatchStatistics,
+    Intent,
+    Tenure,
+)
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed, Opened
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

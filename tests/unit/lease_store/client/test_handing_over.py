@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     LeaseLost,
     ShardNotOpen,
     StoreUnavailable,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.client import GroupMember
-from lease_store.errors import LeaseLost, ShardNotOpen, StoreUnavailable
-from lease_store.identifiers import ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Tenure
-from lease_store.store import NotHeld, Opened
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.client import GroupMember
+from dagster_leasehold.lease_store.errors import LeaseLost, ShardNotOpen, StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import NotHeld, Opened
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from lease_store.errors import ShardOccupied, UnknownShard
-from lease_store.identifiers import ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode, ShardListing
-from lease_store.store import Stale
+from dagster_leasehold.lease_store.errors import ShardOccupied, UnknownShard
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import AssignmentMode, ShardListing
+from dagster_leasehold.lease_store.store import Stale
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -8,14 +8,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lease_store.client import ProcessorWorker, Record
-from lease_store.consumer_states import ConsumerState
-from lease_store.errors import InvalidSetting, NodeNameTaken, RunStalled, StoreUnavailable
-from lease_store.identifiers import ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import STALL_LIMIT_DEFAULT_S, Group, ShardListing
-from lease_store.states import ShardState
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.client import ProcessorWorker, Record
+from dagster_leasehold.lease_store.errors import (
+    InvalidSetting,
+    NodeNameTaken,
+    RunStalled,
+    StoreUnavailable,
+)
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import STALL_LIMIT_DEFAULT_S, Group, ShardListing
+from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

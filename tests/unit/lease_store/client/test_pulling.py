@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from lease_store.client import PullClient, PulledBatch
-from lease_store.errors import (
+from dagster_leasehold.lease_store.client import PullClient, PulledBatch
+from dagster_leasehold.lease_store.errors import (
     BatchUnconfirmed,
     ConfirmedTooLate,
     CursorInvalid,
@@ -20,10 +20,10 @@ from lease_store.errors import (
     ShardOccupied,
     UnknownShard,
 )
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import AssignmentMode, GapPolicy, Group, ShardListing
-from lease_store.states import ShardState
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import AssignmentMode, GapPolicy, Group, ShardListing
+from dagster_leasehold.lease_store.rules.states import ShardState
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lease_store.client import PullClient, PulledBatch
-from lease_store.errors import (
+from dagster_leasehold.lease_store.client import PullClient, PulledBatch
+from dagster_leasehold.lease_store.errors import (
     BatchUnconfirmed,
     ConfirmedTooLate,
     LeaseLost,
@@ -25,10 +25,10 @@ from lease_store.errors import (
     ShardOccupied,
     StoreUnavailable,
 )
-from lease_store.identifiers import NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Tenure
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.rules.verification import verify
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

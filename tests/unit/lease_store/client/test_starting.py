@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.client import Fetched, ProcessorWorker, PullClient
-from lease_store.errors import GapHeld, StoreUnavailable
-from lease_store.identifiers import ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import GapPolicy, Group, Intent, ShardListing
-from lease_store.store import Opened
-from lease_store.verification import verify
+from dagster_leasehold.lease_store.client import Fetched, ProcessorWorker, PullClient
+from dagster_leasehold.lease_store.errors import GapHeld, StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import GapPolicy, Group, Intent, ShardListing
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Opened
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

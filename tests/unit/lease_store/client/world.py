@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lease_store.client import Fetched, GroupMember, PullClient, PulledBatch, Record
-from lease_store.errors import CursorExpired, CursorInvalid
-from lease_store.identifiers import GroupKey, NodeName, ShardId
-from lease_store.memory_store import MemoryStore
-from lease_store.records import Group, Node, ShardListing
-from lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.client import (
+    Fetched,
+    GroupMember,
+    PullClient,
+    PulledBatch,
+    Record,
+)
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.lease_store.store import LeaseStore
 
 KEY = GroupKey.parse("readers", "events")
 TIMEOUT_S = 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError  # noqa: TID253
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     InvalidSetting,
     LeaseholdError,
@@ -20,10 +20,10 @@ from lease_store.errors import (
     SourceUnavailable,
     UnknownShard,
 )
-from lease_store.identifiers import ShardId
-from shard_sources.kafka import KafkaOptions, KafkaSource
-from shard_sources.kafka.failures import error_of
-from shard_sources.source import Limits, ReadRange
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
+from dagster_leasehold.shard_sources.kafka.failures import error_of
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.certificates import Authority
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored

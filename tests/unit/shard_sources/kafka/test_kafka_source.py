@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from lease_store.errors import CursorInvalid, SourceError
-from lease_store.identifiers import ShardId
-from shard_sources.kafka import KafkaOptions, KafkaSource
-from shard_sources.kafka.reading import attributes
-from shard_sources.source import Limits, Position, ReadRange
+from dagster_leasehold.lease_store.errors import CursorInvalid, SourceError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
+from dagster_leasehold.shard_sources.kafka.reading import attributes
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
 

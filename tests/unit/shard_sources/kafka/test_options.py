@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import InvalidSetting
-from shard_sources.kafka import KafkaOptions, KafkaSource
-from shard_sources.registry import reader_from_options, source_options
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
+from dagster_leasehold.shard_sources.registry import reader_from_options, source_options
 
 SERVERS = {"bootstrap_servers": "127.0.0.1:9092"}
 

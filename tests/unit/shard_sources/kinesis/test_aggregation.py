@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from shard_sources.kinesis.aggregation import MAGIC, Part, unpack
-from shard_sources.kinesis.cursors import after, at
-from shard_sources.kinesis.paging import StoredRecord
-from shard_sources.kinesis.records import HashRange, batch_of, user_records
-from shard_sources.source import record_schema
+from dagster_leasehold.shard_sources.kinesis.aggregation import MAGIC, Part, unpack
+from dagster_leasehold.shard_sources.kinesis.cursors import after, at
+from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
+from dagster_leasehold.shard_sources.kinesis.records import HashRange, batch_of, user_records
+from dagster_leasehold.shard_sources.source import record_schema
 from tests.unit.shard_sources.kinesis.packing import pack
 
 # By hand, after the format's description: keys "a" and "b"; explicit hash "7"; a tag "t" of "v".

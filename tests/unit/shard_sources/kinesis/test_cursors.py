@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import CursorInvalid
-from shard_sources.kinesis.cursors import GONE, Place, Side, after, at, created_s, start
+from dagster_leasehold.lease_store.errors import CursorInvalid
+from dagster_leasehold.shard_sources.kinesis.cursors import (
+    GONE,
+    Place,
+    Side,
+    after,
+    at,
+    created_s,
+    start,
+)
 
 NUMBER = 49680431711629241955125856913212554099471375107828482050
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shard_sources.kinesis.aggregation import Part
-from shard_sources.kinesis.cursors import after, at
-from shard_sources.kinesis.kept_ranges import KeptRanges
-from shard_sources.kinesis.records import UserRecord, batch_of
+from dagster_leasehold.shard_sources.kinesis.aggregation import Part
+from dagster_leasehold.shard_sources.kinesis.cursors import after, at
+from dagster_leasehold.shard_sources.kinesis.kept_ranges import KeptRanges
+from dagster_leasehold.shard_sources.kinesis.records import UserRecord, batch_of
 
 SHARD = "shardId-000000000000"
 

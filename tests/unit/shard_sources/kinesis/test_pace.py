@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shard_sources.kinesis.pace import Pace
+from dagster_leasehold.shard_sources.kinesis.pace import Pace
 
 SHARD = "shardId-000000000000"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lease_store.errors import SourceRefused, SourceUnavailable
-from shard_sources.loghub.credentials import (
+from dagster_leasehold.lease_store.errors import SourceRefused, SourceUnavailable
+from dagster_leasehold.shard_sources.loghub.credentials import (
     KEY_ID,
     KEY_SECRET,
     RENEW_AFTER_S,

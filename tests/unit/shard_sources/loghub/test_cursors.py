@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lease_store.errors import CursorInvalid
-from lease_store.identifiers import ShardId
-from shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.lease_store.errors import CursorInvalid
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 
 SHARD = ShardId("0")
 

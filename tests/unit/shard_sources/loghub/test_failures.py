@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lease_store.errors import (
+from dagster_leasehold.lease_store.errors import (
     CursorInvalid,
     LeaseholdError,
     LogNotFound,
@@ -14,7 +14,7 @@ from lease_store.errors import (
     SourceUnavailable,
     UnknownShard,
 )
-from shard_sources.loghub.failures import Asked, ServiceRefusal, failure
+from dagster_leasehold.shard_sources.loghub.failures import Asked, ServiceRefusal, failure
 
 ASKED = Asked("project/logstore", "https://sls", "3", "MTIz")
 

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from lease_store.errors import InvalidSetting, UserMistake
-from lease_store.identifiers import ShardId, StreamName
-from shard_sources.loghub.kind import KIND
-from shard_sources.registry import open_source, reader_from_options, source_options
-from shard_sources.source import Position
-from shard_sources.source_kind import StreamPlace
+from dagster_leasehold.lease_store.errors import InvalidSetting, UserMistake
+from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
+from dagster_leasehold.shard_sources.loghub.kind import KIND
+from dagster_leasehold.shard_sources.registry import (
+    open_source,
+    reader_from_options,
+    source_options,
+)
+from dagster_leasehold.shard_sources.source import Position
+from dagster_leasehold.shard_sources.source_kind import StreamPlace
 
 GIVEN = {"endpoint": "cn-hangzhou.log.aliyuncs.com", "project": "my-project"}
 
@@ -74,9 +78,10 @@ def test_a_shard_that_is_no_number_is_unknown_before_anything_is_asked(
 def test_declaring_a_logstore_does_not_load_the_sdk() -> None:
     """The SDK takes half a second, which each code location would pay."""
     script = (
-        "import sys; from pathlib import Path; from lease_store.identifiers import StreamName\n"
-        "from shard_sources.registry import open_source, source_options\n"
-        "from shard_sources.source_kind import StreamPlace\n"
+        "import sys; from pathlib import Path\n"
+        "from dagster_leasehold.lease_store.identifiers import StreamName\n"
+        "from dagster_leasehold.shard_sources.registry import open_source, source_options\n"
+        "from dagster_leasehold.shard_sources.source_kind import StreamPlace\n"
         "options = source_options('loghub', {'endpoint': 'h', 'project': 'pp'})\n"
         "open_source('loghub', options, StreamPlace(StreamName('s-s'), Path('.')))\n"
         "sys.exit('aliyun.log' in sys.modules or 'requests' in sys.modules)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from shard_sources.loghub.lineage import ListedShard, with_parents
+from dagster_leasehold.shard_sources.loghub.lineage import ListedShard, with_parents
 
 QUARTERS = ["0" * 32, "4" + "0" * 31, "8" + "0" * 31, "c" + "0" * 31, "f" * 32]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from lease_store.identifiers import ShardId
-from shard_sources.loghub.records import Fields, RecordColumns, json_value
-from shard_sources.source import record_schema
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.loghub.records import Fields, RecordColumns, json_value
+from dagster_leasehold.shard_sources.source import record_schema
 
 NUMBER = 1447299606896632356
 

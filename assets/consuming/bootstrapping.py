@@ -1,0 +1,75 @@
+"""Where a pinned shard begins: at the bootstrap cursor that its node's settings name.
+
+A cursor takes effect once. The shard's row remembers the last one, so that a run that starts later,
+or a code server that is started again with the same settings, goes on from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import AssignmentMode, Pulse, Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.clamping import clamped
+from dagster_leasehold.shard_sources.source import ShardSource
+
+
+def bootstrap_cursors(pulse: Pulse, node: NodeName) -> dict[ShardId, str]:
+    """The shards that a node pins, each with the cursor at which it begins, where it names one."""
+    if pulse.group.assignment is not AssignmentMode.PINNED:
+        return {}
+    row = next((row for row in pulse.nodes if row.name == node), None)
+    pinned = (row.pinned if row is not None else None) or {}
+    return {shard: cursor for shard, cursor in pinned.items() if cursor is not None}
+
+
+@dataclass(slots=True)
+class Bootstrapping:
+    """Starts the pinned shards of one node, for one run.
+
+    Attributes:
+        store: where the checkpoints are.
+        source: tells which cursors a shard has.
+        cursors: the bootstrap cursors that the node's settings name.
+    """
+
+    store: LeaseStore
+    source: ShardSource
+    cursors: Mapping[ShardId, str] = field(default_factory=dict[ShardId, str])
+    _applied: dict[ShardId, str | None] | None = None
+
+    def apply(self, key: GroupKey, shard: ShardId, node: NodeName, run: str) -> None:
+        """Set the shard's checkpoint to its bootstrap cursor, if that was not done before.
+
+        Raises:
+            CursorInvalid: it is no cursor of the shard; nothing was changed.
+            CheckpointRefused: it is inside a committed batch; nothing was changed.
+        """
+        cursor = self.cursors.get(shard)
+        if cursor is None:
+            return
+        if self._applied is None:
+            rows = self.store.snapshot(key).shards
+            self._applied = {row.shard: row.bootstrap for row in rows}
+        if self._applied.get(shard) != cursor:
+            clamped(self.source, shard, cursor)  # Refuses nonsense before anything is changed.
+            self.store.bootstrap(key, shard, node, cursor, run=run)
+
+    def beginning(self, tenure: Tenure, check_point: str | None) -> str | None:
+        """Where an open shard goes on: behind a gap, where its bootstrap cursor has no records.
+
+        Looked at whenever the checkpoint still is that cursor: a run may have died in between.
+
+        Raises:
+            LeaseLost: the tenure is over.
+        """
+        cursor = self.cursors.get(tenure.shard)
+        if cursor is None or check_point != cursor:
+            return check_point
+        readable = clamped(self.source, tenure.shard, cursor)
+        if readable != cursor:
+            reason = f"the log has no record at {cursor}: reading begins at {readable}"
+            self.store.record_gap(tenure, start=cursor, end=readable, reason=reason)
+        return readable

@@ -1,0 +1,111 @@
+"""What a run did for each of its shards, and why it stopped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Self
+
+from dagster_leasehold.assets.output.attempt_reports import earliest, latest
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import BatchStatistics
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.shard_sources.source import ShardSource, bounds_for
+
+_LOG = logging.getLogger(__name__)
+
+
+class StopReason(StrEnum):
+    """Why a run stopped consuming a shard."""
+
+    CAUGHT_UP = "caught_up"
+    FINISHED = "finished"
+    BUDGET_ENDED = "budget_ended"
+    STOP_REQUESTED = "stop_requested"
+    HANDED_OVER = "handed_over"
+    PAUSED = "paused"
+    LEASE_LOST = "lease_lost"
+    UNTRUSTED = "untrusted"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    NOT_HELD = "not_held"
+    OPEN_BY_OTHER = "open_by_other"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether this is how a shard's consumption may end without anybody looking at it."""
+        return self not in (StopReason.LEASE_LOST, StopReason.UNTRUSTED, StopReason.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumptionReport:
+    """What a run did for one shard.
+
+    Attributes:
+        stopped: why it stopped.
+        records: records read and committed; None when a transform stopped its reader early.
+        bytes: bytes of their keys and values, or None likewise.
+        batches: batches committed.
+        start: the cursor at which the run began, or None where it never came to that.
+        end: the cursor up to which it committed.
+        lag_before: unread records when it began, where the source can tell.
+        lag_after: unread records when it stopped.
+        quarantined: committed records that could not be parsed.
+        written: records in committed output.
+        error: what went wrong, as one sentence; empty when nothing did.
+        open_by: the run that has the shard open, for `open_by_other`.
+    """
+
+    shard: ShardId
+    stopped: StopReason
+    records: int | None = 0
+    bytes: int | None = 0
+    batches: int = 0
+    start: str | None = None
+    end: str | None = None
+    lag_before: int | None = None
+    lag_after: int | None = None
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+    quarantined: int = 0
+    written: int = 0
+    error: str = ""
+    open_by: str = ""
+
+    def with_batch(self, end: str, statistics: BatchStatistics) -> Self:
+        """This report after one more committed batch."""
+        return replace(
+            self,
+            records=_sum(self.records, statistics.records),
+            bytes=_sum(self.bytes, statistics.bytes),
+            batches=self.batches + 1,
+            end=end,
+            first_event_time=earliest(self.first_event_time, statistics.first_event_time),
+            last_event_time=latest(self.last_event_time, statistics.last_event_time),
+            quarantined=self.quarantined + statistics.quarantined,
+            written=self.written + statistics.written,
+        )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def with_lag_after(
+    source: ShardSource, reports: Mapping[ShardId, ConsumptionReport]
+) -> dict[ShardId, ConsumptionReport]:
+    """Return the reports with the lag of each shard at its end, where the source tells it."""
+    ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
+    found = dict(reports)
+    try:
+        bounds = bounds_for(source, ends) if ends else {}
+        for shard in ends.keys() & bounds.keys():
+            lag = source.lag(shard, ends[shard], bounds[shard])
+            found[shard] = replace(reports[shard], lag_after=lag)
+    except Exception as error:
+        # Lag is for people to look at: a source that is away costs no result.
+        _LOG.warning("The lag of %s is not known: %s", ", ".join(ends), sentence_of(error))
+    return found

@@ -1,0 +1,85 @@
+"""A run consuming shards of one node: the heartbeat around the batch loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
+from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
+from dagster_leasehold.assets.consuming.spark_sweeper import ABANDON_S, SparkSweeper
+from dagster_leasehold.assets.consuming.stall_guard import (
+    GuardedSweeper,
+    StallGuard,
+    guarded_source,
+)
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import BEAT_FRACTION_MAX, BatchCommit, Timing
+
+_LOG = logging.getLogger(__name__)
+
+
+def consume_shards(
+    stream: ShardStream,
+    deployment: Deployment,
+    *,
+    spark: SparkResource,
+    node: NodeName,
+    incarnation: str,
+    run: str,
+    shards: Sequence[ShardId],
+    after_commit: Callable[[Sequence[BatchCommit]], None],
+) -> tuple[list[ConsumptionReport], float]:
+    """Consume shards that `node` holds; one report per shard, and the seconds that it took.
+
+    `after_commit` is told of every batch right after its commit.
+
+    The run beats for its node: should the sensor's process die, the node lives on as long as the
+    run works, and no shard changes hands for nothing.
+
+    Raises:
+        LeaseholdError: what concerns the whole run, such as a store that does not answer.
+    """
+    store = deployment.store()
+    pulse = store.pulse(stream.key)
+    timeout_s = pulse.group.timeout_s
+    timing = Timing(timeout_s=timeout_s, beat_s=timeout_s * BEAT_FRACTION_MAX)
+    started_s = time.monotonic()
+    with (
+        Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat,
+        StallGuard(stream.stall_limit_s, time.monotonic) as guard,
+    ):
+        sweeper = SparkSweeper(
+            stream=stream,
+            session=lambda: spark.spark_session,
+            output_root=deployment.output_folder(stream.key),
+            run=run,
+            doomed=lambda: guard.ending or not heartbeat.trusted,
+            progressed=guard.progressed,
+        )
+        consumer = Consumer(
+            stream=replace(stream, source=guarded_source(stream.source, guard)),
+            store=store,
+            node=node,
+            run=run,
+            sweeper=GuardedSweeper(sweeper, guard),
+            heartbeat=heartbeat,
+            clock=time.monotonic,
+            stop_requested=deployment.leaving,
+            after_commit=lambda commits: guard.call(
+                "Dagster's storage to take events", lambda: after_commit(commits)
+            ),
+            bootstrap=bootstrap_cursors(pulse, node),
+        )
+        reports = consumer.consume(shards)
+    # The shards are free by now: whoever takes them must not find a Spark that stands still.
+    if guard.stalled is not None and not sweeper.abandon() and spark.end_server():
+        _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
+    return list(reports.values()), time.monotonic() - started_s

@@ -1,0 +1,191 @@
+"""Whether a run may consume a shard it was asked for by name, and as which node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import ShardLease, Snapshot
+from dagster_leasehold.lease_store.rules.assignment_plan import Claim, Plan
+from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import Changed, LeaseStore, NotHeld, Opened
+
+
+@dataclass(frozen=True, slots=True)
+class MayConsume:
+    """A served node holds the shard; `open_run` is the run that has it open, or empty."""
+
+    node: NodeName
+    incarnation: str
+    open_run: str
+
+
+@dataclass(frozen=True, slots=True)
+class MayClaim:
+    """Nobody holds the shard: a served node may claim it while its counter is `lease_id`."""
+
+    node: NodeName
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The shard is over: all its records were consumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The run may not consume the shard; `sentence` says why and what to do."""
+
+    sentence: str
+
+
+Standing = MayConsume | MayClaim | Finished | Refused
+
+
+def standing_of(
+    snapshot: Snapshot,
+    shard: str,
+    *,
+    served: Sequence[NodeName],
+    address: str,
+    wanted: str | None,
+) -> Standing:
+    """What a run of a deployment that serves `served` may do with a shard now.
+
+    `address` is where the served nodes answer; a node of the same name that answers elsewhere is
+    another deployment's. `wanted` is the node that the launcher named, or None to take whichever
+    fits.
+    """
+    row = next((row for row in snapshot.shards if row.shard == shard), None)
+    if row is None:
+        return Refused(
+            f"Consumer group {snapshot.group.key} has no shard {shard!r}: materialize one of the "
+            "partitions that the shard list sensor added."
+        )
+    if row.state is ShardState.OVER:
+        return Finished()
+    obstacle = _obstacle(snapshot, row, served, wanted)
+    if obstacle is not None:
+        return Refused(obstacle)
+    members = {node.name for node in snapshot.nodes if node.member and node.address == address}
+    ours = [node for node in served if node in members]
+    if row.state is ShardState.NOT_ALLOC:
+        return _claimant(snapshot, row, ours, wanted)
+    return _holder(snapshot, row, ours, wanted)
+
+
+def _obstacle(
+    snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
+) -> str | None:
+    """What keeps every node of the deployment from consuming the shard now, as a sentence."""
+    key = snapshot.group.key
+    if wanted is not None and wanted not in served:
+        return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."
+    if row.state is ShardState.WAIT:
+        return (
+            f"Shard {row.shard} of {key} waits for its parents ({', '.join(row.parents)}) to be "
+            "consumed to their ends: consume those first."
+        )
+    if snapshot.group.paused:
+        return f"Consumer group {key} is paused: resume it before consuming shard {row.shard}."
+    return None
+
+
+def _claimant(
+    snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
+) -> Standing:
+    """Whom the plan gives the free shard, so that asking for it by name moves nothing later.
+
+    Every member counts as live: the next rebalancing settles what a dead one leaves.
+    """
+    key = snapshot.group.key
+    if not any(wanted in (None, node) for node in ours):
+        return Refused(
+            f"Nobody holds shard {row.shard} of {key}, and no node that this deployment serves is "
+            "a member of the group yet: switch the rebalance sensor on."
+        )
+    planned = plan(snapshot, live=[node.name for node in snapshot.nodes if node.member])
+    claims = (action for action in planned.actions if isinstance(action, Claim))
+    taker = next((claim.node for claim in claims if claim.shard == row.shard), None)
+    if taker is None:
+        return Refused(
+            f"Shard {row.shard} of {key} falls to no node: {_why_left(planned, row)}. "
+            "`leasehold plan --explain` says more."
+        )
+    if taker not in ours:
+        return Refused(
+            f"Shard {row.shard} of {key} falls to node {taker}, which another deployment serves: "
+            "materialize it there."
+        )
+    if wanted not in (None, taker):
+        return Refused(
+            f"Shard {row.shard} of {key} falls to node {taker}, not to {wanted}: leave the node "
+            f"out, or name {taker}."
+        )
+    return MayClaim(taker, row.lease_id)
+
+
+def _why_left(planned: Plan, row: ShardLease) -> str:
+    """Why the plan gives a free shard to nobody."""
+    if not row.subscribable:
+        return "its source lets nobody subscribe to it now"
+    left = (each.reason for each in planned.unassigned if each.shard == row.shard)
+    return next(left, planned.summary)
+
+
+def _holder(
+    snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
+) -> Standing:
+    holder = row.consumer_owner
+    node = next((node for node in snapshot.nodes if node.name == holder), None)
+    if node is None or holder not in ours:
+        return Refused(
+            f"Shard {row.shard} of {snapshot.group.key} is held by node {holder}, which another "
+            "deployment serves: materialize it there."
+        )
+    if wanted not in (None, holder):
+        return Refused(
+            f"Shard {row.shard} of {snapshot.group.key} is held by node {holder}, not by "
+            f"{wanted}: leave the node out, or name the holder."
+        )
+    return MayConsume(node.name, node.incarnation, row.consumer_run)
+
+
+def claim_for_run(
+    store: LeaseStore, key: GroupKey, shard: ShardId, claim: MayClaim, *, run: str
+) -> bool:
+    """Claim a free shard that a run was asked for; False where somebody else was faster."""
+    outcome = store.claim(
+        key,
+        {shard: (claim.node, claim.lease_id)},
+        observer=f"run {run}",
+        reason=f"asked for by run {run}",
+    )
+    return isinstance(outcome.get(shard), Changed)
+
+
+def close_ended_tenure(
+    store: LeaseStore, key: GroupKey, shard: ShardId, node: NodeName, *, ended: str, closing: str
+) -> bool:
+    """Close the tenure of a run that has ended without closing it.
+
+    A tenure is closed by its own run alone, and that run is gone. So a tenure of its own takes
+    its place and is closed at once: the epoch rises, which fences the old run should it wake. A
+    shard in transfer goes to its next node in the attempt. `closing` is a fresh run id.
+
+    Returns:
+        False where the shard had moved on meanwhile, or the group is paused.
+    """
+    opened = store.open_tenure(key, shard, node, closing, replaces=ended)
+    if isinstance(opened, NotHeld):
+        return opened.consumer_owner not in (None, node)
+    if not isinstance(opened, Opened):
+        return False
+    failpoints.reach(Failpoint.DURING_BURIAL)
+    store.close_tenure(opened.tenure, reason=f"run {ended} ended without closing it")
+    return True

@@ -1,0 +1,189 @@
+"""The Spark data source that reads ranges of shards: one job for all shards of a run.
+
+Spark's workers import this module by name, so its classes stand at module level and it imports
+Spark there; everything else imports this module inside functions.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (  # noqa: TID253
+    DataSource,
+    DataSourceReader,
+    InputPartition,
+)
+
+from dagster_leasehold.assets.output.attempt_reports import (
+    MovingRecords,
+    RangeStatistics,
+    earliest,
+    latest,
+    report_error,
+    report_read,
+)
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import ReadRange, ShardReader, record_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+FORMAT = "leasehold_shards"
+RANGES, READER, TASKS, FOLDER = "ranges", "reader", "tasks", "folder"
+RECORDS_PER_TASK_MIN = 10_000
+"""A task costs as much as reading this many records."""
+SCHEMA = (
+    "shard_id string, cursor string, event_time timestamp, key binary, value binary, "
+    "attributes map<string, string>"
+)
+
+
+@dataclass
+class RangesOfTask(InputPartition):
+    """The ranges that one task reads, one after the other."""
+
+    ranges: tuple[ReadRange, ...]
+
+    def __init__(self, ranges: tuple[ReadRange, ...]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+def pack(ranges: Sequence[ReadRange], tasks_max: int) -> list[tuple[ReadRange, ...]]:
+    """Share ranges among at most `tasks_max` tasks: longest first, to the task with the least.
+
+    A shard's range stays whole, so that its records stay in order and in one file. A range of
+    unknown length counts as long.
+    """
+    known = [range_.records for range_ in ranges if range_.records > 0]
+    unknown = max([RECORDS_PER_TASK_MIN, *known])
+    sized = [(range_.records or unknown, range_) for range_ in ranges]
+    worth = max(1, sum(size for size, _ in sized) // RECORDS_PER_TASK_MIN)
+    tasks = max(1, min(tasks_max, len(sized), worth))
+    bins: list[list[ReadRange]] = [[] for _ in range(tasks)]
+    loads = [(0, index) for index in range(tasks)]
+    for size, range_ in sorted(sized, key=lambda item: (-item[0], item[1].shard)):
+        load, index = heapq.heappop(loads)
+        bins[index].append(range_)
+        heapq.heappush(loads, (load + size, index))
+    return [tuple(bin_) for bin_ in bins if bin_]
+
+
+def read_options(
+    source_options: Mapping[str, str], ranges: Sequence[ReadRange], tasks_max: int, folder: Path
+) -> dict[str, str]:
+    """The options that carry a sweep's ranges to Spark; `folder` takes the reports."""
+    return {
+        READER: json.dumps(dict(source_options)),
+        RANGES: json.dumps([asdict(range_) for range_ in ranges]),
+        TASKS: str(tasks_max),
+        FOLDER: str(folder),
+    }
+
+
+class ShardDataSource(DataSource):
+    """Reads the ranges named in its options through the source named there."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """The columns of every source."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> ShardRangesReader:
+        """The reader of these options."""
+        del schema
+        return ShardRangesReader(dict(self.options))
+
+
+class ShardRangesReader(DataSourceReader):
+    """Yields the records of ranges as Arrow batches and reports what it saw of each."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._reader_options: dict[str, str] = json.loads(options[READER])
+        self._ranges = tuple(
+            ReadRange(ShardId(item["shard"]), item["start"], item["end"], item["records"])
+            for item in json.loads(options[RANGES])
+        )
+        self._tasks_max = int(options[TASKS])
+        self._folder = Path(options[FOLDER])
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One part a task; a single empty one where there is nothing to read."""
+        packed = pack(self._ranges, self._tasks_max) if self._ranges else [()]
+        return [RangesOfTask(ranges) for ranges in packed]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a task's ranges, each range in order."""
+        from dagster_leasehold.shard_sources.registry import reader_from_options
+
+        assert isinstance(partition, RangesOfTask)
+        if not partition.ranges:
+            return
+        shard: ShardId | None = None
+        try:
+            reader: ShardReader = reader_from_options(self._reader_options)
+            for range_ in partition.ranges:
+                shard = range_.shard
+                yield from self._read_range(reader, range_)
+        except LeaseholdError as error:
+            # What is raised here reaches the driver as text: the report keeps type and shard.
+            report_error(self._folder, shard, error)
+            raise
+        except (OSError, ValueError) as error:
+            report_error(self._folder, shard, error)
+            raise
+
+    def _read_range(self, reader: ShardReader, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        statistics, moving = RangeStatistics(), MovingRecords(self._folder)
+        for batch in reader.read(range_):
+            for part in exact(batch):
+                statistics = add(statistics, part)
+                moving.moved()
+                yield part
+        # Reached only if the consumer asked for all: a `limit` stops the generator above.
+        report_read(self._folder, range_.shard, statistics)
+
+
+def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """A batch with exactly the columns and types that Spark was promised.
+
+    Spark checks the first batch of a task alone; a later one of another form would fail deep
+    inside its reader.
+    """
+    import pyarrow as pa
+
+    schema = record_schema()
+    if batch.schema.equals(schema):
+        return [batch]
+    table = pa.Table.from_batches([batch]).select(schema.names)
+    return table.cast(schema).to_batches()
+
+
+def add(seen: RangeStatistics, batch: pa.RecordBatch) -> RangeStatistics:
+    """Statistics that include one more batch."""
+    import pyarrow.compute
+
+    # Its functions are made when it is imported, where a type checker cannot see them.
+    pc: Any = pyarrow.compute
+
+    times = pc.min_max(batch.column("event_time")).as_py()
+    bytes_ = sum(
+        pc.sum(pc.binary_length(batch.column(name))).as_py() or 0 for name in ("key", "value")
+    )
+    return RangeStatistics(
+        seen.records + batch.num_rows,
+        seen.bytes + bytes_,
+        earliest(seen.first_event_time, times["min"]),
+        latest(seen.last_event_time, times["max"]),
+    )

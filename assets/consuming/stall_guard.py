@@ -1,0 +1,240 @@
+"""A run's own watch over its progress: what makes none for too long is given up.
+
+A node beats while its run hangs, so that its lease says nothing about the run's work. Whatever a
+run waits for outside of itself (its source, Spark, Dagster's storage) therefore runs on a thread
+of its own, and the run waits for it only as long as there is progress:
+
+1. A source's read hangs in a socket, or Spark's worker stands still. The node goes on beating.
+2. Nothing of the work has moved for `limit_s`: the run stops waiting, and leaves the thread.
+3. It closes its tenures, at their last checkpoints, and fails with a sentence.
+4. The thread wakes after all. It holds no tenure, and nothing that it still does is committed.
+
+Progress is that a call returns, or that it says so itself: a Spark job does while records move.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from dagster_leasehold.lease_store.errors import RunStalled
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.shard_sources.source import (
+    BoundedFromCursors,
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+    ShardSource,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from dagster_leasehold.assets.consuming.sweep import Sweeper, SweepResult
+
+POLL_S = 0.2
+UNWIND_S = 10.0
+"""How long a call may take to end that the run itself interrupts, in seconds."""
+
+T = TypeVar("T")
+
+
+class _Call:
+    """Work for the thread, and its outcome."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self._context = contextvars.copy_context()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.done = threading.Event()
+
+    def carry_out(self) -> None:
+        try:
+            self._result = self._context.run(self._work)
+        except BaseException as error:
+            # Raised again where the result is awaited, an interruption included.
+            self._error = error
+        finally:
+            self.done.set()
+
+    def outcome(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class StallGuard:
+    """Waits for the calls of one run, and gives the run up when they make no progress.
+
+    A context manager. Once a call was given up, every later one fails at once with the same error.
+
+    Args:
+        limit_s: for how long a call may make no progress, in seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, limit_s: float, clock: Clock) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._progress_at = clock()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stalled: RunStalled | None = None
+        self._ending = threading.Event()
+
+    @property
+    def stalled(self) -> RunStalled | None:
+        """Why the run was given up; None while it was not."""
+        return self._stalled
+
+    @property
+    def ending(self) -> bool:
+        """Whether nobody waits any more for the call that is at work, which should end."""
+        return self._ending.is_set()
+
+    def progressed(self) -> None:
+        """Take note that the call at work has moved on."""
+        self._progress_at = self._clock()
+
+    def call(self, what: str, work: Callable[[], T]) -> T:
+        """Carry out some work, and wait for it while it makes progress; its result.
+
+        Args:
+            what: what the run waits for, as part of a sentence.
+            work: what to do; whatever it raises is raised here.
+
+        Raises:
+            RunStalled: there was no progress for the limit, now or in an earlier call.
+        """
+        if self._stalled is not None:
+            raise self._stalled
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work_off, name="guarded", daemon=True)
+            self._thread.start()
+        call = _Call(work)
+        self.progressed()
+        self._calls.put(call)
+        try:
+            while not call.done.wait(min(POLL_S, self._limit_s)):
+                if self._clock() - self._progress_at > self._limit_s:
+                    self._ending.set()
+                    self._stalled = RunStalled(
+                        f"This run made no progress for {self._limit_s:g} s while it waited for "
+                        f"{what}, so that it gave its shards up: the next run goes on from their "
+                        "checkpoints. Let that answer sooner, or raise stall_limit_s if work may "
+                        "take so long."
+                    )
+                    raise self._stalled
+        except RunStalled:
+            raise
+        except BaseException:
+            # The run is interrupted: the call is asked to end, as Spark's jobs outlive a client.
+            self._ending.set()
+            call.done.wait(UNWIND_S)
+            raise
+        self.progressed()
+        return call.outcome()
+
+    def _work_off(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.carry_out()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._calls.put(None)
+
+
+class GuardedSweeper:
+    """A sweeper that is waited for while it makes progress."""
+
+    def __init__(self, sweeper: Sweeper, guard: StallGuard) -> None:
+        self._sweeper = sweeper
+        self._guard = guard
+
+    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+        """See `assets.consuming.sweep.Sweeper`."""
+        return self._guard.call("Spark", lambda: self._sweeper(ranges))
+
+
+class GuardedSource:
+    """A source whose calls are waited for no longer than the guard allows."""
+
+    def __init__(self, source: ShardSource, guard: StallGuard) -> None:
+        self._source = source
+        self._guard = guard
+
+    def list_shards(self) -> list[ShardListing]:
+        """See `ShardSource`."""
+        return self._guard.call("the source's list of shards", self._source.list_shards)
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """See `ShardSource`."""
+        return self._guard.call(
+            "the source's bounds of its shards", lambda: self._source.bounds(shards)
+        )
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """See `ShardSource`."""
+        return self._guard.call(
+            f"the source's cursor of shard {shard}",
+            lambda: self._source.cursor_at(shard, position),
+        )
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """See `ShardSource`."""
+        return self._guard.call(
+            f"the source to plan a batch of shard {shard}",
+            lambda: self._source.plan(shard, start, limits),
+        )
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """See `ShardSource`."""
+        return self._source.lag(shard, cursor, bounds)
+
+    def spark_options(self) -> Mapping[str, str]:
+        """See `ShardSource`."""
+        return self._source.spark_options()
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """See `ShardReader`; a run reads in Spark's workers alone."""
+        return self._source.read(range_)
+
+
+class _GuardedCursorsSource(GuardedSource):
+    """A guarded source whose bounds are told from its readers' cursors."""
+
+    def __init__(self, source: BoundedFromCursors, inner: ShardSource, guard: StallGuard) -> None:
+        super().__init__(inner, guard)
+        self._from_cursors = source
+
+    def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
+        """See `BoundedFromCursors`."""
+        return self._guard.call(
+            "the source's bounds of its shards", lambda: self._from_cursors.bounds_after(cursors)
+        )
+
+
+def guarded_source(source: ShardSource, guard: StallGuard) -> ShardSource:
+    """Return the source with its calls under guard."""
+    if isinstance(source, BoundedFromCursors):
+        return _GuardedCursorsSource(source, source, guard)
+    return GuardedSource(source, guard)

@@ -1,0 +1,138 @@
+"""The IO manager that gives committed output to downstream assets, by the type they ask for.
+
+It reads the ledger at the moment the input is loaded. It writes nothing: what a stream's asset
+makes is committed by the ledger, long before Dagster could store a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.committed_dataset import ALWAYS, EventSpan, committed_dataset
+from dagster_leasehold.assets.output.committed_output import read_committed
+from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError, OutputUnreadable, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COMMITTED_OUTPUT = "committed_output"
+TIME_COLUMN_KEY = "event_time_column"
+"""Of an input's metadata: which column a time window means, where it is not `event_time`."""
+KINDS = {
+    ("pyarrow", "Table"): "table",
+    ("pyarrow", "Dataset"): "dataset",
+    ("pandas", "DataFrame"): "pandas",
+    ("pyspark", "DataFrame"): "spark",
+}
+
+
+def kind_of(annotation: object) -> str | None:
+    """What to load for a type annotation, without importing what it belongs to."""
+    package = getattr(annotation, "__module__", "").partition(".")[0]
+    return KINDS.get((package, getattr(annotation, "__name__", "")))
+
+
+class CommittedInput(dg.IOManager):
+    """Loads committed output of streams as Spark or pandas DataFrames, Arrow tables or datasets.
+
+    A downstream asset with the stream's own partitions gets the shards of its run; one with
+    partitions of time gets the records of its time window, of all shards; any other gets what its
+    partition mapping names, and one without partitions the whole stream.
+
+    Args:
+        streams: whose output it knows.
+        deployment: where the ledger and the files are.
+    """
+
+    def __init__(self, streams: Sequence[ShardStream], deployment: Deployment) -> None:
+        self._streams = {asset_key(stream): stream for stream in streams}
+        self._deployment = deployment
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Refuse values.
+
+        Raises:
+            Failure: always; one sentence says what to do instead.
+        """
+        del obj
+        raise dg.Failure(
+            f"{COMMITTED_OUTPUT} stores no values, and {context.asset_key.to_user_string()} "
+            "returned one: use another IO manager for this asset.",
+            allow_retries=False,
+        )
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """The committed output that an input asks for.
+
+        Raises:
+            Failure: the input has no type that can be loaded, or the output cannot be read.
+        """
+        try:
+            return self._load(context)
+        except LeaseholdError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+
+    def _load(self, context: dg.InputContext) -> Any:
+        stream = self._streams.get(context.asset_key)
+        if stream is None:
+            raise OutputUnreadable(
+                f"{context.asset_key.to_user_string()} is no stream of this code location, so "
+                f"{COMMITTED_OUTPUT} cannot load it."
+            )
+        annotation = context.dagster_type.typing_type
+        kind = kind_of(annotation)
+        if kind is None:
+            raise OutputUnreadable(
+                f"The input {shown(context.name)} is annotated as {shown(str(annotation))}: use "
+                "pyspark.sql.DataFrame, pyarrow.dataset.Dataset, pyarrow.Table or "
+                "pandas.DataFrame."
+            )
+        shards, span = chosen(context)
+        column = str((context.definition_metadata or {}).get(TIME_COLUMN_KEY, TIME_COLUMN))
+        store, root = self._deployment.store(), self._deployment.output_folder(stream.key)
+        if kind == "spark":
+            spark: SparkSession = context.resources.spark.spark_session
+            return read_committed(
+                spark, store, stream.key, root, shards=shards, span=span, time_column=column
+            )
+        dataset = committed_dataset(
+            store, stream.key, root, shards=shards, span=span, time_column=column
+        )
+        if kind == "dataset":
+            return dataset
+        table = dataset.to_table()
+        return table if kind == "table" else table.to_pandas()
+
+
+def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventSpan]:
+    """Which shards and event times a run's input is about; None is all shards."""
+    partitions = context.step_context.run_partitions_def
+    if partitions is None or not context.has_asset_partitions:
+        return None, ALWAYS
+    if isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+        window = context.step_context.partition_time_window
+        return None, EventSpan(window.start, window.end)
+    return [ShardId(key) for key in context.asset_partition_keys], ALWAYS
+
+
+def committed_input(
+    streams: Sequence[ShardStream], deployment: Deployment
+) -> dg.IOManagerDefinition:
+    """The resource `committed_output` of some streams; Spark is only started if it is needed."""
+
+    @dg.io_manager(
+        required_resource_keys={"spark"},
+        description="Gives committed output of streams to the assets that depend on them.",
+    )
+    def committed_output() -> CommittedInput:
+        return CommittedInput(streams, deployment)
+
+    return committed_output

@@ -1,0 +1,170 @@
+"""Committed output: the files that the ledger names, in its order, and nothing else.
+
+What lies in the output folder besides was written by attempts that never counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.output.committed_dataset import (
+    ALWAYS,
+    CommittedPart,
+    EventSpan,
+    committed_parts,
+    no_time_column,
+)
+from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, each_committed
+from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
+from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import Batch, DataFile
+from dagster_leasehold.lease_store.store import LeaseStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """A file of committed output, and the batch that made it visible."""
+
+    shard: ShardId
+    batch: Batch
+    path: Path
+    file: DataFile
+
+
+def committed_files(
+    store: LeaseStore,
+    key: GroupKey,
+    output_root: Path,
+    shard: ShardId | None = None,
+    *,
+    quarantine: bool = False,
+) -> list[CommittedFile]:
+    """The files of committed batches by shard and batch, of one shard or of all.
+
+    With `quarantine`, those of the records that could not be parsed instead.
+    """
+    return list(each_committed_file(store, key, output_root, shard, quarantine=quarantine))
+
+
+def each_committed_file(
+    store: LeaseStore,
+    key: GroupKey,
+    output_root: Path,
+    shard: ShardId | None = None,
+    *,
+    quarantine: bool = False,
+) -> Iterator[CommittedFile]:
+    """As `committed_files`, listed shard by shard: each shard's files are those of one moment."""
+
+    def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedFile]]:
+        for batch in each_committed(store, key, heads):
+            for file in batch.files:
+                if file.quarantine == quarantine:
+                    path = output_root / file.path
+                    yield batch.shard, CommittedFile(batch.shard, batch, path, file)
+
+    shards = [shard] if shard is not None else list(store.heads(key))
+    for each in shards:
+        for found in at_one_moment(store, key, [each], read)[0].values():
+            yield from found
+
+
+def committed_paths(
+    store: LeaseStore, key: GroupKey, output_root: Path, shard: ShardId | None = None
+) -> list[str]:
+    """The paths of committed output, for DuckDB's `read_parquet` or an Arrow dataset."""
+    return [str(file.path) for file in committed_files(store, key, output_root, shard)]
+
+
+def iter_records(
+    store: LeaseStore,
+    key: GroupKey,
+    output_root: Path,
+    shard: ShardId | None = None,
+    *,
+    quarantine: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Committed records as Arrow batches, shard after shard, each shard's in order.
+
+    Raises:
+        LogCorrupt: a file that the ledger names is missing or damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for committed in each_committed_file(store, key, output_root, shard, quarantine=quarantine):
+        # What was handed out stays right if the file turns out to be damaged further on.
+        try:
+            with pq.ParquetFile(committed.path) as file:
+                yield from file.iter_batches()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise LogCorrupt(
+                f"The committed file {committed.path} of batch {committed.batch.batch_id} cannot "
+                f"be read ({str(error).splitlines()[0]}): restore it from a backup, or replay the "
+                "batch."
+            ) from error
+
+
+def read_committed(
+    spark: SparkSession,
+    store: LeaseStore,
+    key: GroupKey,
+    output_root: Path,
+    *,
+    shards: Collection[ShardId] | None = None,
+    span: EventSpan = ALWAYS,
+    time_column: str = TIME_COLUMN,
+) -> DataFrame:
+    """Committed output as a Spark DataFrame: what the ledger names at this moment.
+
+    Args:
+        spark: the session.
+        store: the lease store.
+        key: the consumer group.
+        output_root: the folder of the group's output, which Spark's workers reach too.
+        shards: only these shards; None is all.
+        span: only records whose event time lies in it.
+        time_column: the column that `span` means, if the transform calls it otherwise.
+
+    Raises:
+        OutputUnreadable: there is no such time column.
+    """
+    pruned = span if time_column == TIME_COLUMN else ALWAYS
+    parts = committed_parts(store, key, output_root, shards=shards, span=pruned)
+    return parquet_frame(spark, parts, key, span, time_column)
+
+
+def parquet_frame(
+    spark: SparkSession,
+    parts: Sequence[CommittedPart],
+    key: GroupKey,
+    span: EventSpan = ALWAYS,
+    time_column: str = TIME_COLUMN,
+) -> DataFrame:
+    """Whole files of committed output as a Spark DataFrame; see `read_committed`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from dagster_leasehold.assets.consuming.shard_data_source import SCHEMA
+
+    if not parts:
+        return spark.createDataFrame([], SCHEMA)
+    # A transform may have changed over time: a column that came later is null before.
+    paths = [str(part.path) for part in parts]
+    frame = spark.read.option("mergeSchema", "true").parquet(*paths)
+    if span.everything:
+        return frame
+    if time_column not in frame.columns:
+        raise no_time_column(key, time_column, frame.columns)
+    if span.since is not None:
+        frame = frame.where(F.col(time_column) >= F.lit(span.since))
+    if span.until is not None:
+        frame = frame.where(F.col(time_column) < F.lit(span.until))
+    return frame

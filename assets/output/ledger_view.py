@@ -1,0 +1,118 @@
+"""The ledger as it was at one moment, shard by shard, though it is read in pages.
+
+Consumption goes on beside a reader, and so do runs that swap files. Batches below the number at
+which a shard's ledger ended do not join any more; whether files were swapped meanwhile, the shard's
+version tells, and then the shard is read once more. So of a batch that is being replayed or merged
+a reader sees all old files, or all new ones. The old ones stay readable for as long as vacuum lets
+what was swapped out lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from dagster_leasehold.assets.output.units import Unit, each_unit
+from dagster_leasehold.lease_store.errors import OutputUnreadable
+from dagster_leasehold.lease_store.history import LedgerHead
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import Batch
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
+from dagster_leasehold.lease_store.store import LeaseStore
+
+READINGS_MAX = 10
+
+Value = TypeVar("Value")
+Heads = Mapping[ShardId, LedgerHead]
+
+
+def at_one_moment(
+    store: LeaseStore,
+    key: GroupKey,
+    shards: Collection[ShardId] | None,
+    read: Callable[[Heads], Iterable[tuple[ShardId, Value]]],
+) -> tuple[dict[ShardId, list[Value]], Heads]:
+    """Read something of shards of which each was as it is read at one moment.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        shards: only these; None is all.
+        read: gives values of the shards whose heads it gets, from batches below their numbers.
+
+    Returns:
+        The values by shard, in order of shards, and the heads that they belong to.
+
+    Raises:
+        OutputUnreadable: a shard's output changed each time that it was read.
+    """
+    found: dict[ShardId, list[Value]] = {}
+    heads = moving = store.heads(key, shards)
+    for _ in range(READINGS_MAX):
+        if not moving:
+            return {shard: found[shard] for shard in sorted(found)}, heads
+        found |= {shard: [] for shard in moving}
+        unreadable: OutputUnreadable | None = None
+        try:
+            for shard, value in read(moving):
+                found[shard].append(value)
+        except OutputUnreadable as error:
+            # Rows of two moments need not fit together.
+            unreadable = error
+        now = store.heads(key, list(moving))
+        moved = {s: now[s] for s in moving if s in now and now[s].version != heads[s].version}
+        if unreadable is not None:
+            if not moved:
+                raise unreadable
+            # What was not read before the error is read now.
+            moved = {shard: now[shard] for shard in moving if shard in now}
+        moving = moved
+        heads |= moving
+    raise OutputUnreadable(
+        f"The output of shard {next(iter(moving))} of {key} was replaced each of {READINGS_MAX} "
+        "times that it was listed: try again when replays and compactions of it are over."
+    )
+
+
+def each_committed(store: LeaseStore, key: GroupKey, heads: Heads) -> Iterator[Batch]:
+    """The committed batches below the heads of shards, by shard and number."""
+    for shard, head in heads.items():
+        yield from store.each_batch(key, shard, numbers=range(head.next_number))
+
+
+def units_of(store: LeaseStore, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
+    """The units of a shard that hold any of some committed batches, by number.
+
+    A unit that begins before the first of them is looked for backwards, no further than to the
+    next file of output.
+    """
+    before = _carrier(store, key, shard, numbers.start)
+    first = before.sequence if before is not None else numbers.start
+    rows = store.each_batch(key, shard, numbers=range(first, NUMBERS_END))
+    for unit in each_unit(rows):
+        if unit[0].sequence >= numbers.stop:
+            return
+        yield unit
+
+
+def _carrier(store: LeaseStore, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
+    """The row before a number whose file, or which itself, holds that batch; None if none does."""
+    first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
+    if number == 0 or (first is not None and _lists_output(first)):
+        return None
+    own: Batch | None = None
+    passed = 0
+    for row in store.each_batch(key, shard, numbers=range(number), newest_first=True):
+        if row.last >= number:
+            own = row
+        else:
+            passed += row.batches
+            if max((file.batches for file in row.files), default=1) > passed:
+                return row
+        if _lists_output(row):
+            break
+    return own
+
+
+def _lists_output(batch: Batch) -> bool:
+    return any(not file.quarantine for file in batch.files)

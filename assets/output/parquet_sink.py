@@ -1,0 +1,108 @@
+"""The Spark data sink that writes one Parquet file per shard and task into an attempt's folder.
+
+Spark's own Parquet writer mixes shards in a file, or pays for a shuffle or a sort to keep them
+apart. Like `assets.consuming.shard_data_source`, this module is imported by Spark's workers by its
+name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext  # noqa: TID253
+from pyspark.sql.datasource import (  # noqa: TID253
+    DataSource,
+    DataSourceArrowWriter,
+    WriterCommitMessage,
+)
+
+from dagster_leasehold.assets.output.attempt_reports import (
+    MovingRecords,
+    WrittenFile,
+    report_error,
+    report_written,
+)
+from dagster_leasehold.assets.output.shard_files import ShardFiles
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+FORMAT = "leasehold_files"
+SHARDS, FOLDER, TRANSFORM = "shards", "folder", "transform"
+
+
+def write_options(shards: Sequence[ShardId], folder: Path, transform: str) -> dict[str, str]:
+    """The options of a sweep's output: shards, the attempt's own folder, the transform's name."""
+    return {SHARDS: json.dumps(list(shards)), FOLDER: str(folder), TRANSFORM: transform}
+
+
+@dataclass
+class WrittenByTask(WriterCommitMessage):
+    """The files that one task wrote."""
+
+    files: list[WrittenFile]
+
+
+class ShardFilesSink(DataSource):
+    """Writes rows to the files of their shards."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return FORMAT
+
+    def writer(self, schema: StructType, overwrite: bool) -> ShardFilesWriter:
+        """The writer of these options; there is nothing that it could overwrite."""
+        del schema, overwrite
+        return ShardFilesWriter(dict(self.options))
+
+
+class ShardFilesWriter(DataSourceArrowWriter):
+    """Writes a task's rows, and reports the files of the tasks that counted."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._folder = Path(options[FOLDER])
+        self._shards = [ShardId(shard) for shard in json.loads(options[SHARDS])]
+        self._transform = options[TRANSFORM]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenByTask:
+        """Write all rows of a task; a failed task leaves no file behind."""
+        context = TaskContext.get()
+        assert context is not None
+        files = ShardFiles(
+            self._folder,
+            context.partitionId(),
+            context.taskAttemptId(),
+            self._shards,
+            self._transform,
+        )
+        try:
+            moving = MovingRecords(self._folder)
+            for batch in iterator:
+                files.add(batch)
+                moving.moved()
+            return WrittenByTask(files.close())
+        except BaseException as error:
+            files.abandon()
+            if isinstance(error, LeaseholdError):
+                report_error(self._folder, None, error)
+            raise
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """All tasks succeeded: tell which files they wrote."""
+        tasks = [message for message in messages if isinstance(message, WrittenByTask)]
+        report_written(self._folder, [file for task in tasks for file in task.files])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """The job failed: delete what other tasks had finished."""
+        for message in messages:
+            if isinstance(message, WrittenByTask):
+                for file in message.files:
+                    (self._folder / file.path).unlink(missing_ok=True)

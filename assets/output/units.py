@@ -1,0 +1,124 @@
+"""What replay and compaction share: units of output, claims on a shard, and what is replaced.
+
+A unit is what a rewrite may replace alone: a batch, or the consecutive batches whose records lie
+together in merged files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import RewriteRefused, StoreError
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.store import Changed, LeaseStore, RewriteByOther
+
+Unit = tuple[Batch, ...]
+Ended = Callable[[str], bool]
+
+DOING = {RewriteKind.REPLAY: "replaying", RewriteKind.COMPACTION: "compacting"}
+
+
+def units(batches: Iterable[Batch]) -> list[Unit]:
+    """The committed batches of one shard, in order, in units."""
+    return list(each_unit(batches))
+
+
+def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
+    """The committed batches of one shard, in order, unit by unit."""
+    unit: list[Batch] = []
+    left = 0
+    for batch in batches:
+        if not unit:
+            left = max((file.batches for file in batch.files), default=1)
+        unit.append(batch)
+        # The last row may stand for batches without output behind the file's own, too.
+        left -= batch.batches
+        if left <= 0:
+            yield tuple(unit)
+            unit = []
+    if unit:
+        yield tuple(unit)
+
+
+def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
+    """The files of a unit, in order: those of records, or those of quarantined ones."""
+    return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
+
+
+def swap(
+    store: LeaseStore,
+    key: GroupKey,
+    shard: ShardId,
+    run: str,
+    rewrites: Sequence[BatchRewrite],
+    *,
+    replaced: Iterable[DataFile],
+    output_root: Path,
+    reason: str,
+) -> bool:
+    """Put new output into the ledger; False where the claim or a batch is not as it was."""
+    files = list(replaced)
+    touch_replaced(output_root, files)
+    failpoints.reach(Failpoint.BEFORE_SWAP)
+    outcome = store.rewrite_batches(key, shard, run, rewrites, reason=reason)
+    failpoints.reach(Failpoint.AFTER_SWAP)
+    if not isinstance(outcome, Changed):
+        return False
+    # Again: the store may have kept the swap waiting, and a reader listed them until it happened.
+    touch_replaced(output_root, files)
+    return True
+
+
+def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
+    """Make files look new when they are swapped out: before, lest a crash forgets it, and after.
+
+    A reader may have listed them a moment ago. What vacuum removes is as old as it is unnamed
+    only if the age counts from the swap, not from when the file was written.
+    """
+    for file in files:
+        # What is missing cannot be read either; a replay is how it is made again.
+        with suppress(FileNotFoundError):
+            os.utime(output_root / file.path)
+
+
+@contextmanager
+def rewriting(
+    store: LeaseStore,
+    key: GroupKey,
+    shard: ShardId,
+    run: str,
+    kind: RewriteKind,
+    *,
+    ended: Ended,
+) -> Generator[None]:
+    """Hold the claim on a shard's output; given back at the end, whatever happens inside.
+
+    `ended` tells whether another run is known to have ended: its claim is then taken over.
+
+    Raises:
+        RewriteRefused: another run is rewriting the shard.
+        UnknownShard: the group has no such shard.
+    """
+    outcome = store.claim_rewrite(key, shard, run, kind)
+    if isinstance(outcome, RewriteByOther) and ended(outcome.claim.run):
+        replaces = outcome.claim.run
+        outcome = store.claim_rewrite(key, shard, run, kind, replaces=replaces)
+    if isinstance(outcome, RewriteByOther):
+        other = outcome.claim
+        raise RewriteRefused(
+            f"Run {other.run} is {DOING[other.kind]} shard {shard} of {key}: wait for it to end, "
+            f"or, if it has certainly ended, repeat this with --replaces {other.run}."
+        )
+    failpoints.reach(Failpoint.AFTER_REWRITE_CLAIM)
+    try:
+        yield
+    finally:
+        # A store that does not answer keeps the claim: the next one replaces this run by name.
+        with suppress(StoreError):
+            store.release_rewrite(key, shard, run)

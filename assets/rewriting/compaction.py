@@ -1,0 +1,360 @@
+"""Compaction: the small files of consecutive committed batches become few, in the same order.
+
+The first of the batches lists the merged file, with the number of batches whose records it holds;
+the others list none. So ranges stay contiguous row by row, and every reader that takes the
+ledger's files in order reads what it read before. No record is transformed; nothing is read from
+the source.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER
+from dagster_leasehold.assets.output.shard_files import COMPRESSION, ROW_GROUP_BYTES
+from dagster_leasehold.assets.output.transform_mark import mark_of, marked
+from dagster_leasehold.assets.output.units import (
+    Ended,
+    Unit,
+    each_unit,
+    rewriting,
+    swap,
+    unit_files,
+)
+from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, RewriteRefused
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TARGET_BYTES = 128 * 1024 * 1024
+MERGED_ROWS_MAX = 2_000
+"""So many ledger rows are swapped in one transaction, and are held in memory, at most."""
+LARGE_ENOUGH = 0.5
+"""A file of this share of the target is left alone: merging it again would cost most of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction did to one shard.
+
+    Attributes:
+        batches: batches whose records lie in merged files now.
+        files_before: the files of the shard's committed output before, as far as it was read.
+        files_after: the same files afterwards.
+        bytes_before: of these batches' files.
+        bytes_after: of the merged files that took their place.
+        error: why it ended early, as one sentence; what was merged before stays merged.
+    """
+
+    shard: ShardId
+    batches: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    error: str = ""
+
+
+Columns = tuple[tuple[object, ...], tuple[object, ...]]
+"""The different schemas of a unit's files: of those of records, and of quarantined ones."""
+NO_COLUMNS: Columns = ((), ())
+
+
+def each_merge(
+    shard_units: Iterable[Unit],
+    *,
+    target_bytes: int,
+    columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
+) -> Iterator[list[Unit]]:
+    """Consecutive units of a shard to merge: each list makes one file of records.
+
+    A merge ends when it has reached the target or very many rows, before a file that is large
+    enough already, and where the columns change. One that would leave as many files as there are
+    is left out. No more units are taken than the one behind a merge.
+    """
+    merge: list[Unit] = []
+    size, rows, known = 0, 0, NO_COLUMNS
+    for unit in shard_units:
+        own = columns(unit)
+        bytes_ = sum(file.bytes for file in unit_files(unit, quarantine=False))
+        large = bytes_ >= target_bytes * LARGE_ENOUGH
+        full = size >= target_bytes or rows + len(unit) > MERGED_ROWS_MAX
+        if large or full or not _uniform(_joined(known, own)):
+            if _saves_files(merge):
+                yield merge
+            merge = []
+            size, rows, known = 0, 0, NO_COLUMNS
+        if not _uniform(own):
+            continue  # an attempt whose tasks wrote different columns cannot become one file
+        merge.append(unit)
+        size, rows, known = size + bytes_, rows + len(unit), _joined(known, own)
+        if large:
+            if _saves_files(merge):
+                yield merge
+            merge = []
+            size, rows, known = 0, 0, NO_COLUMNS
+    if _saves_files(merge):
+        yield merge
+
+
+def _joined(one: Columns, other: Columns) -> Columns:
+    records, quarantined = (
+        tuple(schema for at, schema in enumerate(both) if schema not in both[:at])
+        for both in ((*one[0], *other[0]), (*one[1], *other[1]))
+    )
+    return records, quarantined
+
+
+def _uniform(columns: Columns) -> bool:
+    return all(len(schemas) <= 1 for schemas in columns)
+
+
+def _saves_files(merge: Sequence[Unit]) -> bool:
+    counts = [
+        sum(len(unit_files(unit, quarantine=kind)) for unit in merge) for kind in (False, True)
+    ]
+    return any(count > 1 for count in counts)
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The files of the rows that were read."""
+
+    files: int = 0
+
+
+class Compactor:
+    """Compacts committed output of one group in one run; consumption goes on beside it.
+
+    Args:
+        store: where the ledger is.
+        key: the group.
+        output_root: the folder of the stream's and group's output.
+        run: an id that was never used.
+        new_attempt: gives a name that was never used, for a folder of files.
+        target_bytes: how large a merged file shall become.
+        ended: whether another run, which holds the claim on a shard, is known to have ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: LeaseStore,
+        key: GroupKey,
+        output_root: Path,
+        run: str,
+        new_attempt: Callable[[], str],
+        target_bytes: int = TARGET_BYTES,
+        ended: Ended = lambda _: False,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._output_root = output_root
+        self._run = run
+        self._new_attempt = new_attempt
+        self._target_bytes = target_bytes
+        self._ended = ended
+
+    def compact(
+        self, shards: Sequence[ShardId], progress: Callable[[int], None] = lambda _: None
+    ) -> dict[ShardId, CompactionReport]:
+        """Compact these shards, one after the other; one report per shard.
+
+        `progress` is told how many are done.
+        """
+        reports: dict[ShardId, CompactionReport] = {}
+        for shard in dict.fromkeys(shards):
+            reports[shard] = self._compact(shard)
+            progress(len(reports))
+        return reports
+
+    def _compact(self, shard: ShardId) -> CompactionReport:
+        report, counted = CompactionReport(shard), _Counted()
+        try:
+            kind = RewriteKind.COMPACTION
+            with rewriting(self._store, self._key, shard, self._run, kind, ended=self._ended):
+                for merge in each_merge(
+                    each_unit(self._rows(shard, counted)),
+                    target_bytes=self._target_bytes,
+                    columns=self._columns,
+                ):
+                    report = self._merged(report, merge)
+        except LeaseholdError as error:
+            report = replace(report, error=str(error))
+        files = counted.files
+        return replace(report, files_before=files, files_after=files + report.files_after)
+
+    def _rows(self, shard: ShardId, counted: _Counted) -> Iterator[Batch]:
+        """The committed batches up to now, in pages: under the claim nobody else merges them."""
+        head = self._store.heads(self._key, [shard])[shard]
+        for row in self._store.each_batch(self._key, shard, numbers=range(head.next_number)):
+            counted.files += len(row.files)
+            yield row
+
+    def _columns(self, unit: Unit) -> Columns:
+        records, quarantined = (
+            tuple(
+                _schema(self._output_root / file.path)
+                for file in unit_files(unit, quarantine=quarantine)
+            )
+            for quarantine in (False, True)
+        )
+        return _joined(NO_COLUMNS, (records, quarantined))
+
+    def _merged(self, report: CompactionReport, merge: Sequence[Unit]) -> CompactionReport:
+        """Write the merged files of some units, and swap them in."""
+        together = tuple(batch for unit in merge for batch in unit)
+        old = [file for batch in together for file in batch.files]
+        attempt = f"{ATTEMPTS_FOLDER}/{self._new_attempt()}"
+        folder = self._output_root / attempt
+        try:
+            new = self._write(
+                report.shard, merge, attempt, sum(batch.batches for batch in together)
+            )
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise RewriteRefused(
+                    f"The merged files of shard {report.shard} of {self._key} cannot be written "
+                    f"to {folder} ({error.strerror}): its output stays as it is."
+                ) from error
+            raise
+        rewrites = [
+            BatchRewrite(batch.sequence, batch.generation, () if number else new, batch.statistics)
+            for number, batch in enumerate(together)
+        ]
+        first, last = together[0].sequence, together[-1].last
+        reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"
+        if not swap(
+            self._store,
+            self._key,
+            report.shard,
+            self._run,
+            rewrites,
+            replaced=old,
+            output_root=self._output_root,
+            reason=reason,
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RewriteRefused(
+                f"The output of shard {report.shard} of {self._key} changed while its files were "
+                "merged: it stays as it is; compact it again."
+            )
+        return replace(
+            report,
+            batches=report.batches + sum(batch.batches for batch in together),
+            files_after=report.files_after - len(old) + len(new),
+            bytes_before=report.bytes_before + sum(file.bytes for file in old),
+            bytes_after=report.bytes_after + sum(file.bytes for file in new),
+        )
+
+    def _write(
+        self, shard: ShardId, merge: Sequence[Unit], attempt: str, together: int
+    ) -> tuple[DataFile, ...]:
+        folder = self._output_root / attempt
+        make_folder(folder)
+        made: list[DataFile] = []
+        for quarantine in (False, True):
+            parts = [file for unit in merge for file in unit_files(unit, quarantine=quarantine)]
+            if not parts:
+                continue
+            name = f"{shard}.merged{'.quarantine' if quarantine else ''}.parquet"
+            records, bytes_ = _concatenate(
+                [(self._output_root / part.path, part.records) for part in parts], folder / name
+            )
+            made.append(
+                DataFile(
+                    f"{attempt}/{name}", records, bytes_, quarantine, together, *time_bounds(parts)
+                )
+            )
+        sync_folder(folder)
+        return tuple(made)
+
+
+def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | None]:
+    """Between which event times the records of files lie; None where one of them does not say."""
+    firsts = [part.first_event_time for part in parts]
+    lasts = [part.last_event_time for part in parts]
+    if None in firsts or None in lasts:
+        return None, None
+    return (
+        min((time for time in firsts if time is not None), default=None),
+        max((time for time in lasts if time is not None), default=None),
+    )
+
+
+def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, int]:
+    """Write the rows of files, in order, into a new one; its rows and bytes.
+
+    Raises:
+        LogCorrupt: a file is missing, damaged, or has not the rows that the ledger says.
+        OSError: the target cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schemas = [_schema(path) for path, _ in parts]
+    marks = (mark_of(schema.metadata) for schema in reversed(schemas))
+    schema = marked(schemas[0], next((mark for mark in marks if mark), ""))
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = records = 0
+    with target.open("xb") as file, pq.ParquetWriter(file, schema, compression=COMPRESSION) as out:
+        for path, expected in parts:
+            rows = 0
+            for batch in _batches(path):
+                rows += batch.num_rows
+                waiting.append(batch)
+                waiting_bytes += batch.nbytes
+                if waiting_bytes >= ROW_GROUP_BYTES:
+                    out.write_table(pa.Table.from_batches(waiting))
+                    waiting, waiting_bytes = [], 0
+            if rows != expected:
+                raise LogCorrupt(
+                    f"The committed file {path} has {rows} records, the ledger says {expected}: "
+                    "restore it from a backup, or replay its batch."
+                )
+            records += rows
+        if waiting:
+            out.write_table(pa.Table.from_batches(waiting))
+        out.close()
+        file.flush()
+        os.fsync(file.fileno())
+    return records, target.stat().st_size
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _unreadable(path, error) from error
+
+
+def _schema(path: Path) -> pa.Schema:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> LogCorrupt:
+    return LogCorrupt(
+        f"The committed file {path} cannot be read ({str(error).splitlines()[0]}): restore it from "
+        "a backup, or replay its batch."
+    )

@@ -1,0 +1,252 @@
+"""Replay: committed batches made anew with today's transform, beside live consumption.
+
+Ranges, numbers and checkpoints stay as they are; only the files and the counts of a batch change,
+for all batches of a shard's replay in one transaction. What interrupts a replay leaves the old
+output in place:
+
+1. The replay claims the shard and writes new files, which no ledger row names yet.
+2. It dies: readers see the old files; the new ones are orphans, which vacuum removes later.
+3. Or it is only slow, and somebody takes its claim over: its swap is refused.
+4. Or it swaps: readers that listed the old files before still find them on the disk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from dagster_leasehold.assets.consuming.quarantine_limit import check_quarantined
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.output.ledger_view import units_of
+from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
+from dagster_leasehold.assets.output.units import Ended, Unit, rewriting, swap
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError, RewriteRefused
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchRewrite, RewriteKind
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
+
+
+class Sweeper(Protocol):
+    """What reads, transforms and writes the ranges of a sweep: `assets.consuming.spark_sweeper`."""
+
+    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+        """What each shard's range made, or its error; raises what concerns the whole sweep."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay did to one shard.
+
+    Attributes:
+        batches: batches whose output was replaced.
+        records: records read for them.
+        written: records in their new output.
+        quarantined: records of them that could not be parsed.
+        kept: batches that keep their old output, because retention has removed their records.
+        kept_until: the cursor after the last of those, or None.
+        error: why nothing was replaced, as one sentence; empty when all went well.
+    """
+
+    shard: ShardId
+    batches: int = 0
+    records: int = 0
+    written: int = 0
+    quarantined: int = 0
+    kept: int = 0
+    kept_until: str | None = None
+    error: str = ""
+
+
+@dataclass
+class _Replay:
+    """One shard's replay under way."""
+
+    claim: ExitStack
+    chosen: list[Unit]
+    report: ReplayReport
+    waiting: deque[Batch] = field(default_factory=deque[Batch])
+    made: list[BatchRewrite] = field(default_factory=list[BatchRewrite])
+
+
+class Replayer:
+    """Replays shards of a stream in one run.
+
+    Args:
+        stream: the stream's declaration: source, today's transform, quarantine limit.
+        store: where the ledger is.
+        output_root: the folder of the stream's and group's output.
+        sweeper: reads, transforms and writes.
+        run: an id that was never used.
+        ended: whether another run, which holds the claim on a shard, is known to have ended.
+        of_settings: the stream is known from the settings, which name no transform: a shard whose
+            output was made by one is refused.
+        progress: told the number of batches that were made anew so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: ShardStream,
+        store: LeaseStore,
+        output_root: Path,
+        sweeper: Sweeper,
+        run: str,
+        ended: Ended = lambda _: False,
+        of_settings: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._stream = stream
+        self._store = store
+        self._output_root = output_root
+        self._sweeper = sweeper
+        self._run = run
+        self._ended = ended
+        self._of_settings = of_settings
+        self._progress = progress
+        self._made = 0
+        self._open: dict[ShardId, _Replay] = {}
+        self._reports: dict[ShardId, ReplayReport] = {}
+
+    def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
+        """Replay what the span names of these shards; one report per shard.
+
+        What concerns one shard is in its report. Whatever ends the whole replay early, an
+        interrupt included, goes on to the caller after all claims were given back.
+        """
+        named = list(dict.fromkeys(shards))
+        size = self._stream.shards_per_run
+        try:
+            for first in range(0, len(named), size):
+                for shard in named[first : first + size]:
+                    self._guarded(shard, lambda shard=shard: self._begin(shard, span))
+                while self._open:
+                    self._swap_complete()
+                    self._replay_next()
+        finally:
+            for replay in self._open.values():
+                replay.claim.close()
+            self._open.clear()
+        return self._reports
+
+    def _guarded(self, shard: ShardId, step: Callable[[], None]) -> None:
+        """Do one step of a shard; an error of it ends that shard's replay alone."""
+        try:
+            step()
+        except LeaseholdError as error:
+            self._end(shard, ReplayReport(shard, error=str(error)))
+
+    def _begin(self, shard: ShardId, span: ReplaySpan) -> None:
+        key = self._stream.key
+        claim = ExitStack()
+        kind = RewriteKind.REPLAY
+        claim.enter_context(rewriting(self._store, key, shard, self._run, kind, ended=self._ended))
+        replay = _Replay(claim, [], ReplayReport(shard))
+        self._open[shard] = replay
+        head = self._store.heads(key, [shard])[shard]
+        first = span.first_number(partial(self._store.each_batch, key, shard))
+        numbers = range(first, head.next_number)
+        chosen = span.chosen(units_of(self._store, key, shard, numbers) if numbers else ())
+        kept = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
+        replay.chosen = chosen[kept:]
+        replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
+        if self._of_settings:
+            refuse_raw_over_parsed(key.stream, replay.waiting, self._output_root)
+        gone = [batch for unit in chosen[:kept] for batch in unit]
+        replay.report = replace(
+            replay.report, kept=len(gone), kept_until=gone[-1].end if gone else None
+        )
+
+    def _still_there(self, shard: ShardId, unit: Unit) -> bool:
+        """Whether the source still has the records of a unit; retention takes the oldest first."""
+        try:
+            self._stream.source.plan(shard, unit[0].start, Limits(records_max=1))
+        except CursorExpired:
+            return False
+        return True
+
+    def _replay_next(self) -> None:
+        """One sweep: the next batch of every shard."""
+        if not self._open:
+            return
+        claims = {claim.shard: claim.run for claim in self._store.rewrites(self._stream.key)}
+        for shard in list(self._open):
+            if claims.get(shard) != self._run:
+                self._end(shard, ReplayReport(shard, error=self._superseded(shard)))
+        following = {shard: replay.waiting[0] for shard, replay in self._open.items()}
+        ranges = [
+            ReadRange(shard, batch.start, batch.end, batch.statistics.records or 0)
+            for shard, batch in following.items()
+        ]
+        try:
+            results = self._sweeper(ranges) if ranges else {}
+        except LeaseholdError as error:
+            for shard in list(self._open):
+                self._end(shard, ReplayReport(shard, error=str(error)))
+            return
+        for range_ in ranges:
+            self._guarded(range_.shard, lambda r=range_: self._take(r, results[r.shard]))
+
+    def _take(self, range_: ReadRange, result: SweepResult) -> None:
+        replay = self._open[range_.shard]
+        if not isinstance(result, SweepOutcome):
+            raise result
+        statistics = result.statistics
+        check_quarantined(self._stream, range_, statistics.quarantined)
+        batch = replay.waiting.popleft()
+        replay.made.append(BatchRewrite(batch.sequence, batch.generation, result.files, statistics))
+        self._made += 1
+        self._progress(self._made)
+        report = replay.report
+        replay.report = replace(
+            report,
+            batches=report.batches + 1,
+            records=report.records + (statistics.records or 0),
+            written=report.written + statistics.written,
+            quarantined=report.quarantined + statistics.quarantined,
+        )
+
+    def _swap_complete(self) -> None:
+        for shard, replay in list(self._open.items()):
+            if not replay.waiting:
+                self._guarded(shard, lambda shard=shard: self._swap(shard))
+
+    def _swap(self, shard: ShardId) -> None:
+        replay = self._open[shard]
+        if replay.made:
+            old = [file for unit in replay.chosen for batch in unit for file in batch.files]
+            first, last = replay.made[0].sequence, replay.made[-1].sequence
+            if not swap(
+                self._store,
+                self._stream.key,
+                shard,
+                self._run,
+                replay.made,
+                replaced=old,
+                output_root=self._output_root,
+                reason=f"replayed {len(replay.made)} batches, {first} to {last}",
+            ):
+                raise RewriteRefused(self._superseded(shard))
+        self._end(shard, replay.report)
+
+    def _superseded(self, shard: ShardId) -> str:
+        return (
+            f"Another run took over the output of shard {shard} of {self._stream.key} while it was "
+            "replayed: its output was left as that run made it; replay it again if you still "
+            "want to."
+        )
+
+    def _end(self, shard: ShardId, report: ReplayReport) -> None:
+        replay = self._open.pop(shard, None)
+        if replay is not None:
+            replay.claim.close()
+        self._reports[shard] = report

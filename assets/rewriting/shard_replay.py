@@ -1,0 +1,119 @@
+"""A materialization with `from` or `to`: partitions replayed, beside their live consumption."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from dagster_leasehold.assets.checks import ShardCheck, check_shard
+from dagster_leasehold.assets.consuming.run_process import ended_runs, process_gone
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import PROCESS_TAG
+from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.lag import lags_of
+
+FROM, TO, QUARANTINED = "from", "to", "quarantined"
+
+
+def is_replay(config: Mapping[str, Any]) -> bool:
+    """Whether the config of a materialization asks for a replay instead of consumption."""
+    bounded = config.get(FROM) is not None or config.get(TO) is not None
+    return bounded or bool(config.get(QUARANTINED))
+
+
+def rewriter_ended(instance: dg.DagsterInstance, run: str) -> bool:
+    """Whether a run that rewrites is known to have ended.
+
+    One of the command line is not known here: only who started it can say so.
+    """
+    known = instance.get_run_by_id(run)
+    if known is None:
+        return False
+    return process_gone(known.tags.get(PROCESS_TAG, "")) or run in ended_runs(instance, [run])
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedPartitions:
+    """What a run replayed, as Dagster shows it."""
+
+    stream: ShardStream
+    deployment: Deployment
+    reports: Mapping[ShardId, ReplayReport]
+    seconds: float
+
+    def failure(self) -> str:
+        """Why shards kept their old output, one sentence each; empty when none had to."""
+        failed = [report for report in self.reports.values() if report.error]
+        return " ".join(
+            f"Shard {report.shard} was not replayed: {report.error}" for report in failed
+        )
+
+    def metadata(self, shard: ShardId) -> dict[str, Any]:
+        """Metadata of a shard's materialization."""
+        report = self.reports[shard]
+        metadata: dict[str, Any] = {
+            "replayed_batches": report.batches,
+            "replayed_records": report.records,
+            "written": report.written,
+            "quarantined": report.quarantined,
+            "kept_batches": report.kept,
+            "replay_seconds": round(self.seconds, 3),
+        }
+        if report.kept_until is not None:
+            metadata["kept_until"] = report.kept_until
+        return metadata
+
+    def checks(self, shard: ShardId) -> list[ShardCheck]:
+        """The shard's checks as it stands; a replay adds nothing to what they look at."""
+        store, key = self.deployment.store(), self.stream.key
+        gaps = store.gaps(key, shard, acknowledged=False)
+        own = (lease for lease in store.snapshot(key).shards if lease.shard == shard)
+        lags, _ = lags_of(self.stream.source, own)
+        return check_shard(self.stream, None, gaps=gaps, lag=lags.get(shard))
+
+
+def replay_partitions(
+    context: dg.AssetExecutionContext,
+    stream: ShardStream,
+    deployment: Deployment,
+    *,
+    spark: SparkResource,
+    shards: Sequence[ShardId],
+    span: ReplaySpan,
+) -> ReplayedPartitions:
+    """Replay what a span names of some shards, in this run."""
+    run, began_s = context.run.run_id, time.monotonic()
+    output_root = deployment.output_folder(stream.key)
+    replayer = Replayer(
+        stream=stream,
+        store=deployment.store(),
+        output_root=output_root,
+        sweeper=SparkSweeper(
+            stream=stream,
+            session=lambda: spark.spark_session,
+            output_root=output_root,
+            run=run,
+        ),
+        run=run,
+        ended=lambda other: rewriter_ended(context.instance, other),
+    )
+    reports = replayer.replay(shards, span)
+    for report in reports.values():
+        kept = (
+            f", {report.kept} kept as they were: retention has removed their records up to "
+            f"{report.kept_until}"
+            if report.kept
+            else ""
+        )
+        said = report.error or f"{report.batches} batches replayed{kept}."
+        context.log.info(f"Shard {report.shard}: {said}")
+    return ReplayedPartitions(stream, deployment, reports, time.monotonic() - began_s)

@@ -1,0 +1,311 @@
+"""The embedded Spark Connect server: one warm server per folder, started when first needed.
+
+A run's process lives for seconds and a JVM takes seconds to start, so runs share one server that
+outlives them. It listens on the loopback only and asks for a token that only this user can read.
+
+Who starts it is settled by a file lock:
+
+1. Run A and run B both find no server.
+2. A takes the lock and starts one; B waits for the lock.
+3. A writes the state file and lets the lock go.
+4. B takes the lock, reads the state file again, and uses A's server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+from filelock import FileLock, Timeout
+
+from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
+from dagster_leasehold.lease_store.errors import SparkUnavailable
+from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
+
+STATE_FILE = "server.json"
+TOKEN_FILE = "token"
+LOCK_FILE = "server.lock"
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+POLL_S = 0.05
+PORT_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectServer:
+    """A server as its state file describes it.
+
+    Attributes:
+        process: the one that watches over it, leader of its process group.
+        port: where it listens, on the loopback.
+        session_id: the one session that all runs share: every new one would cost 200 MB.
+        version: what it was started with; another version needs another server.
+    """
+
+    process: ProcessIdentity
+    port: int
+    session_id: str
+    version: str
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """The state file's content; None when there is none or it is not readable."""
+        try:
+            state = json.loads((folder / STATE_FILE).read_text())
+            process = ProcessIdentity.parse(state["process"])
+            port = state["port"]
+            if process is None or type(port) is not int:
+                return None
+            return cls(process, port, str(state["session_id"]), str(state["version"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Note it in the state file, in one step."""
+        state = {
+            "process": str(self.process),
+            "port": self.port,
+            "session_id": self.session_id,
+            "version": self.version,
+        }
+        _write_private(folder / STATE_FILE, json.dumps(state))
+
+    @property
+    def pid(self) -> int:
+        """The number of its watcher, and of its process group."""
+        return self.process.pid
+
+    @property
+    def address(self) -> str:
+        """The address for Spark's client; the token is not part of it."""
+        # The client sends a token over plain text only to the name `localhost`.
+        return f"sc://localhost:{self.port}/;session_id={self.session_id};user_id=leasehold"
+
+    @staticmethod
+    def read_token(folder: Path) -> str:
+        """The access token of the server of this folder."""
+        return (folder / TOKEN_FILE).read_text().strip()
+
+    def alive(self) -> bool:
+        """Whether its process still runs, as far as it can be seen from here."""
+        return self.process.existence() is Existence.ALIVE
+
+    def answers(self) -> bool:
+        """Whether its process runs and its port takes connections."""
+        return self.alive() and _port_open(self.port)
+
+
+def running(folder: Path) -> ConnectServer | None:
+    """The server of this folder, if one runs and answers."""
+    server = ConnectServer.read(folder)
+    return server if server is not None and server.answers() else None
+
+
+def connect_server(
+    folder: Path,
+    conf: Mapping[str, str],
+    environment: Callable[[], Mapping[str, str]],
+    *,
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> ConnectServer:
+    """The server of this folder, started now if none runs.
+
+    Args:
+        folder: where its state, token and log live.
+        conf: its Spark configuration; it holds no secrets.
+        environment: makes that of a new process, with JAVA_HOME and the Python of its workers;
+            called only to start one, because looking for a Java starts one.
+        start_timeout_s: how long a start may take, in seconds.
+
+    Raises:
+        SparkUnavailable: it did not start in time.
+    """
+    server = running(folder)
+    if server is not None and server.version == _version():
+        return server
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with FileLock(folder / LOCK_FILE, timeout=start_timeout_s):
+            server = running(folder)
+            if server is not None and server.version == _version():
+                return server
+            _end(folder)
+            return _start(folder, conf, environment(), start_timeout_s)
+    except Timeout:
+        raise SparkUnavailable(
+            f"Another process has been starting the Spark server of {folder} for more than "
+            f"{start_timeout_s:.0f} s: see {folder / LOG_FILE}."
+        ) from None
+
+
+def stop(
+    folder: Path, *, timeout_s: float = STOP_TIMEOUT_S, only: ConnectServer | None = None
+) -> bool:
+    """Stop the server of this folder; False when none was running.
+
+    Where it is not `only` any more, somebody has started another one since, which stays.
+    """
+    if not folder.is_dir():
+        return False
+    with FileLock(folder / LOCK_FILE, timeout=START_TIMEOUT_S):
+        if only is not None and ConnectServer.read(folder) != only:
+            return False
+        return _end(folder, timeout_s=timeout_s)
+
+
+def _start(
+    folder: Path, conf: Mapping[str, str], environment: Mapping[str, str], timeout_s: float
+) -> ConnectServer:
+    deadline = time.monotonic() + timeout_s
+    for _ in range(PORT_ATTEMPTS):
+        port = _free_port()
+        process = _launch(folder, port, conf, environment)
+        while time.monotonic() < deadline and process.poll() is None:
+            if _port_open(port):
+                watcher = ProcessIdentity.of(process.pid)
+                server = ConnectServer(watcher, port, str(uuid.uuid4()), _version())
+                server.write(folder)
+                return server
+            time.sleep(POLL_S)
+        _kill_group(process.pid, STOP_TIMEOUT_S)
+        process.wait()
+        # The port was free when it was chosen; somebody may have taken it since: choose again.
+        if "BindException" not in _log_tail(folder):
+            break
+    raise SparkUnavailable(
+        f"The Spark server did not start within {timeout_s:.0f} s: the end of "
+        f"{folder / LOG_FILE} says {_log_tail(folder).strip()[-200:]!r}."
+    )
+
+
+def _launch(
+    folder: Path, port: int, conf: Mapping[str, str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    token = secrets.token_urlsafe(32)
+    _write_private(folder / TOKEN_FILE, token)
+    own = {
+        # Without an end: a session that expired could never be used again under its id.
+        "spark.connect.session.manager.defaultSessionTimeout": "-1",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+    }
+    lines = [f"{key} {_escaped(value)}\n" for key, value in {**conf, **own}.items()]
+    _write_private(folder / PROPERTIES_FILE, "".join(lines))
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "dagster_leasehold.assets.spark.connect_watch",
+            str(folder.absolute()),
+        ],
+        # The token travels in the environment: a command line is readable by every user.
+        env={**environment, TOKEN_VARIABLE: token},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # It outlives this run, and a signal to this run's group does not reach it.
+        start_new_session=True,
+    )
+
+
+def _end(folder: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+    server = ConnectServer.read(folder)
+    ended = server is not None and (server.alive() or _orphans(server, folder) != [])
+    if server is not None and ended:
+        _kill_group(server.pid, timeout_s)
+    for name in (STATE_FILE, TOKEN_FILE):
+        (folder / name).unlink(missing_ok=True)
+    return ended
+
+
+def _orphans(server: ConnectServer, folder: Path) -> list[psutil.Process]:
+    """The Spark servers of a process group whose leader is gone.
+
+    In another container the number of the group may be that of another folder's server.
+    """
+    if not server.process.same_place:
+        return []
+    properties = str(folder.absolute() / PROPERTIES_FILE)
+    orphans: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == server.pid and properties in process.cmdline():
+                orphans.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return orphans
+
+
+def _kill_group(group: int, timeout_s: float) -> None:
+    """End a process group: politely, then after `timeout_s` for certain."""
+    for number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, timeout_s)):
+        deadline = time.monotonic() + patience_s
+        try:
+            os.killpg(group, number)
+            while time.monotonic() < deadline:
+                _reap(group)
+                os.killpg(group, 0)
+                time.sleep(POLL_S)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+def _reap(pid: int) -> None:
+    # Only where this process started the server; a zombie would keep its group alive.
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except OSError:
+        return
+
+
+def _version() -> str:
+    from pyspark.version import __version__
+
+    return f"{__version__} {sys.executable}"
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _port_open(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def _write_private(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(draft, path)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _log_tail(folder: Path) -> str:
+    try:
+        return (folder / LOG_FILE).read_bytes()[-4000:].decode(errors="replace")
+    except OSError:
+        return ""

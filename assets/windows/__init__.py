@@ -1,0 +1,4 @@
+"""Assets per hour of event time: when an hour is complete, and how it is made from the output.
+
+Called by the watermark sensor and by whoever declares an hourly asset.
+"""

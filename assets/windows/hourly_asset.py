@@ -1,0 +1,195 @@
+"""A downstream asset with a partition per hour of event time, made once the hour is complete."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import dagster as dg
+
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import STREAM_TAG, asset_key
+from dagster_leasehold.assets.rewriting.shard_replay import rewriter_ended
+from dagster_leasehold.assets.shard_stream import ShardStream, Transform
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
+from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
+
+KEY_FORMAT = "%Y-%m-%d-%H:%M"
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,199}")
+
+
+class LateAction(StrEnum):
+    """What becomes of records whose hour was made before they were committed.
+
+    `drop`: they are counted, and the hour stays as it is. `rerun`: they are counted, and the hour
+    is made again, with them.
+    """
+
+    DROP = "drop"
+    RERUN = "rerun"
+
+
+@dataclass(frozen=True, slots=True)
+class LatePolicy:
+    """How late records are treated.
+
+    Attributes:
+        action: what becomes of them.
+        within_s: how far behind the newest complete hour they are looked for, in seconds.
+        wait_s: the shortest time between two runs of one hour for late records, in seconds.
+    """
+
+    action: LateAction = LateAction.DROP
+    within_s: float = 7 * 86_400.0
+    wait_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class HourlyAsset:
+    """The declaration of a downstream asset by hours of event time.
+
+    Attributes:
+        stream: whose committed output it is made from.
+        name: the asset's key.
+        transform: applied by Spark to the records of one hour, of all shards.
+        since: the first hour; earlier records belong to no partition.
+        late: how records that come after their hour was made are treated.
+        out_of_order_s: how much older than its shard's newest record a record may be without
+            being late, in seconds.
+        idle_after_s: after how many seconds without news a shard that is caught up no longer
+            holds hours back; None means that it always does.
+
+    Raises:
+        InvalidSetting: the name is not of letters, digits and underscores, `since` is not the
+            beginning of an hour or has no time zone, or a number is negative.
+    """
+
+    stream: ShardStream
+    name: str
+    transform: Transform
+    since: datetime
+    late: LatePolicy = LatePolicy()
+    out_of_order_s: float = 0.0
+    idle_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"Hourly asset {shown(self.name)}"
+        if not NAME.fullmatch(self.name):
+            raise InvalidSetting(
+                f"{where}: use a name of letters, digits and underscores that begins with a letter."
+            )
+        if self.since.tzinfo is None or hour_of(self.since) != self.since:
+            raise InvalidSetting(
+                f"{where}: since is {self.since.isoformat()}: give the beginning of an hour with "
+                "its time zone."
+            )
+        if self.since.utcoffset() != timedelta(0):
+            raise InvalidSetting(f"{where}: since is {self.since.isoformat()}: give it in UTC.")
+        numbers = {
+            "out_of_order_s": self.out_of_order_s,
+            "idle_after_s": self.idle_after_s or 0.0,
+            "late.within_s": self.late.within_s,
+            "late.wait_s": self.late.wait_s,
+        }
+        for setting, value in numbers.items():
+            if value < 0:
+                raise InvalidSetting(f"{where}: {setting} is {value}: use 0 or more.")
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """The asset's key."""
+        return dg.AssetKey([self.name])
+
+    @property
+    def partitions(self) -> dg.HourlyPartitionsDefinition:
+        """One partition per hour of event time, in UTC."""
+        return dg.HourlyPartitionsDefinition(start_date=self.since, timezone="UTC", fmt=KEY_FORMAT)
+
+
+def hourly_asset(
+    stream: ShardStream,
+    name: str,
+    transform: Transform,
+    *,
+    since: datetime,
+    late: LatePolicy = LatePolicy(),
+    out_of_order_s: float = 0.0,
+    idle_after_s: float | None = None,
+) -> HourlyAsset:
+    """Declare a downstream asset by hours of event time; see `HourlyAsset`.
+
+    Raises:
+        InvalidSetting: an argument is not valid.
+    """
+    return HourlyAsset(stream, name, transform, since, late, out_of_order_s, idle_after_s)
+
+
+def hour_key(start: datetime) -> str:
+    """The partition of an hour."""
+    return start.astimezone(UTC).strftime(KEY_FORMAT)
+
+
+class WindowConfig(dg.Config):
+    """What the launchpad offers for an hour.
+
+    Attributes:
+        even_if_incomplete: make the hour although a shard may still deliver records of it.
+    """
+
+    even_if_incomplete: bool = False
+
+
+def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.AssetsDefinition:
+    """The asset; materializing a partition makes that hour anew, in the old one's place."""
+
+    @dg.asset(
+        name=hourly.name,
+        description=f"Hours of event time of {hourly.stream.name}; each is made when every shard "
+        "has passed it.",
+        kinds={"pyspark", "parquet"},
+        group_name="streams",
+        partitions_def=hourly.partitions,
+        deps=[dg.AssetDep(asset_key(hourly.stream), partition_mapping=dg.AllPartitionMapping())],
+    )
+    def hour(
+        context: dg.AssetExecutionContext, config: WindowConfig, spark: SparkResource
+    ) -> dg.MaterializeResult[Any]:
+        context.instance.add_run_tags(context.run.run_id, {STREAM_TAG: hourly.stream.name})
+        start = context.partition_time_window.start
+        try:
+            made = make_window(
+                deployment,
+                hourly.stream,
+                asset=hourly.name,
+                transform=hourly.transform,
+                start=start,
+                end=start + HOUR,
+                run=context.run.run_id,
+                session=lambda: spark.spark_session,
+                out_of_order=timedelta(seconds=hourly.out_of_order_s),
+                even_if_incomplete=config.even_if_incomplete,
+                ended=lambda other: rewriter_ended(context.instance, other),
+            )
+        except LeaseholdError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        return dg.MaterializeResult(metadata=window_metadata(made))
+
+    return hour
+
+
+def window_metadata(made: WindowMade) -> dict[str, Any]:
+    """What a materialization of an hour shows; numbers stay numbers, so that they plot."""
+    window = made.window
+    return {
+        "records": window.records,
+        "bytes": sum(file.bytes for file in window.files),
+        "files": len(window.files),
+        "late_records": window.late,
+        "generation": window.generation,
+        "source_files": made.source_files,
+        "start": dg.MetadataValue.timestamp(window.start),
+        "end": dg.MetadataValue.timestamp(window.end),
+    }

@@ -1,0 +1,271 @@
+"""One run of a window of event time: read what is committed, transform, write, put in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
+from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER, ship_code_of
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.committed_dataset import CommittedPart, EventSpan, listed_parts
+from dagster_leasehold.assets.output.committed_output import parquet_frame
+from dagster_leasehold.assets.output.ledger_view import Heads
+from dagster_leasehold.assets.output.units import Ended, touch_replaced
+from dagster_leasehold.assets.shard_stream import ShardStream, Transform
+from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
+from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
+from dagster_leasehold.lease_store.errors import (
+    RewriteRefused,
+    SparkUnavailable,
+    StoreError,
+    TransformError,
+    WindowIncomplete,
+)
+from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import DataFile, ShardLease
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.store import Changed, LeaseStore
+from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRIES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMade:
+    """What a run made of a window.
+
+    Attributes:
+        window: its row as it was written.
+        source_files: the files of committed output that it was made from.
+    """
+
+    window: EventWindow
+    source_files: int
+
+
+def shard_times(
+    store: LeaseStore, stream: ShardStream
+) -> tuple[list[ShardTime], frozenset[ShardId]]:
+    """How far each shard has come, and the shards that only the source knows yet.
+
+    The lease tables are read first, or an hour could be taken for complete too early:
+
+    1. the source is asked, and lists shard 0 alone;
+    2. shard 0 is split, read to its end and finished;
+    3. the lease tables show shard 0 as finished, and its children not yet: nobody seems to hold.
+
+    In this order, whoever sees a parent finished sees its children listed.
+
+    Raises:
+        SourceError: the source does not answer.
+    """
+    leases = store.snapshot(stream.key).shards
+    listed = {row.shard for row in stream.source.list_shards()}
+    return lease_times(leases), frozenset(listed - {lease.shard for lease in leases})
+
+
+def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
+    """How far each shard has come, as the lease tables say it."""
+    return [
+        ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
+        for lease in leases
+    ]
+
+
+def next_numbers(heads: Heads) -> dict[ShardId, int]:
+    """For each shard with a ledger the number of the batch after its last."""
+    return {shard: head.next_number for shard, head in heads.items() if head.next_number}
+
+
+def make_window(
+    deployment: Deployment,
+    stream: ShardStream,
+    *,
+    asset: str,
+    transform: Transform,
+    start: datetime,
+    end: datetime,
+    run: str,
+    session: Callable[[], SparkSession],
+    out_of_order: timedelta = timedelta(0),
+    even_if_incomplete: bool = False,
+    ended: Ended = lambda _: False,
+) -> WindowMade:
+    """Make `[start, end)` of a downstream asset from all that is committed now.
+
+    The files are written into a folder that belongs to this attempt alone; the window's row then
+    names them in the place of the old ones, if nobody wrote the row meanwhile. Else what was made
+    may lack records that somebody counted in, and is made again. The attempt is in the store before
+    its first file, and ends with the write of the row: vacuum leaves its files alone until then.
+    `ended` tells whether another run is known to have ended: its attempts are then forgotten.
+
+    Raises:
+        WindowIncomplete: a shard may still deliver records of the window.
+        TransformError: the transform raised, or returned no DataFrame.
+        SparkUnavailable: Spark does not answer.
+        RewriteRefused: other runs of the window were faster each time.
+    """
+    store, root = deployment.store(), deployment.output_folder(stream.key)
+    if not even_if_incomplete:
+        _check_complete(store, stream, asset=asset, start=start, end=end, out_of_order=out_of_order)
+    for each in store.window_attempts(stream.key):
+        if ended(each.run):
+            store.end_window(stream.key, each.attempt)
+    for _ in range(TRIES_MAX):
+        overlapping = store.windows(stream.key, asset, since=start, until=end)
+        known = next((window for window in overlapping if window.start == start), None)
+        span = EventSpan(start, end)
+        parts, heads = listed_parts(store, stream.key, root, span=span)
+        name = f"{attempt_label(run)}-{uuid.uuid4().hex}"
+        attempt = f"{ATTEMPTS_FOLDER}/{name}"
+        files: tuple[DataFile, ...] = ()
+        store.begin_window(stream.key, name, run)
+        try:
+            if parts:
+                make_folder(root / ATTEMPTS_FOLDER, exist_ok=True)
+                # An hour without records has no columns either that a transform could work on.
+                folder = root / attempt
+                _write(session(), stream, parts, span=span, transform=transform, folder=folder)
+                files = _files(root, attempt)
+        except BaseException:
+            # A store that does not answer keeps the attempt until a later run finds this one ended.
+            with suppress(StoreError):
+                store.end_window(stream.key, name)
+            raise
+        window = _window_row(known, asset, start, end, run=run, files=files, heads=heads)
+        replaced = known.files if known else ()
+        touch_replaced(root, replaced)
+        if isinstance(store.put_window(stream.key, window, attempt=name), Changed):
+            touch_replaced(root, replaced)
+            return WindowMade(window, len(parts))
+        store.end_window(stream.key, name)
+        shutil.rmtree(root / attempt, ignore_errors=True)
+    raise RewriteRefused(
+        f"The hour {start.isoformat()} of {asset} changed {TRIES_MAX} times while this run made "
+        "it: it stays as the others left it."
+    )
+
+
+def _window_row(
+    known: EventWindow | None,
+    asset: str,
+    start: datetime,
+    end: datetime,
+    *,
+    run: str,
+    files: tuple[DataFile, ...],
+    heads: Heads,
+) -> EventWindow:
+    """The row of a window that was made from all batches below the heads; `known` was before."""
+    return EventWindow(
+        asset,
+        start,
+        end,
+        version=known.version + 1 if known else 1,
+        generation=known.generation + 1 if known else 1,
+        run=run,
+        files=files,
+        records=sum(file.records for file in files),
+        covered=next_numbers(heads),
+        late=known.late if known else 0,
+        made_at=datetime.now(UTC),
+    )
+
+
+def _check_complete(
+    store: LeaseStore,
+    stream: ShardStream,
+    *,
+    asset: str,
+    start: datetime,
+    end: datetime,
+    out_of_order: timedelta,
+) -> None:
+    shards, unlisted = shard_times(store, stream)
+    found = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
+    if found.until is None or found.until < end:
+        raise WindowIncomplete(
+            f"The hour {start.isoformat()} of {asset} is not complete ({found.said}): wait for "
+            "its sensor, or set even_if_incomplete in the config."
+        )
+
+
+def _write(
+    spark: SparkSession,
+    stream: ShardStream,
+    parts: Sequence[CommittedPart],
+    *,
+    span: EventSpan,
+    transform: Transform,
+    folder: Path,
+) -> None:
+    from pyspark.sql import DataFrame
+
+    where = f"The transform of an hour of stream {stream.name}"
+    frame = parquet_frame(spark, parts, stream.key, span)
+    ship_code_of(transform)
+    try:
+        output = cast(object, transform(frame))
+        if isinstance(output, DataFrame):
+            output.write.parquet(str(folder))
+            return
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if session_is_gone(error):
+            raise SparkUnavailable(
+                f"Spark does not answer ({users_error(error)}): see the Spark server's log; "
+                "materialize the hour again."
+            ) from error
+        raise TransformError(f"{where} failed with {users_error(error)}.") from error
+    raise TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
+
+
+def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
+    """What Spark wrote, durable before a row names it."""
+    import pyarrow.parquet as pq
+
+    paths = sorted((root / attempt).glob("*.parquet"))
+    if not paths:
+        raise SparkUnavailable(
+            f"Spark said that it wrote {attempt} but left no file in {root / attempt}: let Spark's "
+            "workers and this process share the output folder."
+        )
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(root / attempt)
+    # Spark made the folder of the attempt itself.
+    sync_folder(root / ATTEMPTS_FOLDER)
+    return tuple(
+        DataFile(f"{attempt}/{path.name}", pq.read_metadata(path).num_rows, path.stat().st_size)
+        for path in paths
+    )
+
+
+def window_paths(
+    store: LeaseStore,
+    stream: ShardStream,
+    output_root: Path,
+    asset: str,
+    *,
+    hours: Collection[datetime] | None = None,
+) -> list[str]:
+    """The files of a downstream asset's output by hour, of some hours or of all."""
+    return [
+        str(output_root / file.path)
+        for window in store.windows(stream.key, asset)
+        if hours is None or window.start in hours
+        for file in window.files
+    ]

@@ -1,0 +1,1 @@
+"""Leasehold: Dagster orchestration for sharded logs."""

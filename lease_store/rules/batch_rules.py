@@ -1,0 +1,150 @@
+"""What the ledger accepts: the pure rules that all stores share for intents and commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from dagster_leasehold.lease_store.errors import IntentConflict, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Batch, BatchCommit, BatchState, Intent, Tenure
+from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
+
+
+def group_of(tenures: Sequence[Tenure]) -> GroupKey:
+    """The one group of some tenures.
+
+    Raises:
+        ValueError: they are of several groups, or name a shard twice.
+    """
+    keys = {tenure.key for tenure in tenures}
+    if len(keys) != 1:
+        raise ValueError("All tenures of one call must belong to one group.")
+    if len({tenure.shard for tenure in tenures}) != len(tenures):
+        raise ValueError("One call may name each shard once.")
+    return tenures[0].key
+
+
+def raised(watermark: datetime | None, to: datetime | None) -> datetime | None:
+    """A shard's watermark after a commit: it never goes back, whatever event times come late."""
+    known = [time for time in (watermark, to) if time is not None]
+    return max(known, default=None)
+
+
+def may_advance(check_point: str | None, start: str) -> bool:
+    """Whether a range that starts at `start` continues a shard: the first one starts anywhere."""
+    return check_point is None or check_point == start
+
+
+def is_before(cursor: str, other: str) -> bool:
+    """Tell whether a cursor is known to come before another; some sources' have no order."""
+    return cursor.isdecimal() and other.isdecimal() and int(cursor) < int(other)
+
+
+def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
+    """Refuse a checkpoint of a holder's that lies before the one that is stored.
+
+    Raises:
+        CheckpointRefused: only a force, which the journal has, takes a shard back.
+    """
+    if check_point is not None and is_before(cursor, check_point):
+        raise checkpoint_behind(tenure, cursor, check_point)
+
+
+def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
+    """The number of a shard's next batch, and its intent if there is one, by its newest row."""
+    if newest is None:
+        return 0, None
+    if newest.state is BatchState.INTENT:
+        return newest.sequence, newest
+    return newest.last + 1, None
+
+
+def intended_batch(intent: Intent) -> Batch:
+    """The ledger row of an intent."""
+    tenure = intent.tenure
+    return Batch(
+        shard=tenure.shard,
+        sequence=intent.sequence,
+        start=intent.start,
+        end=intent.end,
+        state=BatchState.INTENT,
+        epoch=tenure.epoch,
+        run=tenure.run,
+        holder=tenure.holder,
+    )
+
+
+def committed_batch(commit: BatchCommit) -> Batch:
+    """The ledger row of a commit, not dated yet."""
+    tenure = commit.tenure
+    return Batch(
+        shard=tenure.shard,
+        sequence=commit.sequence,
+        start=commit.start,
+        end=commit.end,
+        state=BatchState.COMMITTED,
+        epoch=tenure.epoch,
+        run=tenure.run,
+        holder=tenure.holder,
+        attempt=commit.attempt,
+        files=commit.files,
+        statistics=commit.statistics,
+        finished=commit.finished,
+    )
+
+
+def check_next_in_line(
+    intent: Intent, *, known: Batch | None, next_sequence: int, check_point: str | None
+) -> None:
+    """Refuse an intent that is not the shard's next range.
+
+    Raises:
+        IntentConflict: the number is not the next, the range does not begin at the checkpoint, or
+            an intent of this number has other bounds.
+    """
+    name = f"Batch {intent.sequence} of shard {intent.tenure.shard} of group {intent.tenure.key}"
+    if intent.sequence != next_sequence:
+        raise IntentConflict(f"{name} is out of turn: the next is number {next_sequence}.")
+    if not may_advance(check_point, intent.start):
+        raise IntentConflict(
+            f"{name} starts at {shown(intent.start)}, but the checkpoint is {shown(check_point)}."
+        )
+    if known and (known.start, known.end) != (intent.start, intent.end):
+        raise IntentConflict(
+            f"{name} was intended as {shown(known.start)} to {shown(known.end)}: consume that "
+            "range first."
+        )
+
+
+def already_committed(batch: Batch | None, commit: BatchCommit) -> bool:
+    """Whether this very commit happened before, its reply having been lost."""
+    if batch is None or batch.state is not BatchState.COMMITTED:
+        return False
+    tenure = commit.tenure
+    return (batch.epoch, batch.run, batch.attempt, batch.start, batch.end) == (
+        tenure.epoch,
+        tenure.run,
+        commit.attempt,
+        commit.start,
+        commit.end,
+    )
+
+
+def check_intended(batch: Batch | None, commit: BatchCommit) -> None:
+    """Refuse a commit under a current tenure that intended nothing, or something else.
+
+    Raises:
+        IntentConflict: there is no intent of this tenure with these bounds.
+    """
+    tenure = commit.tenure
+    intended = batch is not None and (
+        (batch.state, batch.epoch, batch.run, batch.start, batch.end)
+        == (BatchState.INTENT, tenure.epoch, tenure.run, commit.start, commit.end)
+    )
+    if not intended:
+        raise IntentConflict(
+            f"Batch {commit.sequence} of shard {tenure.shard} of group {tenure.key}, "
+            f"{shown(commit.start)} to {shown(commit.end)}, was not intended under tenure "
+            f"{tenure.epoch}: record the intent before committing it."
+        )

@@ -1,0 +1,71 @@
+"""Event time as a tree of spans: what finds the output of one hour by index, however old it is.
+
+A batch's output lies between two event times. The tree halves time again and again, down to
+slices of about a minute; a batch belongs to the smallest slice that holds both of its ends. Those
+that may hold records of a window then lie in few, contiguous runs of slices: on each level of the
+tree, from the slice of the window's beginning to that of its end. Batches that happen to lie
+across the border of a large slice belong to that one, and are looked at in vain; they are as many
+as overlap in that one moment, not as many as were ever written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from dagster_leasehold.lease_store.records import DataFile
+
+UNKNOWN_SPAN = -1
+"""Of output that lists a file without bounds: it may hold any time."""
+
+_BEGIN = datetime(1, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_SLICE_BITS = 26
+"""The smallest slice is 2^26 microseconds long: 67 seconds."""
+_TIME_BITS = 59
+"""The calendar's 9,999 years in microseconds are less than 2^59."""
+_LEVEL_BITS = _TIME_BITS - _SLICE_BITS + 1
+
+
+def span_of(files: Iterable[DataFile]) -> int | None:
+    """The slice of a batch's output, as one number; None where it has none.
+
+    Quarantined records are no output.
+    """
+    own = [file for file in files if not file.quarantine]
+    if not own:
+        return None
+    firsts = [file.first_event_time for file in own if file.first_event_time is not None]
+    lasts = [file.last_event_time for file in own if file.last_event_time is not None]
+    if len(firsts) < len(own) or len(lasts) < len(own):
+        return UNKNOWN_SPAN
+    first, last = _slice(min(firsts)), _slice(max(lasts))
+    level = (first ^ last).bit_length()
+    return _number(level, first >> level)
+
+
+def spans_within(since: datetime | None, until: datetime | None) -> list[tuple[int, int]]:
+    """The runs of slices, first and last, that output of `[since, until)` may belong to."""
+    first = 0 if since is None else _slice(since)
+    # The end does not belong to the window, but its slice may begin before it.
+    last = (1 << (_TIME_BITS - _SLICE_BITS)) - 1 if until is None else _slice(until)
+    runs = [(UNKNOWN_SPAN, UNKNOWN_SPAN)]
+    for level in range(_TIME_BITS - _SLICE_BITS + 1):
+        runs.append((_number(level, first >> level), _number(level, last >> level)))
+    return runs
+
+
+def may_hold(file: DataFile, since: datetime | None, until: datetime | None) -> bool:
+    """Whether a file can have records of `[since, until)`, by the bounds that the ledger knows."""
+    first, last = file.first_event_time, file.last_event_time
+    before = since is not None and last is not None and last < since
+    after = until is not None and first is not None and first >= until
+    return not (before or after)
+
+
+def _slice(time: datetime) -> int:
+    return ((time - _BEGIN) // _MICROSECOND) >> _SLICE_BITS
+
+
+def _number(level: int, place: int) -> int:
+    return (level << _LEVEL_BITS) | place

@@ -1,0 +1,231 @@
+"""Steps of a recurring round that fail: each fails alone, and is due again after a bounded wait.
+
+A round (a sensor's tick) is made of steps for single shards, nodes or runs. A step that raises,
+whatever it raises, is logged, named for people, and left out until its wait is over; the round goes
+on with the next step. Two errors concern more than a step, and end the round: a lease store that
+fails twice in a row does not answer, and would make every further step wait as long; an error that
+the caller names is the caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dagster_leasehold.lease_store.errors import (
+    LeaseholdError,
+    SourceUnavailable,
+    StoreError,
+    one_line,
+    without_secrets,
+)
+
+_LOG = logging.getLogger(__name__)
+FIRST_WAIT_S = 5.0
+WAIT_MAX_S = 300.0
+STEPS_MAX = 10_000
+"""The most failing steps that are remembered; of more, those that are due first are forgotten."""
+SHOWN_MAX = 20
+SILENCE_MAX = 2
+CALLS_MAX = 64
+"""The most calls in which a step for many things looks for those that fail alone."""
+_AWAY = (StoreError, SourceUnavailable)
+_AWAY_MAX = 3
+"""One thing that cannot be reached fails with all, then with its half; the other half is there."""
+_DOUBLINGS_MAX = 32
+
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+
+def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float = 0.0) -> float:
+    """Return how long to wait after so many failures in a row: doubling from the first to the most.
+
+    Args:
+        failures: any number; it may have grown for years.
+        first_s: the wait after the first failure, in seconds.
+        max_s: the longest wait, in seconds.
+        jitter: in [0, 1), shortens the wait by up to a half, so that what failed together is not
+            tried together.
+    """
+    doublings = min(max(failures, 1) - 1, _DOUBLINGS_MAX)
+    return min(first_s * 2.0**doublings, max_s) * (1 - jitter / 2)
+
+
+def sentence_of(error: Exception) -> str:
+    """Return an error as one line for people: a foreseen one's own sentence, else type and text."""
+    if isinstance(error, LeaseholdError):
+        return str(error)
+    text = one_line(without_secrets(str(error)))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@dataclass(slots=True)
+class _Failure:
+    count: int
+    due_s: float
+    sentence: str
+    round: int
+
+
+@dataclass(slots=True)
+class FailingSteps:
+    """The steps of one process's rounds that failed last, and when each is due again.
+
+    Attributes:
+        clock: monotonic seconds.
+        first_s: the wait after a step's first failure, in seconds.
+        max_s: the longest wait, in seconds.
+    """
+
+    clock: Callable[[], float]
+    first_s: float = FIRST_WAIT_S
+    max_s: float = WAIT_MAX_S
+    _failures: dict[str, _Failure] = field(default_factory=dict[str, _Failure])
+    _notes: list[str] = field(default_factory=list[str])
+    _silence: int = 0
+    _round: int = 0
+
+    def begin(self) -> None:
+        """Begin a round: its notes are empty, and what nobody has tried for long is forgotten."""
+        self._notes, self._silence, self._round = [], 0, self._round + 1
+        now_s = self.clock()
+        self._failures = {
+            step: failure
+            for step, failure in self._failures.items()
+            if now_s - failure.due_s <= 2 * self.max_s
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each step that failed in this round, or before and waits."""
+        now_s = self.clock()
+        lines = [
+            *self._notes,
+            *(
+                f"{step} is tried again in {failure.due_s - now_s:.0f} s ({failure.sentence})"
+                for step, failure in self._failures.items()
+                if failure.due_s > now_s and failure.round != self._round
+            ),
+        ]
+        more = len(lines) - SHOWN_MAX
+        return lines[:SHOWN_MAX] + ([f"and {more} further lines"] if more > 0 else [])
+
+    @property
+    def waiting(self) -> int:
+        """The number of steps that failed and are not due yet."""
+        now_s = self.clock()
+        return sum(failure.due_s > now_s for failure in self._failures.values())
+
+    def wait_s(self, step: str) -> float:
+        """How long until a step is due again, in seconds; 0 when it may be taken now."""
+        failure = self._failures.get(step)
+        return max(0.0, failure.due_s - self.clock()) if failure else 0.0
+
+    def attempt(
+        self,
+        step: str,
+        action: Callable[[], Answer],
+        otherwise: Answer,
+        *,
+        at_once: bool = False,
+        raises: tuple[type[Exception], ...] = (),
+    ) -> Answer:
+        """Take a step that is due; `otherwise` where it is not, or where it fails.
+
+        Args:
+            step: its name, the same in every round, as people read it: `shard 7`.
+            action: the step.
+            otherwise: the answer where there is none.
+            at_once: try again in the next round, however often it failed: for a node's beat,
+                which must not wait.
+            raises: errors that concern more than this step.
+
+        Raises:
+            StoreError: the second in a row within this round.
+        """
+        if not at_once and self.wait_s(step):
+            return otherwise
+        try:
+            answer = action()
+        except raises:
+            raise
+        except StoreError as error:
+            self._silence += 1
+            if self._silence >= SILENCE_MAX:
+                raise
+            self.note(step, error, at_once=at_once)
+            return otherwise
+        except Exception as error:
+            self.note(step, error, at_once=at_once)
+            return otherwise
+        self._silence = 0
+        self._failures.pop(step, None)
+        return answer
+
+    def attempt_all(
+        self,
+        items: Mapping[str, Item],
+        action: Callable[[list[Item]], Answer],
+        *,
+        raises: tuple[type[Exception], ...] = (),
+    ) -> list[Answer]:
+        """Take one step for many things at once; where it fails, for halves, so that one is alone.
+
+        Args:
+            items: the things, by the name of the step for each; those that wait are left out.
+            action: the step for some of them; taking it again is harmless.
+            raises: errors that concern more than these things.
+
+        Returns:
+            The answers; together they are for all things but those that failed or wait.
+
+        Raises:
+            StoreError, SourceUnavailable: neither all nor their halves could be reached.
+        """
+        due = [(step, item) for step, item in items.items() if not self.wait_s(step)]
+        parts, answers, away = [due] if due else [], list[Answer](), 0
+        for _ in range(CALLS_MAX):
+            if not parts:
+                break
+            part = parts.pop(0)
+            try:
+                answers.append(action([item for _, item in part]))
+            except raises:
+                raise
+            except Exception as error:
+                away = away + 1 if isinstance(error, _AWAY) else 0
+                if away and (away == _AWAY_MAX or len(due) == 1):
+                    raise
+                if len(part) == 1:
+                    self.note(part[0][0], error)
+                else:
+                    middle = len(part) // 2
+                    parts += [part[:middle], part[middle:]]
+                continue
+            away = 0
+            for step, _ in part if self._failures else ():
+                self._failures.pop(step, None)
+        if left := sum(len(part) for part in parts):
+            self._notes.append(f"{left} further steps are left to the next round")
+        return answers
+
+    def note(self, step: str, error: Exception, *, at_once: bool = False) -> None:
+        """Take note of a step that failed elsewhere than in `attempt`."""
+        before = self._failures.pop(step, None)
+        count = before.count + 1 if before else 1
+        wait_s = 0.0 if at_once else retry_wait_s(count, first_s=self.first_s, max_s=self.max_s)
+        if len(self._failures) >= STEPS_MAX:
+            del self._failures[min(self._failures, key=lambda name: self._failures[name].due_s)]
+        sentence = sentence_of(error)
+        self._failures[step] = _Failure(count, self.clock() + wait_s, sentence, self._round)
+        again = f"tried again in {wait_s:.0f} s" if wait_s else "tried again in the next round"
+        self._notes.append(f"{step} failed ({sentence}), {again}")
+        _LOG.warning("%s failed (%s), %s", step, sentence, again)
+        if not isinstance(error, LeaseholdError):
+            # The frames alone: a message of foreign code may hold what it was given.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            _LOG.warning("%s failed in:\n%s", step, frames)

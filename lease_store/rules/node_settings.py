@@ -1,0 +1,171 @@
+"""What a node says of itself in a group that assigns by modulo or by name, checked at the door.
+
+A declaration is checked before anything runs: each mistake that can be seen in it alone is refused
+there. What only the group can tell (another deployment's node with the same number, a shard that
+somebody has) is refused by `lease_store.rules.assignment_modes`, with the same errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dagster_leasehold.lease_store.errors import (
+    InvalidSetting,
+    ModuloIdOutOfRange,
+    ModuloSettingMissing,
+    ShardOccupied,
+    shown,
+)
+from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, NodeName, ShardId
+from dagster_leasehold.lease_store.records import AssignmentMode, Node
+from dagster_leasehold.lease_store.rules.assignment_modes import check_modulo
+
+SOURCE_COUNT_MAX = 1_000_000
+CONTINUE = -1
+"""In place of a bootstrap cursor: go on from the stored checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modulo:
+    """The node takes the shards whose rank in the full list is `node_id` modulo `source_count`.
+
+    Attributes:
+        source_count: how many nodes the group has; negative on all of them switches the rule off.
+        node_id: which of them this is, from 0; needed unless the count is negative.
+
+    Raises:
+        ModuloSettingMissing: a count without an id.
+        ModuloIdOutOfRange: the id is not one of 0 … count - 1, or the count is 0 or too large.
+    """
+
+    source_count: int
+    node_id: int | None = None
+
+    def __post_init__(self) -> None:
+        count, remainder = self.source_count, self.node_id
+        if count >= 0 and remainder is None:
+            raise ModuloSettingMissing(
+                f"A source_count of {count} is given without a node_id: give both."
+            )
+        if not -SOURCE_COUNT_MAX <= count <= SOURCE_COUNT_MAX or count == 0:
+            raise ModuloIdOutOfRange(
+                f"The source_count is {count}: use the number of nodes, from 1 to "
+                f"{SOURCE_COUNT_MAX}, or -1 to switch the rule off."
+            )
+        if count > 0 and (remainder is None or not 0 <= remainder < count):
+            raise ModuloIdOutOfRange(
+                f"The node_id is {remainder} with source_count {count}: use one from 0 to "
+                f"{count - 1}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The node takes the shards that it names, and no others.
+
+    Attributes:
+        shards: shard id to the cursor at which it begins, or -1 to continue from the checkpoint.
+
+    Raises:
+        InvalidIdentifier: a shard id is not of the grammar.
+        InvalidSetting: what stands for a cursor is none.
+    """
+
+    shards: Mapping[str, str | int] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        for shard, cursor in self.shards.items():
+            _check_cursor(ShardId(shard), cursor)
+
+    @property
+    def cursors(self) -> dict[ShardId, str | None]:
+        """Shard to bootstrap cursor, None to continue from the store: as `Node.pinned` has it."""
+        return {
+            ShardId(shard): None if str(cursor) == str(CONTINUE) else str(cursor)
+            for shard, cursor in self.shards.items()
+        }
+
+
+NodeSettings = Modulo | Pinned
+
+
+def _check_cursor(shard: ShardId, cursor: object) -> None:
+    if isinstance(cursor, bool) or not isinstance(cursor, str | int):
+        problem = "is neither text nor a whole number"
+    elif isinstance(cursor, int) and cursor < CONTINUE:
+        problem = "is negative"
+    elif not 0 < len(str(cursor).encode()) <= CURSOR_LENGTH_MAX:
+        problem = f"is not of 1 to {CURSOR_LENGTH_MAX} bytes"
+    else:
+        return
+    raise InvalidSetting(
+        f"The bootstrap cursor {shown(cursor)} of shard {shown(shard)} {problem}: use a cursor of "
+        f"the shard, or {CONTINUE} to continue from its checkpoint."
+    )
+
+
+def node_row(name: NodeName, settings: NodeSettings | None, *, address: str = "") -> Node:
+    """The row that a node with these settings registers with, its incarnation aside."""
+    match settings:
+        case Modulo(source_count, node_id):
+            return Node(name, 0, "", address, source_count=source_count, node_id=node_id)
+        case Pinned():
+            return Node(name, 0, "", address, pinned=settings.cursors)
+        case None:
+            return Node(name, 0, "", address)
+
+
+def check_settings(assignment: AssignmentMode, nodes: Mapping[str, NodeSettings]) -> None:
+    """Whether the nodes' settings fit the mode and each other.
+
+    Raises:
+        InvalidIdentifier: a node's name is not of the grammar.
+        InvalidSetting: settings of another mode.
+        AssignmentConflict: two nodes contradict each other; the subclass says how.
+        ShardOccupied: two nodes name the same shard.
+    """
+    rows = [node_row(NodeName(name), settings) for name, settings in nodes.items()]
+    for name, settings in nodes.items():
+        pinned = isinstance(settings, Pinned)
+        given = AssignmentMode.PINNED if pinned else AssignmentMode.MODULO
+        if given is not assignment:
+            raise InvalidSetting(
+                f"Node {shown(name)} has {given} settings, but the assignment is {assignment}: "
+                f"set assignment to {given}, or remove them."
+            )
+    for place, row in enumerate(rows):
+        if assignment is AssignmentMode.MODULO:
+            check_modulo(rows[:place], row)
+        for other in rows[:place]:
+            if both := set(other.pinned or ()) & set(row.pinned or ()):
+                raise ShardOccupied(
+                    f"Nodes {shown(other.name)} and {shown(row.name)} both name shard "
+                    f"{shown(min(both))}: name it on one node only."
+                )
+
+
+def check_served(
+    stream: str,
+    assignment: AssignmentMode,
+    nodes: Mapping[str, NodeSettings],
+    served: Sequence[NodeName],
+) -> None:
+    """Whether a stream's settings of nodes are those of the nodes that a deployment serves.
+
+    Raises:
+        InvalidSetting: settings of a node that it does not serve.
+        ModuloSettingMissing: a node that it serves has none, and the assignment is modulo.
+    """
+    for name in nodes:
+        if name not in served:
+            raise InvalidSetting(
+                f"Stream {shown(stream)} has settings of node {shown(name)}, which this deployment "
+                f"does not serve: it serves {', '.join(served)}."
+            )
+    for name in served if assignment is AssignmentMode.MODULO else ():
+        if name not in nodes:
+            raise ModuloSettingMissing(
+                f"Stream {shown(stream)} has no source_count and node_id of node {shown(name)}, "
+                "but its assignment is modulo: set both, on every node."
+            )

@@ -1,0 +1,128 @@
+"""The sentences with which every store refuses, so that all of them say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dagster_leasehold.lease_store.errors import (
+    CheckpointRefused,
+    GroupExists,
+    GroupInUse,
+    GroupLimitReached,
+    LeaseLost,
+    UnknownGroup,
+    UnknownShard,
+    shown,
+)
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import Batch, Tenure
+
+SHARDS_NAMED_MAX = 8
+
+
+def unknown_group(key: GroupKey) -> UnknownGroup:
+    """The group does not exist."""
+    return UnknownGroup(
+        f"Stream {shown(key.stream)} has no consumer group {shown(key.group)}: create it with "
+        "`leasehold group create`."
+    )
+
+
+def unknown_shard(key: GroupKey, shard: ShardId) -> UnknownShard:
+    """The group has no such shard."""
+    return UnknownShard(
+        f"Group {key} has no shard {shown(shard)}: see `leasehold status` for those it has."
+    )
+
+
+def group_exists(key: GroupKey) -> GroupExists:
+    """The name is taken."""
+    return GroupExists(
+        f"Stream {shown(key.stream)} already has a consumer group {shown(key.group)}: choose "
+        "another name, or update that one."
+    )
+
+
+def group_limit(key: GroupKey, siblings: int) -> GroupLimitReached:
+    """The stream has no room for one more group."""
+    return GroupLimitReached(
+        f"Stream {shown(key.stream)} already has {siblings} consumer groups, the most allowed: "
+        "delete one first."
+    )
+
+
+def group_in_use(key: GroupKey, members: Iterable[NodeName]) -> GroupInUse:
+    """Somebody still consumes in the group."""
+    return GroupInUse(
+        f"Group {key} still has live nodes ({', '.join(sorted(members))}): stop them first, or "
+        "delete it with --force."
+    )
+
+
+def children_consumed(
+    key: GroupKey, shard: ShardId, children: Sequence[ShardId]
+) -> CheckpointRefused:
+    """A finished shard was to be reopened after those that come from it had been read."""
+    named = ", ".join(children[:SHARDS_NAMED_MAX])
+    more = len(children) - SHARDS_NAMED_MAX
+    return CheckpointRefused(
+        f"Shard {shown(shard)} of group {key} is finished, and what began after it was read "
+        f"already ({named}{f' and {more} more' if more > 0 else ''}): reopen it with cascade to "
+        "read these again too, or with accept to read this one alone, out of order."
+    )
+
+
+def batch_divided(key: GroupKey, batch: Batch, cursor: str) -> CheckpointRefused:
+    """A checkpoint was to be set within a batch that is committed as a whole."""
+    return CheckpointRefused(
+        f"{shown(cursor)} is inside batch {batch.batch_id} of group {key}, whose output is "
+        f"committed as a whole: set the checkpoint to {shown(batch.start)}, where it starts, or "
+        f"to {shown(batch.end)}, where it ends."
+    )
+
+
+def batch_border_inside_file(
+    key: GroupKey, first: Batch, last: Batch, cursor: str
+) -> CheckpointRefused:
+    """A checkpoint was to be set between batches whose records are in one file."""
+    return CheckpointRefused(
+        f"{shown(cursor)} is between batches {first.batch_id} and {last.batch_id} of group {key}, "
+        f"whose output was merged into one file: set the checkpoint to {shown(first.start)}, where "
+        f"the first of them starts, or to {shown(last.end)}, where the last one ends."
+    )
+
+
+def batch_border_unknown(
+    key: GroupKey, shard: ShardId, cursor: str, first: str, last: str
+) -> CheckpointRefused:
+    """Whether a checkpoint is inside a batch cannot be told, since its cursors are no numbers."""
+    return CheckpointRefused(
+        f"{shown(cursor)} is neither start nor end of a committed batch of shard {shown(shard)} "
+        f"of group {key}, and cannot be compared with them: use one of these, from {shown(first)} "
+        f"to {shown(last)}."
+    )
+
+
+def lease_lost(tenure: Tenure) -> LeaseLost:
+    """The tenure is over."""
+    return LeaseLost(
+        f"Node {tenure.holder} no longer holds shard {tenure.shard} of group {tenure.key}: tenure "
+        f"{tenure.epoch} is over, so nothing more may be written under it."
+    )
+
+
+def checkpoint_behind(tenure: Tenure, cursor: str, check_point: str) -> CheckpointRefused:
+    """A holder's checkpoint before the one that is stored."""
+    return CheckpointRefused(
+        f"The checkpoint of shard {tenure.shard} of group {tenure.key} is {shown(check_point)} and "
+        f"does not go back to {shown(cursor)}: to read records again, set it by force "
+        "(`leasehold checkpoint set --force`)."
+    )
+
+
+def gap_refused(tenure: Tenure, start: str, check_point: str | None) -> CheckpointRefused:
+    """A gap that does not begin at the checkpoint."""
+    return CheckpointRefused(
+        f"A gap of shard {tenure.shard} of group {tenure.key} must begin at its checkpoint "
+        f"{shown(check_point)}, not at {shown(start)}."
+    )

@@ -1,0 +1,196 @@
+"""What a forced checkpoint takes back: pure rules that all stores carry out.
+
+Committed output of a shard is each of its records up to the checkpoint once. So a checkpoint that
+goes back withdraws the batches behind it, in its own transaction, and only at the border between
+two batches: the records of one batch become visible and vanish together. A shard that was over is
+reopened by it, which concerns the shards that began after it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.rules.refusals import children_consumed
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.transitions import Note, Step, forced, released, sent_back
+from dagster_leasehold.lease_store.rules.withdrawal import (
+    Ledger,
+    first_since,
+    first_withdrawn,
+    last_before,
+)
+
+
+class Reopening(StrEnum):
+    """What becomes of the shards that began after one that is reopened and were read already.
+
+    `refuse`: nothing is done; `cascade`: they are read again too, each from its beginning, after
+    the reopened one where the group is ordered; `accept`: they go on out of order, as recorded.
+    """
+
+    REFUSE = "refuse"
+    CASCADE = "cascade"
+    ACCEPT = "accept"
+
+
+@dataclass(frozen=True, slots=True)
+class Forcing:
+    """All that a forced checkpoint does.
+
+    Attributes:
+        steps: the rows to write, that of the shard itself first; none where nothing changes.
+        marks: journal entries that come before those of the steps.
+        withdrawn: for each shard the numbers of the committed batches that are withdrawn, if any.
+    """
+
+    steps: tuple[Step, ...]
+    marks: tuple[Note, ...]
+    withdrawn: Mapping[ShardId, range]
+
+    def bootstrapped(self, cursor: str) -> Forcing:
+        """The same, and the shard's row remembers that it was started at this cursor."""
+        step, *others = self.steps
+        marked = replace(step, after=replace(step.after, bootstrap=cursor))
+        return replace(self, steps=(marked, *others))
+
+
+def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> bool:
+    """Whether a bootstrap cursor takes effect now: once, for the holder, and beside no other run.
+
+    1. Two runs of a node see a cursor that has not been applied.
+    2. The first applies it, reads and commits.
+    3. The second must not go back, which would read again what the first has committed.
+    """
+    holds = row.state is ShardState.ALREADY_ALLOC and row.consumer_owner == node
+    return holds and row.consumer_run in ("", run) and row.bootstrap != cursor
+
+
+def bootstrap_reason(node: NodeName, cursor: str) -> str:
+    """For the journal."""
+    return f"the settings of {node} start it at {cursor}"
+
+
+def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[ShardId]:
+    """The shard, and if it is over all that began after it, nearest first, ids in order."""
+    found = [shard]
+    if shards[shard].state is not ShardState.OVER:
+        return found
+    for parent in found:
+        children = (row.shard for row in shards.values() if parent in row.parents)
+        found += sorted(child for child in children if child not in found)
+    return found
+
+
+def force(
+    rows: Sequence[ShardLease],
+    ledgers: Mapping[ShardId, Ledger],
+    cursor: str,
+    *,
+    key: GroupKey,
+    ordered: bool,
+    members: Collection[NodeName],
+    reason: str,
+    reopen: Reopening,
+) -> Forcing:
+    """What forcing the checkpoint of `rows[0]` to `cursor` does.
+
+    A finished shard that is forced to where it ended has nothing to be read again: nothing is done.
+
+    Args:
+        rows: of the shards that are `concerned`, in that order.
+        ledgers: their committed batches.
+        cursor: the new checkpoint.
+        key: the group.
+        ordered: whether it reads parents before children.
+        members: its nodes.
+        reason: for the journal.
+        reopen: what the caller chose for the shards that began after this one.
+
+    Raises:
+        CheckpointRefused: the cursor is no border between two batches, or shards that began
+            after this one were read already and the caller chose to refuse.
+    """
+    row, descendants = rows[0], rows[1:]
+    if row.state is ShardState.OVER and cursor == row.check_point:
+        return Forcing((), (), {})
+    borders = {row.shard: first_withdrawn(row, ledgers[row.shard], cursor, key=key)}
+    read = [each for each in descendants if _consumed(each, ledgers[each.shard])]
+    if read and reopen is Reopening.REFUSE:
+        raise children_consumed(key, row.shard, [each.shard for each in read])
+    resets = read if reopen is Reopening.CASCADE else []
+    borders |= {each.shard: first_since(ledgers[each.shard], 0) for each in resets}
+    withdrawn: dict[ShardId, range] = {}
+    whys: dict[ShardId, str] = {}
+    for shard, border in borders.items():
+        why = reason if shard == row.shard else f"{row.shard} was reopened: {reason}"
+        last = last_before(ledgers[shard])
+        if border is not None and last is not None:
+            withdrawn[shard] = range(border.sequence, last.sequence + 1)
+            why += f"; batches {border.sequence} to {last.last} are withdrawn"
+        whys[shard] = why
+    steps = [forced(row, cursor, members, whys[row.shard])]
+    if reopen is Reopening.ACCEPT:
+        marks = [_mark(child, row.shard, cursor, reason) for child in descendants]
+        direct = [row.shard in child.parents for child in descendants]
+        kept = [mark for mark, near in zip(marks, direct, strict=True) if near and mark]
+        return Forcing(tuple(steps), tuple(kept), withdrawn)
+    for each in descendants:
+        step = _reset(each, members, whys.get(each.shard), row.shard, ordered=ordered)
+        steps += [step] if step else []
+    return Forcing(tuple(steps), (), withdrawn)
+
+
+def _consumed(row: ShardLease, ledger: Ledger) -> bool:
+    over = row.state is ShardState.OVER
+    begun = over or row.check_point is not None or bool(row.consumer_run)
+    return begun or last_before(ledger) is not None
+
+
+def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:
+    """The recorded choice that a child goes on although its parent is read again."""
+    if child.state is ShardState.WAIT:
+        return None
+    return Note(
+        kind="accept",
+        reason=f"goes on although its parent {parent} was reopened: {reason}",
+        shard=child.shard,
+        from_owner=child.consumer_owner,
+        to_owner=child.lease_owner,
+        epoch=child.consumer_epoch,
+        check_point=cursor,
+    )
+
+
+def _reset(
+    row: ShardLease,
+    members: Collection[NodeName],
+    why: str | None,
+    parent: ShardId,
+    *,
+    ordered: bool,
+) -> Step | None:
+    """A descendant of a reopened shard: back to its beginning if there is a `why`, and to wait."""
+    if not ordered:
+        return forced(row, None, members, why) if why else None
+    steps: list[Step] = []
+    reason = f"its parent {parent} was reopened"
+    if parent not in row.parents:
+        reason = f"{parent}, from which its parents come, was reopened"
+    if (step := released(row, reason)) is not None:
+        steps.append(step)
+        row = step.after
+    if why:
+        steps.append(forced(row, None, members, why))
+        row = steps[-1].after
+    if row.state is not ShardState.WAIT:
+        steps.append(sent_back(row, reason))
+    if not steps:
+        return None
+    whole = steps[0]
+    for step in steps[1:]:
+        whole = whole.then(step)
+    return whole

@@ -1,0 +1,268 @@
+"""Pure rules for deleting history: which rows may go, and what their summary says then.
+
+A ledger row is folded into the one before it only after a proof:
+
+1. A committed row is old. It is compared with the tenures of the journal, or of the summary, and
+   `proven_until` passes it. A broken promise goes into the summary, where it stays.
+2. The entries of those tenures may be deleted now: no row needs them for a proof any more.
+3. The row may be folded now: whose tenure wrote it is proven, and that it joins the row before it
+   is a condition of folding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from dagster_leasehold.lease_store.records import (
+    Batch,
+    BatchState,
+    BatchStatistics,
+    Gap,
+    JournalEntry,
+)
+from dagster_leasehold.lease_store.retention import SKIPS_KEPT, VIOLATIONS_KEPT, ShardSummary
+from dagster_leasehold.lease_store.rules.shard_proof import (
+    Finding,
+    Force,
+    JournalProof,
+    Tenures,
+    fence_details,
+    until_epoch,
+    withdrawal_detail,
+)
+from dagster_leasehold.lease_store.rules.states import ShardState
+
+KINDS_KEPT = ("group", "force", "accept")
+STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
+REFERENCE_ENTRIES = 64
+"""How many of a group's newest entries are asked for the date that ages count from."""
+
+
+def reference_time(newest: Collection[datetime]) -> datetime | None:
+    """The moment that ages count from: the earliest date of a group's newest journal entries.
+
+    A host whose clock runs ahead would have to write all of them to move it.
+    """
+    return min(newest, default=None)
+
+
+def kept_for_good(entry: JournalEntry) -> bool:
+    """Tell whether an entry is of the rare kinds that proofs look back to from any distance."""
+    if entry.kind in KINDS_KEPT:
+        return True
+    ends = entry.from_state in (None, *STATES_KEPT) or entry.to_state in STATES_KEPT
+    return entry.kind == "edge" and ends
+
+
+def old_entries(
+    entries: Iterable[JournalEntry], *, before: datetime, unproven_epoch: int | None
+) -> list[JournalEntry]:
+    """The entries, oldest first, that may become part of the summary now.
+
+    Args:
+        entries: the oldest of the shard behind its summary, in order.
+        before: entries dated from here on stay, and all that follow them.
+        unproven_epoch: of the first committed batch that was not proven yet; its tenure stays.
+    """
+    found: list[JournalEntry] = []
+    for entry in entries:
+        needed = unproven_epoch is not None and entry.epoch >= unproven_epoch
+        if entry.at >= before or (entry.kind == "open" and needed):
+            break
+        found.append(entry)
+    return found
+
+
+def summarised(
+    summary: ShardSummary, entries: Sequence[JournalEntry], *, too_early: str = ""
+) -> tuple[ShardSummary, list[int]]:
+    """The summary with these entries, and the numbers of those that go.
+
+    `too_early` says how the shard started before its parents were over, if these entries show it.
+    """
+    proof = JournalProof(summary.shard, summary.proven)
+    counts = Counter(summary.entries)
+    gone: list[int] = []
+    for entry in entries:
+        proof.take(entry)
+        if not kept_for_good(entry):
+            gone.append(entry.sequence)
+            counts[entry.kind if entry.edge is None else f"edge {entry.edge}"] += 1
+    findings = [(violation.rule, violation.detail) for violation in proof.violations]
+    findings += [("order", too_early)] if too_early else []
+    after = replace(
+        with_findings(summary, findings),
+        journal_until=entries[-1].sequence if entries else summary.journal_until,
+        entries=dict(counts),
+        epoch=proof.epoch,
+        opening=proof.newest,
+        open=proof.current is not None,
+    )
+    return after, gone
+
+
+def with_findings(summary: ShardSummary, findings: Iterable[Finding]) -> ShardSummary:
+    """The summary with what is new of these broken promises, up to the limit."""
+    new = [finding for finding in findings if finding not in summary.violations]
+    return replace(summary, violations=(*summary.violations, *new)[:VIOLATIONS_KEPT])
+
+
+def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
+    """The committed rows, oldest first, that are old enough to be proven for good."""
+    found: list[Batch] = []
+    for batch in batches:
+        if batch.committed_at is None or batch.committed_at >= before:
+            break
+        found.append(batch)
+    return found
+
+
+def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> ShardSummary:
+    """The summary once these committed rows were compared with the tenures."""
+    epoch = summary.proven_epoch
+    findings: list[Finding] = []
+    for batch in batches:
+        findings += [("fence", detail) for detail in fence_details(batch, opened, epoch)]
+        epoch = max(epoch, until_epoch(batch))
+    return replace(
+        with_findings(summary, findings),
+        proven_until=batches[-1].last + 1 if batches else summary.proven_until,
+        proven_epoch=epoch,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """Ledger rows to write and to delete.
+
+    Attributes:
+        summary: of the shard afterwards.
+        grown: rows that others were folded into.
+        gone: the numbers of rows that go.
+    """
+
+    summary: ShardSummary
+    grown: tuple[Batch, ...]
+    gone: tuple[int, ...]
+
+
+def folding(
+    summary: ShardSummary,
+    rows: Sequence[Batch],
+    *,
+    before: datetime,
+    undelivered: Collection[str],
+    forced: Sequence[Force],
+) -> Folding:
+    """Decide about the oldest rows of a shard that were not looked at for folding yet.
+
+    Args:
+        summary: of the shard.
+        rows: of every state, from `summary.folded_until` on, in order.
+        before: rows committed from here on stay, and all that follow them.
+        undelivered: the batches with an event that was not delivered yet.
+        forced: the shard's forced checkpoints.
+    """
+    considered = _old_rows(rows, before=before, proven_until=summary.proven_until)
+    grown: dict[int, Batch] = {}
+    gone: list[int] = []
+    findings: list[Finding] = []
+    carrier: Batch | None = None
+    for row in considered:
+        if row.state is not BatchState.COMMITTED:
+            gone.append(row.sequence)
+            if row.state is BatchState.WITHDRAWN:
+                detail = withdrawal_detail(row, forced)
+                findings += [("withdrawn", detail)] if detail else []
+        elif carrier and _may_fold(carrier, row) and row.batch_id not in undelivered:
+            carrier = folded(carrier, row)
+            grown[carrier.sequence] = carrier
+            gone.append(row.sequence)
+        else:
+            carrier = row
+    until = carrier.sequence if carrier else summary.folded_until
+    after = replace(with_findings(summary, findings), folded_until=until)
+    return Folding(after, tuple(grown.values()), tuple(gone))
+
+
+def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> list[Batch]:
+    """The rows up to the last committed one that is old and proven; what is undated goes by it."""
+    end = 0
+    for place, row in enumerate(rows):
+        if row.state is BatchState.INTENT:
+            break
+        if row.state is BatchState.COMMITTED:
+            old = row.committed_at is not None and row.committed_at < before
+            if not old or row.last >= proven_until:
+                break
+            end = place + 1
+    return list(rows[:end])
+
+
+def _may_fold(carrier: Batch, row: Batch) -> bool:
+    """Tell whether a row names nothing that the row before it could not stand for as well."""
+    return not row.files and carrier.end == row.start
+
+
+def folded(carrier: Batch, row: Batch) -> Batch:
+    """A ledger row that stands for the next row, too."""
+    return replace(
+        carrier,
+        end=row.end,
+        statistics=_together(carrier.statistics, row.statistics),
+        finished=carrier.finished or row.finished,
+        committed_at=row.committed_at,
+        last_sequence=row.last,
+        last_epoch=until_epoch(row),
+        batches=carrier.batches + row.batches,
+    )
+
+
+def _together(one: BatchStatistics, other: BatchStatistics) -> BatchStatistics:
+    firsts = [time for time in (one.first_event_time, other.first_event_time) if time]
+    lasts = [time for time in (one.last_event_time, other.last_event_time) if time]
+    return BatchStatistics(
+        records=_sum(one.records, other.records),
+        bytes=_sum(one.bytes, other.bytes),
+        written=one.written + other.written,
+        quarantined=one.quarantined + other.quarantined,
+        first_event_time=min(firsts, default=None),
+        last_event_time=max(lasts, default=None),
+    )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    # What is not known of one does not take away what is known of the other: totals never go back.
+    return None if one is None and other is None else (one or 0) + (other or 0)
+
+
+def may_forget(gap: Gap, *, before: datetime) -> bool:
+    """Tell whether a gap is done with: accepted, behind the checkpoint, and old."""
+    return gap.acknowledged and gap.skipped and gap.at < before
+
+
+def skips_left(summary: ShardSummary) -> int:
+    """How many gaps more a summary may remember."""
+    return max(SKIPS_KEPT - len(summary.skips), 0)
+
+
+def skipping(summary: ShardSummary, gaps: Iterable[Gap]) -> ShardSummary:
+    """The summary with gaps whose rows go."""
+    return replace(summary, skips=(*summary.skips, *((gap.start, gap.end) for gap in gaps)))
+
+
+def tenures_of(entries: Iterable[JournalEntry], summary: ShardSummary) -> Tenures:
+    """The tenures that some entries opened, and the newest one of a summary."""
+    opening = summary.opening
+    known = {(opening.epoch, opening.run): opening.owner} if opening else {}
+    return known | {
+        (entry.epoch, entry.run): entry.to_owner for entry in entries if entry.kind == "open"
+    }
+
+
+def forces_of(entries: Iterable[JournalEntry]) -> list[Force]:
+    """The forced checkpoints among some entries."""
+    return [Force(entry.epoch, entry.check_point) for entry in entries if entry.kind == "force"]

@@ -1,0 +1,387 @@
+"""What each edge does to a shard's row and to the journal: pure rules that all stores carry out.
+
+A store loads rows, asks this module what becomes of them, and writes the answer under its own
+conditions. Nothing here reads a clock, and nothing here decides whether an edge is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import (
+    BatchCommit,
+    Group,
+    ShardLease,
+    ShardListing,
+    Tenure,
+)
+from dagster_leasehold.lease_store.rules.states import EDGES, ShardState, first_state, may_start
+
+FINISHED = "its checkpoint reached the end of a read-only shard"
+PARENTS_OVER = "all its parents are over"
+UNORDERED = "the group became unordered"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A journal entry before a store numbers, dates and signs it; fields as in `JournalEntry`."""
+
+    kind: str
+    reason: str
+    shard: ShardId | None = None
+    edge: int | None = None
+    from_state: ShardState | None = None
+    to_state: ShardState | None = None
+    from_owner: NodeName | None = None
+    to_owner: NodeName | None = None
+    epoch: int = 0
+    run: str = ""
+    check_point: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A shard's row before and after, with what the journal says about it."""
+
+    before: ShardLease
+    after: ShardLease
+    notes: tuple[Note, ...]
+
+    def then(self, following: Step) -> Step:
+        """Both steps as one write."""
+        return Step(self.before, following.after, self.notes + following.notes)
+
+
+def settings_note(before: Group, after: Group) -> Note:
+    """The journal entry of a change of a group's settings."""
+    names = [f.name for f in fields(Group) if f.name not in ("key", "generation")]
+    changes = [
+        f"{name}: {getattr(before, name)} → {getattr(after, name)}"
+        for name in names
+        if getattr(before, name) != getattr(after, name)
+    ]
+    return Note(kind="group", reason="; ".join(changes) or "settings unchanged")
+
+
+def edge_note(before: ShardLease | None, after: ShardLease, reason: str) -> Note:
+    """The journal entry of an edge."""
+    from_state = before.state if before else None
+    return Note(
+        kind="edge",
+        reason=reason,
+        shard=after.shard,
+        edge=EDGES[(from_state, after.state)],
+        from_state=from_state,
+        to_state=after.state,
+        from_owner=before.consumer_owner if before else None,
+        to_owner=after.lease_owner,
+        epoch=after.consumer_epoch,
+        run=before.consumer_run if before else "",
+        check_point=after.check_point,
+    )
+
+
+def _closing(before: ShardLease, reason: str) -> tuple[Note, ...]:
+    """The end of the open tenure, if there is one."""
+    if not before.consumer_run:
+        return ()
+    return (
+        Note(
+            kind="close",
+            reason=reason,
+            shard=before.shard,
+            from_owner=before.consumer_owner,
+            epoch=before.consumer_epoch,
+            run=before.consumer_run,
+            check_point=before.check_point,
+        ),
+    )
+
+
+def _edge(before: ShardLease, after: ShardLease, reason: str, *, closes: bool) -> Step:
+    after = replace(after, lease_id=before.lease_id + 1)
+    notes = (edge_note(before, after, reason),)
+    return Step(before, after, (_closing(before, reason) if closes else ()) + notes)
+
+
+def first_seen(
+    listing: ShardListing, *, ordered: bool, known: Mapping[str, ShardState]
+) -> tuple[ShardLease, Note]:
+    """Edge 1."""
+    state = first_state(
+        ordered=ordered, parents=listing.parents, known=known, gone=listing.gone_parents
+    )
+    shard = ShardLease(
+        shard=listing.shard,
+        state=state,
+        parents=listing.parents,
+        hash_begin=listing.hash_begin,
+        hash_end=listing.hash_end,
+        read_only=listing.read_only,
+        subscribable=listing.subscribable,
+        gone_parents=listing.gone_parents,
+    )
+    return shard, edge_note(None, shard, "first seen in the source's shard list")
+
+
+def shards_first_seen(
+    listing: Iterable[ShardListing], shards: Mapping[ShardId, ShardLease], *, ordered: bool
+) -> list[tuple[ShardLease, Note]]:
+    """Edge 1 for every shard of a listing that the group does not know yet, by id.
+
+    A parent of the same listing counts as known and unfinished, in whichever order they come.
+    """
+    new = {listed.shard: listed for listed in listing if listed.shard not in shards}
+    known: dict[str, ShardState] = {shard: row.state for shard, row in shards.items()}
+    known |= dict.fromkeys(new, ShardState.NOT_ALLOC)
+    return [first_seen(new[shard], ordered=ordered, known=known) for shard in sorted(new)]
+
+
+def listed_again(
+    shard: ShardLease, listing: ShardListing, listed: Collection[ShardId]
+) -> ShardLease:
+    """A known shard with the lineage and flags of a newer listing of the shards `listed`.
+
+    A source that infers lineage leaves out a parent that it has forgotten, and so does not list.
+    The shard still came from it: its own beginning counts, and a parent that the group has is
+    still to be finished first.
+    """
+    named = {*listing.parents, *listed}
+    forgotten = tuple(parent for parent in shard.parents if parent not in named)
+    return replace(
+        shard,
+        parents=listing.parents + forgotten,
+        gone_parents=listing.gone_parents + forgotten,
+        hash_begin=listing.hash_begin,
+        hash_end=listing.hash_end,
+        read_only=listing.read_only,
+        subscribable=listing.subscribable,
+    )
+
+
+def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) -> list[Step]:
+    """Edge 2 for every waiting shard that may start now."""
+    rows = list(shards)
+    known: dict[str, ShardState] = {row.shard: row.state for row in rows}
+    steps: list[Step] = []
+    for row in rows:
+        if row.state is not ShardState.WAIT:
+            continue
+        if may_start(ordered=ordered, parents=row.parents, known=known, gone=row.gone_parents):
+            after = replace(row, state=ShardState.NOT_ALLOC)
+            steps.append(Step(row, after, (edge_note(row, after, reason),)))
+    return steps
+
+
+def claimed(shard: ShardLease, node: NodeName, reason: str) -> Step | None:
+    """Edge 3, or None where the shard is not free."""
+    if shard.state is not ShardState.NOT_ALLOC:
+        return None
+    after = replace(
+        shard,
+        state=ShardState.ALREADY_ALLOC,
+        lease_owner=node,
+        consumer_owner=node,
+        consumer_run="",
+        handoff_eta_s=None,
+    )
+    return _edge(shard, after, reason, closes=False)
+
+
+def released(shard: ShardLease, reason: str) -> Step | None:
+    """Edges 4 and 9: the holder is gone."""
+    if not shard.state.held:
+        return None
+    after = replace(
+        shard,
+        state=ShardState.NOT_ALLOC,
+        lease_owner=None,
+        consumer_owner=None,
+        consumer_run="",
+        handoff_eta_s=None,
+    )
+    return _edge(shard, after, reason, closes=True)
+
+
+def transfer_begun(shard: ShardLease, to: NodeName, reason: str) -> Step | None:
+    """Edge 5; where no run has the shard open, edge 6 follows in the same write."""
+    if shard.state is not ShardState.ALREADY_ALLOC or shard.lease_owner == to:
+        return None
+    after = replace(shard, state=ShardState.TRANSFER, lease_owner=to)
+    begun = _edge(shard, after, reason, closes=False)
+    if shard.consumer_run:
+        return begun
+    return begun.then(_handed_over(begun.after, "the holder had no run open"))
+
+
+def transfer_cancelled(shard: ShardLease, reason: str) -> Step | None:
+    """Edge 6, back to the holder, whose tenure goes on."""
+    if shard.state is not ShardState.TRANSFER:
+        return None
+    after = replace(shard, state=ShardState.ALREADY_ALLOC, lease_owner=shard.consumer_owner)
+    return _edge(shard, after, reason, closes=False)
+
+
+def transfer_completed(shard: ShardLease, reason: str) -> Step | None:
+    """Edge 6, to the next node; an open tenure is fenced."""
+    if shard.state is not ShardState.TRANSFER:
+        return None
+    return _handed_over(shard, reason)
+
+
+def _handed_over(shard: ShardLease, reason: str) -> Step:
+    after = replace(
+        shard,
+        state=ShardState.ALREADY_ALLOC,
+        consumer_owner=shard.lease_owner,
+        consumer_run="",
+        handoff_eta_s=None,
+    )
+    return _edge(shard, after, reason, closes=True)
+
+
+def finished(shard: ShardLease, cursor: str, reason: str) -> Step:
+    """Edge 8: the checkpoint of a read-only shard reached its end at `cursor`."""
+    after = replace(
+        shard,
+        state=ShardState.OVER,
+        lease_owner=None,
+        consumer_owner=None,
+        consumer_run="",
+        handoff_eta_s=None,
+        check_point=cursor,
+    )
+    return _edge(shard, after, reason, closes=True)
+
+
+def departed(shards: Iterable[ShardLease], node: NodeName, reason: str) -> list[Step]:
+    """Edges 4, 6 and 9 for all that a node held or waited for."""
+    steps: list[Step] = []
+    for shard in shards:
+        step = None
+        if shard.consumer_owner == node:
+            step = released(shard, reason)
+        elif shard.lease_owner == node:
+            step = transfer_cancelled(shard, reason)
+        if step:
+            steps.append(step)
+    return steps
+
+
+def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | None:
+    """Edges 4, 6 and 9 for a held shard whose holder or next node is no member any more."""
+    if not shard.state.held:
+        return None
+    if shard.consumer_owner not in members:
+        return released(shard, f"its holder {shard.consumer_owner} is no member")
+    if shard.state is not ShardState.TRANSFER:
+        return None
+    if shard.lease_owner not in members:
+        return transfer_cancelled(shard, f"its next node {shard.lease_owner} is no member")
+    if not shard.consumer_run:
+        return transfer_completed(shard, "its holder has no run open")
+    return None
+
+
+def opened(shard: ShardLease, run: str) -> Step:
+    """A new tenure: the next epoch; an open one, known to be dead, is closed."""
+    after = replace(
+        shard, consumer_epoch=shard.consumer_epoch + 1, consumer_run=run, handoff_eta_s=None
+    )
+    note = Note(
+        kind="open",
+        reason=f"opened by run {run}",
+        shard=shard.shard,
+        to_owner=after.consumer_owner,
+        epoch=after.consumer_epoch,
+        run=run,
+        check_point=after.check_point,
+    )
+    return Step(shard, after, (*_closing(shard, f"replaced by run {run}"), note))
+
+
+def closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> Step:
+    """The end of a tenure; a shard in transfer goes to the next node, if that is still there."""
+    if shard.state is ShardState.TRANSFER:
+        if shard.lease_owner in members:
+            return _handed_over(shard, reason)
+        back = replace(shard, state=ShardState.ALREADY_ALLOC, lease_owner=shard.consumer_owner)
+        return _edge(shard, replace(back, consumer_run="", handoff_eta_s=None), reason, closes=True)
+    after = replace(shard, consumer_run="", handoff_eta_s=None)
+    return Step(shard, after, _closing(shard, reason))
+
+
+def sent_back(shard: ShardLease, reason: str) -> Step:
+    """Edge 10: a free shard waits again, since one that it comes from was reopened."""
+    return _edge(shard, replace(shard, state=ShardState.WAIT), reason, closes=False)
+
+
+def forced(
+    shard: ShardLease, cursor: str | None, members: Collection[NodeName], reason: str
+) -> Step:
+    """A checkpoint set by an operator: a new epoch, edge 7 for a shard that was over.
+
+    None is the shard's beginning, as if it had never been read.
+
+    A holder that has the shard open is fenced, so that it loads the new checkpoint; a shard in
+    transfer then has no run open, and goes to the next node.
+    """
+    fenced = replace(
+        shard,
+        check_point=cursor,
+        consumer_epoch=shard.consumer_epoch + 1,
+        consumer_run="",
+        handoff_eta_s=None,
+        watermark=None,
+    )
+    note = Note(
+        kind="force",
+        reason=reason,
+        shard=shard.shard,
+        from_owner=shard.consumer_owner,
+        to_owner=shard.lease_owner,
+        epoch=fenced.consumer_epoch,
+        run=shard.consumer_run,
+        check_point=cursor,
+    )
+    step = Step(shard, fenced, (*_closing(shard, f"fenced: {reason}"), note))
+    if shard.state is ShardState.OVER:
+        return step.then(
+            _edge(fenced, replace(fenced, state=ShardState.NOT_ALLOC), reason, closes=False)
+        )
+    if shard.state is ShardState.TRANSFER:
+        return step.then(closed(fenced, members, "its holder has no run open"))
+    return step
+
+
+def holds(shard: ShardLease | None, tenure: Tenure) -> bool:
+    """Whether a tenure is the shard's current one."""
+    return (
+        shard is not None
+        and shard.state.held
+        and shard.consumer_owner == tenure.holder
+        and shard.consumer_epoch == tenure.epoch
+        and shard.consumer_run == tenure.run
+    )
+
+
+def materialization_payload(commit: BatchCommit) -> dict[str, object]:
+    """What the outbox says about a committed batch; plain JSON values, times in ISO 8601."""
+    statistics = commit.statistics
+    first, last = statistics.first_event_time, statistics.last_event_time
+    return {
+        "start": commit.start,
+        "end": commit.end,
+        "attempt": commit.attempt,
+        "holder": str(commit.tenure.holder),
+        "epoch": commit.tenure.epoch,
+        "finished": commit.finished,
+        "records": statistics.records,
+        "bytes": statistics.bytes,
+        "written": statistics.written,
+        "quarantined": statistics.quarantined,
+        "first_event_time": first.isoformat() if first else None,
+        "last_event_time": last.isoformat() if last else None,
+    }

@@ -1,0 +1,219 @@
+"""Proof after the fact: what the journal and the ledger of a live deployment show.
+
+The rules are pure (`shard_proof`, `order_proof`, beside this one), so that the same check runs on
+a store, on a copy of one, and at every step of a simulation. A store is read shard by shard, in
+pages: what is remembered grows with the tenures of one shard, and by eight bytes a file.
+
+Consumption goes on meanwhile, which must not look wrong:
+
+1. A shard's row and its head are read. What is committed later has a higher number: left out.
+2. Its journal is read: all tenures are in it that the batches below that number name.
+3. Its ledger is read up to that number.
+4. If the head has another version then, or rows were deleted, it is read all over again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dagster_leasehold.lease_store.history import LedgerHead
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.records import Batch, Gap, JournalEntry, ShardLease, Snapshot
+from dagster_leasehold.lease_store.retention import ShardSummary
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_order
+from dagster_leasehold.lease_store.rules.shard_proof import (
+    PathLedger,
+    ShardHistory,
+    ShardProof,
+    Violation,
+    doubled_files,
+    prove_shard,
+)
+from dagster_leasehold.lease_store.store import LeaseStore
+
+__all__ = ["Audit", "Violation", "audit", "check_history", "verify"]
+
+READINGS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The outcome of reading the whole history of a group.
+
+    Attributes:
+        violations: every promise that it breaks; none is the proof.
+        tenures: how many were opened.
+        batches: how many are committed.
+    """
+
+    violations: tuple[Violation, ...]
+    tenures: int
+    batches: int
+
+
+def verify(store: LeaseStore, key: GroupKey) -> list[Violation]:
+    """Check the whole history of a group as the store has it now; an empty list is the proof.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store does not answer.
+    """
+    return list(audit(store, key).violations)
+
+
+def audit(
+    store: LeaseStore,
+    key: GroupKey,
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Audit:
+    """Read the history of a group from the summary of what was deleted on, and check it.
+
+    A shard whose committed rows are changed each time that it is read, five times in a row, is
+    checked by its journal alone.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        progress: told the number of batches that were looked at.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store does not answer.
+    """
+    snapshot = store.snapshot(key)
+    violations: list[Violation] = []
+    paths = PathLedger()
+    tenures = batches = 0
+    for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
+        proof, own = _read_shard(store, key, lease)
+        violations += proof.violations
+        paths.join(own)
+        tenures += proof.tenures
+        batches += proof.batches
+        progress(batches)
+    # Of each shard the first start that came too early counts; a summary may have it already.
+    summed = {violation.shard for violation in violations if violation.rule == "order"}
+    violations += [each for each in _read_order(store, key, snapshot) if each.shard not in summed]
+    if suspects := paths.doubled():
+        violations += doubled_files(store.each_batch(key), suspects)
+    return Audit(tuple(violations), tenures, batches)
+
+
+def _read_shard(
+    store: LeaseStore, key: GroupKey, lease: ShardLease
+) -> tuple[ShardProof, PathLedger]:
+    for _ in range(READINGS_MAX):
+        paths = PathLedger()
+        head = _head(store, key, lease)
+        summary = _summary(store, key, lease.shard)
+        proof = prove_shard(
+            ShardHistory(
+                lease.shard,
+                replace(lease, check_point=head.check_point),
+                store.each_entry(key, shard=lease.shard),
+                store.each_batch(key, lease.shard, None, numbers=range(head.next_number)),
+                store.gaps(key, lease.shard),
+                summary.proven,
+            ),
+            paths.take,
+        )
+        pruned = _summary(store, key, lease.shard) != summary
+        if not pruned and _head(store, key, lease).version == head.version:
+            return proof, paths
+    alone = ShardHistory(
+        lease.shard,
+        lease,
+        store.each_entry(key, shard=lease.shard),
+        proven=_summary(store, key, lease.shard).proven,
+        settled=False,
+    )
+    return prove_shard(alone), PathLedger()
+
+
+def _summary(store: LeaseStore, key: GroupKey, shard: ShardId) -> ShardSummary:
+    return next(iter(store.summaries(key, shard)), ShardSummary(shard))
+
+
+def _head(store: LeaseStore, key: GroupKey, lease: ShardLease) -> LedgerHead:
+    return store.heads(key, [lease.shard])[lease.shard]
+
+
+def _read_order(store: LeaseStore, key: GroupKey, snapshot: Snapshot) -> list[Violation]:
+    """Check the order of shards by the whole journal, which is read only where it can matter.
+
+    Entries of transactions that overlap are numbered in another order than they appear in, so
+    that a page may lack one that the next page's entries follow from. What looks wrong is read
+    once more up to the same entry: by then, all of those transactions are over.
+    """
+    parents = {lease.shard: lease.parents for lease in snapshot.shards}
+    if not any(parents.values()):
+        return []
+    newest = store.journal(key, limit=1, newest=True)
+    until = newest[0].sequence if newest else 0
+    found: list[tuple[ShardId, str]] = []
+    for _ in range(2):
+        proof = OrderProof(parents)
+        for entry in store.each_entry(key, until=until):
+            proof.take(entry)
+        found = proof.violations(ordered=snapshot.group.ordered)
+        if not found:
+            break
+    return [Violation("order", shard, detail) for shard, detail in found]
+
+
+def check_history(
+    shards: Iterable[ShardLease],
+    journal: Sequence[JournalEntry],
+    batches: Sequence[Batch],
+    gaps: Sequence[Gap],
+    *,
+    ordered: bool,
+) -> list[Violation]:
+    """Every promise that a history of a group breaks, by shard.
+
+    `ordered` is the group's setting now; what it was before is read from the journal.
+    """
+    histories = _by_shard(shards, journal, batches, gaps)
+    violations: list[Violation] = []
+    for shard in sorted(histories, key=rank_key):
+        violations += prove_shard(histories[shard]).violations
+    parents = {
+        shard: history.lease.parents for shard, history in histories.items() if history.lease
+    }
+    violations += [
+        Violation("order", shard, detail)
+        for shard, detail in check_order(parents, journal, ordered=ordered)
+    ]
+    return [*violations, *doubled_files(batches)]
+
+
+def _by_shard(
+    shards: Iterable[ShardLease],
+    journal: Iterable[JournalEntry],
+    batches: Iterable[Batch],
+    gaps: Iterable[Gap],
+) -> dict[ShardId, ShardHistory]:
+    leases = {lease.shard: lease for lease in shards}
+    entries: dict[ShardId, list[JournalEntry]] = {}
+    ranges: dict[ShardId, list[Batch]] = {}
+    removed: dict[ShardId, list[Gap]] = {}
+    for entry in sorted(journal, key=lambda entry: entry.sequence):
+        if entry.shard is not None:
+            entries.setdefault(entry.shard, []).append(entry)
+    for batch in sorted(batches, key=lambda batch: batch.sequence):
+        ranges.setdefault(batch.shard, []).append(batch)
+    for gap in gaps:
+        removed.setdefault(gap.shard, []).append(gap)
+    return {
+        shard: ShardHistory(
+            shard,
+            leases.get(shard),
+            entries.get(shard, ()),
+            ranges.get(shard, ()),
+            removed.get(shard, ()),
+        )
+        for shard in {*leases, *entries, *ranges, *removed}
+    }

@@ -1,0 +1,159 @@
+"""The border of a forced checkpoint in a shard's ledger: which committed batches it withdraws.
+
+The ledger is asked for single rows, by number: what is looked at grows with the logarithm of its
+length where cursors are numbers, else with what is withdrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.records import Batch, BatchState, ShardLease
+from dagster_leasehold.lease_store.rules.refusals import (
+    batch_border_inside_file,
+    batch_border_unknown,
+    batch_divided,
+)
+
+NUMBERS_END = 2**62
+ALL_NUMBERS = range(NUMBERS_END)
+
+
+class Ledger(Protocol):
+    """The committed batches of one shard, as `History.each_batch` gives them."""
+
+    def __call__(self, *, numbers: range, newest_first: bool) -> Iterator[Batch]:
+        """Those with numbers of a range, from the first or from the newest on."""
+        ...
+
+
+def ledger_of(batches: Sequence[Batch]) -> Ledger:
+    """A ledger of the committed batches of a shard that are given in order."""
+
+    def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
+        order = reversed(batches) if newest_first else batches
+        return (batch for batch in order if batch.sequence in numbers)
+
+    return look
+
+
+def withdrawal(batch: Batch) -> Batch:
+    """A committed batch as it is once its range is to be read again.
+
+    The generation rises, so that whoever was about to replace its output comes too late.
+    """
+    return replace(batch, state=BatchState.WITHDRAWN, generation=batch.generation + 1)
+
+
+def first_since(ledger: Ledger, number: int) -> Batch | None:
+    """The first committed batch with this number or a higher one."""
+    return next(ledger(numbers=range(number, NUMBERS_END), newest_first=False), None)
+
+
+def last_before(ledger: Ledger, number: int = NUMBERS_END) -> Batch | None:
+    """The last committed batch with a lower number."""
+    return next(ledger(numbers=range(number), newest_first=True), None)
+
+
+def first_withdrawn(row: ShardLease, ledger: Ledger, cursor: str, *, key: GroupKey) -> Batch | None:
+    """The first committed batch that lies behind a new checkpoint; None where none does.
+
+    Raises:
+        CheckpointRefused: the cursor is inside a batch, inside of what several batches share a
+            file for, or cannot be compared with the ledger.
+    """
+    first, last = first_since(ledger, 0), last_before(ledger)
+    if first is None or last is None or cursor == row.check_point:
+        return None
+    try:
+        if all(text.isdecimal() for text in (cursor, first.end, last.end)):
+            border = _by_number(ledger, first, last, int(cursor))
+        else:
+            border = _by_equality(ledger, cursor)
+    except ValueError:
+        raise batch_border_unknown(key, row.shard, cursor, first.start, last.end) from None
+    if border is None:
+        return None
+    if border.start != cursor and border.start.isdecimal() and int(border.start) < int(cursor):
+        raise batch_divided(key, border, cursor)
+    _check_whole_files(ledger, border, cursor, key)
+    return border
+
+
+def number_behind(ledger: Ledger, cursor: str) -> int:
+    """The number of the first committed batch that ends behind a cursor, or starts at it.
+
+    0 where cursors are not compared as numbers; the end of all numbers where no batch does.
+    """
+    first, last = first_since(ledger, 0), last_before(ledger)
+    if first is None or last is None:
+        return 0
+    if not all(text.isdecimal() for text in (cursor, first.end, last.end)):
+        return 0
+    border = _by_number(ledger, first, last, int(cursor))
+    return NUMBERS_END if border is None else border.sequence
+
+
+def _by_number(ledger: Ledger, first: Batch, last: Batch, cursor: int) -> Batch | None:
+    """The first batch that ends behind a cursor, or starts at it: an empty one may do that."""
+
+    def behind(batch: Batch) -> bool:
+        return int(batch.end) > cursor or int(batch.start) == cursor
+
+    if not behind(last):
+        return None
+    low, border = first.sequence, last
+    while low < border.sequence:
+        middle = (low + border.sequence) // 2
+        found = last_before(ledger, middle + 1)
+        if found is not None and found.sequence >= low and behind(found):
+            border = found
+        else:
+            low = middle + 1
+    return border
+
+
+def _by_equality(ledger: Ledger, cursor: str) -> Batch | None:
+    """The batch that starts at a cursor, or comes after the one that ends there.
+
+    Raises:
+        ValueError: no batch starts or ends there.
+    """
+    border: Batch | None = None
+    following: Batch | None = None
+    for batch in ledger(numbers=ALL_NUMBERS, newest_first=True):
+        if batch.start == cursor:
+            border = batch
+        elif border is not None:
+            break
+        elif batch.end == cursor:
+            return following
+        following = batch
+    if border is None:
+        raise ValueError(cursor)
+    return border
+
+
+def _check_whole_files(ledger: Ledger, border: Batch, cursor: str, key: GroupKey) -> None:
+    """Refuse a border that lies inside of what several batches share a file for.
+
+    Raises:
+        CheckpointRefused: it does.
+    """
+    before = 0
+    for batch in ledger(numbers=range(border.sequence), newest_first=True):
+        before += batch.batches
+        together = max((file.batches for file in batch.files), default=0)
+        if together > before:
+            last = border
+            for last in ledger(numbers=range(border.sequence, NUMBERS_END), newest_first=False):
+                before += last.batches
+                if before >= together:
+                    break
+            raise batch_border_inside_file(key, batch, last, cursor)
+        # Quarantined records lie in files of their own, also within a merged file's batches.
+        if any(not file.quarantine for file in batch.files):
+            return

@@ -1,0 +1,156 @@
+"""Child processes that end with us: each in its own process group, its output in a log file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from dagster_leasehold.orchestration.supervision.interrupts import kept_back
+
+POLL_S = 0.05
+TAIL_BYTES = 4000
+
+
+class ChildProcess:
+    """A child and all that it starts, to be entered with `with`; nothing of it outlives the block.
+
+    Args:
+        name: what it is, for messages.
+        command: program and arguments.
+        log: the file that its output is appended to.
+        environment: its environment.
+        folder: its working directory.
+        stop_timeout_s: how long it may take to end when told to, in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        stop_timeout_s: float = 20.0,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._folder = folder
+        self._stop_timeout_s = stop_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # Interrupted in between, it would run without anybody who knows of it.
+            with self.log.open("ab") as output, kept_back():
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    cwd=self._folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # Its own group: our Ctrl-C does not reach it, we end it in order instead.
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Its number; also that of its process group and session."""
+        assert self._process is not None
+        return self._process.pid
+
+    def tell_to_end(self) -> None:
+        """Tell it to end, and return at once; `stop` waits."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended by itself, at most so many seconds."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def exit_code(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def last_line(self) -> str:
+        """The last line of its log, for messages."""
+        try:
+            text = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+    def stop(self) -> None:
+        """End it and its descendants: politely, then for certain."""
+        process = self._process
+        if process is None:
+            return
+        # Listed before the parent ends: afterwards nobody can tell whose children they were.
+        family = self._descendants(process.pid)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            _signal_group(process.pid, number)
+            deadline = time.monotonic() + self._stop_timeout_s
+            while time.monotonic() < deadline and process.poll() is None:
+                time.sleep(POLL_S)
+            if process.poll() is not None:
+                break
+        _signal_group(process.pid, signal.SIGKILL)
+        for member in family:
+            try:
+                member.kill()
+            except psutil.Error:
+                continue
+        psutil.wait_procs(family, timeout=self._stop_timeout_s)
+        process.wait()
+        self._process = None
+
+    @staticmethod
+    def _descendants(pid: int) -> list[psutil.Process]:
+        """All descendants within the child's own session; one that left it means to stay."""
+        try:
+            found = psutil.Process(pid).children(recursive=True)
+        except psutil.Error:
+            return []
+        kept: list[psutil.Process] = []
+        for member in found:
+            try:
+                if os.getsid(member.pid) == pid:
+                    kept.append(member)
+            except OSError:
+                continue
+        return kept
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,169 @@
+"""A node's code server: started again when it ends, and ended when it answers no more."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity, start_of
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
+
+LOG_FILE = "code-server.log"
+HEARTBEAT_TIMEOUT_S = 30
+"""After how many seconds without its agent a server ends, once its runs have ended."""
+HUNG_S = 45.0
+START_MAX_S = 120.0
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 30.0
+STEADY_S = 60.0
+
+
+def end_session(leader: ProcessIdentity) -> int:
+    """Kill all that is left of a session whose leader this was; how many processes that were.
+
+    A code server's runs are of its session, and outlive it when it is killed.
+    """
+    if not leader.same_place:
+        return 0
+    now = start_of(leader.pid)
+    if now is not None and not leader.began_at(now):
+        # The system gives a number away only when nothing is left of its session.
+        return 0
+    ended: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader.pid:
+                process.kill()
+                ended.append(process)
+        except (psutil.Error, OSError):
+            continue
+    psutil.wait_procs(ended, timeout=STEADY_S)
+    return len(ended)
+
+
+class CodeServer:
+    """Keeps one code server of a module running; `look` has to be called every second or so.
+
+    Runs of a server that was killed go on, and so do their leases; they are ended by `stop`.
+
+    Args:
+        module: what it loads.
+        listen: where it listens.
+        folder: of its log.
+        environment: its environment.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        listen: Endpoint,
+        folder: Path,
+        environment: Mapping[str, str],
+        clock: Clock,
+    ) -> None:
+        self._module = module
+        self._listen = listen
+        self._folder = folder
+        self._environment = dict(environment)
+        self._clock = clock
+        self._process: ChildProcess | None = None
+        self._id = ""
+        self._started_at = 0.0
+        self._answered_at: float | None = None
+        self._begin_at = clock()
+        self._pause_s = PAUSE_FIRST_S
+        self.sessions: list[ProcessIdentity] = []
+
+    @property
+    def silent_s(self) -> float:
+        """For how long it has not answered, in seconds; since its first start if it never did."""
+        return self._clock() - (self._begin_at if self._answered_at is None else self._answered_at)
+
+    @property
+    def log(self) -> Path:
+        """The file that its output goes to."""
+        return self._folder / LOG_FILE
+
+    def look(self) -> bool:
+        """Whether it answers now; starts it, or ends it for good, where that is due."""
+        now = self._clock()
+        if self._process is None:
+            if now >= self._begin_at:
+                self._start()
+            return False
+        code = self._process.exit_code()
+        if code is not None:
+            say(f"The code server ended with code {code}: see {self.log}.")
+            self._again(now)
+            return False
+        # A leftover of another process on this port must not be taken for ours.
+        if server_id(Endpoint(_reached(self._listen.host), self._listen.port)) == self._id:
+            self._beat()
+            self._answered_at = self._clock()
+            if now - self._started_at > STEADY_S:
+                self._pause_s = PAUSE_FIRST_S
+            return True
+        patience_s = HUNG_S if self._answered_since_start else START_MAX_S
+        if now - max(self._started_at, self._answered_at or 0.0) > patience_s:
+            say(f"The code server has not answered for {patience_s:.0f} s: it is started anew.")
+            psutil.Process(self.sessions[-1].pid).kill()
+        return False
+
+    @property
+    def _answered_since_start(self) -> bool:
+        return self._answered_at is not None and self._answered_at >= self._started_at
+
+    def stop(self) -> None:
+        """End it and all runs that it or its predecessors started."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+        for leader in self.sessions:
+            end_session(leader)
+        self.sessions.clear()
+
+    def _start(self) -> None:
+        self._id = str(uuid.uuid4())
+        command = [
+            *(sys.executable, "-m", "dagster", "api", "grpc", "-m", self._module),
+            *("--host", self._listen.host, "--port", str(self._listen.port)),
+            *("--location-name", self._module, "--fixed-server-id", self._id),
+            # Should the agent die, nothing of it stays for long.
+            *("--heartbeat", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
+        ]
+        self._process = ChildProcess(
+            "the code server", command, log=self.log, environment=self._environment
+        )
+        self._process.__enter__()
+        self._started_at = self._clock()
+        self.sessions.append(ProcessIdentity.of(self._process.pid))
+
+    def _again(self, now: float) -> None:
+        self._process = None
+        self._begin_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    def _beat(self) -> None:
+        from dagster._grpc.client import DagsterGrpcClient
+
+        try:
+            DagsterGrpcClient(host=_reached(self._listen.host), port=self._listen.port).heartbeat(
+                "agent"
+            )
+        except Exception as error:
+            # It answered a moment ago; whether it still does, the next look tells.
+            say(f"The code server took no heartbeat: {type(error).__name__}.")
+
+
+def _reached(host: str) -> str:
+    """Where to reach a server on this machine that listens at `host`."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

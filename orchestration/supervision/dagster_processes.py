@@ -1,0 +1,155 @@
+"""Dagster's own processes on the embedded instance: daemon and webserver, on the loopback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.orchestration.settings import PREFIX, Settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.private_mariadb import dagster_variables
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance, DagsterRunStatus
+
+    from dagster_leasehold.assets.shard_stream import ShardStream
+
+DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
+LOOPBACK = "127.0.0.1"
+
+
+def child_environment(
+    settings: Settings, environment: Mapping[str, str], *, settings_of_home_only: bool = False
+) -> dict[str, str]:
+    """The environment of Dagster's processes: the home by its full path, and Dagster's home in it.
+
+    With `settings_of_home_only`, no other setting of the environment goes along, so that what is
+    written in the home decides.
+    """
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not (settings_of_home_only and name.removeprefix(PREFIX).lower() in _setting_names(name))
+    }
+    return {
+        **kept,
+        **dagster_variables(settings.home.absolute(), environment),
+        "LEASEHOLD_HOME": str(settings.home.absolute()),
+        "DAGSTER_HOME": str(settings.dagster_home),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _setting_names(variable: str) -> set[str]:
+    return set(Settings.model_fields) if variable.startswith(PREFIX) else set()
+
+
+def daemon(
+    settings: Settings,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    module: str = DEFINITIONS_MODULE,
+) -> ChildProcess:
+    """The daemon, which ticks the sensors and launches the runs; its log is in the home."""
+    return ChildProcess(
+        "the Dagster daemon",
+        [sys.executable, "-m", "dagster._daemon", "run", "-m", module],
+        log=settings.home.absolute() / "daemon.log",
+        environment=environment,
+        folder=folder,
+    )
+
+
+def webserver(
+    settings: Settings,
+    environment: Mapping[str, str],
+    port: int,
+    folder: Path | None = None,
+    *,
+    module: str = DEFINITIONS_MODULE,
+) -> ChildProcess:
+    """The webserver, for browsers on this machine only; its log is in the home."""
+    return ChildProcess(
+        "the Dagster webserver",
+        [
+            *(sys.executable, "-m", "dagster_webserver", "-m", module),
+            *("--host", LOOPBACK, "--port", str(port)),
+        ],
+        log=settings.home.absolute() / "webserver.log",
+        environment=environment,
+        folder=folder,
+    )
+
+
+@contextmanager
+def storage_environment(settings: Settings) -> Generator[None]:
+    """Has this process know, within the block, what `dagster.yaml` reads from the environment."""
+    added = dagster_variables(settings.home.absolute(), os.environ)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def opened_instance(settings: Settings) -> Generator[DagsterInstance]:
+    """The Dagster instance of the home."""
+    from dagster import DagsterInstance
+
+    # The configuration may name folders relative to DAGSTER_HOME.
+    os.environ["DAGSTER_HOME"] = str(settings.dagster_home)
+    with (
+        storage_environment(settings),
+        DagsterInstance.from_config(str(settings.dagster_home)) as instance,
+    ):
+        yield instance
+
+
+def materialize_lease_table(settings: Settings, stream: ShardStream) -> bool:
+    """Materialize the lease table of a stream on the instance; whether that succeeded."""
+    import dagster as dg
+
+    from dagster_leasehold.assets.lease_asset import build_lease_asset
+    from dagster_leasehold.orchestration.resources import deployment_of
+
+    with opened_instance(settings) as instance:
+        asset = build_lease_asset(stream, deployment_of(settings))
+        quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+        done = dg.materialize([asset], instance=instance, raise_on_error=False, run_config=quiet)
+        return done.success
+
+
+def count_runs(settings: Settings, statuses: list[DagsterRunStatus]) -> int:
+    """How many runs of the instance have one of these statuses."""
+    from dagster import RunsFilter
+
+    with opened_instance(settings) as instance:
+        return instance.get_runs_count(RunsFilter(statuses=statuses))
+
+
+def active_runs(settings: Settings) -> int:
+    """How many runs wait, start or work."""
+    from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
+
+    return count_runs(settings, list(NOT_FINISHED_STATUSES))
+
+
+def failed_runs(settings: Settings) -> int:
+    """How many runs have failed."""
+    from dagster import DagsterRunStatus
+
+    return count_runs(settings, [DagsterRunStatus.FAILURE])
+
+
+def succeeded_runs(settings: Settings) -> int:
+    """How many runs have succeeded."""
+    from dagster import DagsterRunStatus
+
+    return count_runs(settings, [DagsterRunStatus.SUCCESS])

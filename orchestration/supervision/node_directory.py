@@ -1,0 +1,84 @@
+"""Where the code server of each node answers: kept in Dagster's own storage, one entry a node.
+
+Agents publish, launchers look up. Whether a node lives is not asked here: that is the business of
+its lease.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+_PREFIX = "leasehold/node/"
+ANSWER_TIMEOUT_S = 3.0
+PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a code server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """`host:port` as an endpoint.
+
+        Raises:
+            InvalidSetting: it is not of that form.
+        """
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+            raise InvalidSetting(f"The address {shown(text)} is not of the form HOST:PORT.")
+        return cls(host, int(port))
+
+
+def publish(instance: DagsterInstance, node: str, endpoint: Endpoint) -> None:
+    """Let launchers find a node's code server."""
+    entry = json.dumps(asdict(endpoint))
+    instance.daemon_cursor_storage.set_cursor_values({_PREFIX + node: entry})
+
+
+def withdraw(instance: DagsterInstance, node: str) -> None:
+    """Let launchers find none: the node takes no more runs."""
+    instance.daemon_cursor_storage.set_cursor_values({_PREFIX + node: ""})
+
+
+def find(instance: DagsterInstance, node: str) -> Endpoint | None:
+    """Where a node's code server answers; None where no agent has published it, or it left."""
+    key = _PREFIX + node
+    text = instance.daemon_cursor_storage.get_cursor_values({key}).get(key, "")
+    try:
+        entry: Any = json.loads(text)
+        return Endpoint(**cast("dict[str, Any]", entry))
+    except (ValueError, TypeError):
+        return None
+
+
+def withdrawn(instance: DagsterInstance, node: str) -> bool:
+    """Whether the node had an agent that has left."""
+    key = _PREFIX + node
+    return instance.daemon_cursor_storage.get_cursor_values({key}).get(key) == ""
+
+
+def server_id(endpoint: Endpoint, *, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
+    """The id of the code server that answers at an endpoint; None where none does in time."""
+    from dagster._grpc.client import DagsterGrpcClient
+
+    try:
+        client = DagsterGrpcClient(host=endpoint.host, port=endpoint.port)
+        # The client forwards the timeout to gRPC, which takes fractions as well.
+        return client.get_server_id(timeout=cast("int", timeout_s))
+    except Exception:
+        # Dagster wraps whatever gRPC raises, by kinds that change from release to release.
+        return None

@@ -1,0 +1,131 @@
+"""The run launcher of a deployment whose nodes have agents: each run goes to its node."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dagster import DagsterRun, DefaultRunLauncher
+from dagster._core.errors import DagsterLaunchFailedError
+from dagster._core.launcher.base import LaunchRunContext
+from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster._grpc.client import DagsterGrpcClient
+
+from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.partitions import NODE_TAG
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.supervision.node_directory import (
+    Endpoint,
+    find,
+    server_id,
+    withdrawn,
+)
+from dagster_leasehold.sensors.active_runs import PARTITION_TAG
+
+
+class NodeRunLauncher(DefaultRunLauncher):
+    """Starts a run on the code server of the node that its tag `leasehold/node` names.
+
+    A run without the tag goes to the node that holds its partition's shard. What concerns no
+    node with an agent, such as the lease table, runs where Dagster would run it: on the code
+    server of the workspace.
+
+    In `dagster.yaml`:
+
+        run_launcher:
+          module: dagster_leasehold.orchestration.supervision.node_launcher
+          class: NodeRunLauncher
+    """
+
+    def __init__(self, inst_data: Any = None) -> None:
+        super().__init__(inst_data=inst_data)
+        self._store: LeaseStore | None = None
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """See Dagster's `RunLauncher`.
+
+        Raises:
+            DagsterLaunchFailedError: the node is not there; one sentence says so.
+        """
+        run = context.dagster_run
+        node = run.tags.get(NODE_TAG) or self._holder(run)
+        if node is not None and withdrawn(self._instance, node):
+            raise DagsterLaunchFailedError(
+                f"Node {node} takes no runs: its agent has left. `leasehold node --name {node}` "
+                "starts it again."
+            )
+        endpoint = find(self._instance, node) if node is not None else None
+        if endpoint is None:
+            super().launch_run(context)
+            return
+        # A server that hangs would keep the queue waiting for a minute.
+        if server_id(endpoint) is None:
+            raise DagsterLaunchFailedError(
+                f"The code server of node {node} at {endpoint} does not answer: see the log of its "
+                "agent."
+            )
+        client = DagsterGrpcClient(host=endpoint.host, port=endpoint.port)
+        self.launch_run_from_grpc_client(self._instance, run, client)
+
+    def terminate(self, run_id: str) -> bool:
+        """See Dagster's `RunLauncher`; False at once where the run's server does not answer."""
+        run = self._instance.get_run_by_id(run_id)
+        if run is not None and not run.is_finished and not _reachable(run):
+            self._instance.report_engine_event(
+                "The code server of this run does not answer, so that it cannot be terminated.",
+                run,
+            )
+            return False
+        return super().terminate(run_id)
+
+    def _holder(self, run: DagsterRun) -> str | None:
+        """The node of ours that holds the shard which an untagged run is for, if there is one."""
+        partition, assets = run.tags.get(PARTITION_TAG), run.asset_selection or frozenset()
+        if partition is None or len(assets) != 1:
+            return None
+        (asset,) = assets
+        try:
+            return self._holder_of(asset.to_user_string(), partition)
+        except LeaseholdError:
+            # Not one of our streams, or a store that does not answer: the run itself will say so.
+            return None
+
+    def _holder_of(self, stream: str, partition: str) -> str | None:
+        address = instance_address(self._instance)
+        shard = ShardId(partition)
+        store = self._opened()
+        for group in store.groups(StreamName(stream)):
+            snapshot = store.snapshot(group.key)
+            holders = {row.consumer_owner for row in snapshot.shards if row.shard == shard}
+            for node in snapshot.nodes:
+                if node.name not in holders or node.address != address:
+                    continue
+                if node.accepts_runs or self._answers(node.name):
+                    return node.name
+        return None
+
+    def _answers(self, node: str) -> bool:
+        """Whether a node can take a run though its group says that it takes none.
+
+        It does where the rebalance sensor is switched off, and people launch runs by hand.
+        """
+        endpoint = find(self._instance, node)
+        return endpoint is not None and server_id(endpoint) is not None
+
+    def _opened(self) -> LeaseStore:
+        if self._store is None:
+            from dagster_leasehold.lease_store import open_store
+            from dagster_leasehold.orchestration.settings import load_settings
+
+            self._store = open_store(load_settings().store_url)
+        return self._store
+
+
+def _reachable(run: DagsterRun) -> bool:
+    """Whether the server that a run was launched on answers; True where it is no TCP server."""
+    info = json.loads(run.tags.get(GRPC_INFO_TAG, "{}"))
+    if not info.get("port"):
+        return True
+    return server_id(Endpoint(info["host"], int(info["port"]))) is not None

@@ -1,0 +1,343 @@
+"""A MariaDB server of a home's own, where the machine has the program: for leases and Dagster.
+
+It keeps its data in the home, listens on the loopback, and has one account, whose password only
+this user can read. Whoever serves it holds a file lock: `leasehold up`, or a command that finds it
+stopped, for as long as the command lasts.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from filelock import FileLock, Timeout
+from pydantic import SecretStr
+
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.disk_space import (
+    HOME_BYTES,
+    MIB,
+    SERVER_BYTES,
+    require_room,
+)
+
+FOLDER = "mariadb"
+ACCESS_FILE = "access.json"
+LOG_FILE = "server.log"
+LOOPBACK = "127.0.0.1"
+ACCOUNT = "leasehold"
+LEASES, DAGSTER = "leasehold", "dagster"
+PROGRAM, INSTALLER = "mariadbd", "mariadb-install-db"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 60.0
+POLL_S = 0.05
+LOG_SIZE = "--innodb-log-file-size=32M"
+"""A third of the default, which every home would pay for on its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How the server of a home is reached.
+
+    Attributes:
+        port: on the loopback.
+        password: of the account `leasehold`.
+    """
+
+    port: int
+    password: SecretStr
+
+    @classmethod
+    def of(cls, home: Path) -> Self | None:
+        """That of a home which has such a server, running or not; None where it has none."""
+        try:
+            noted = json.loads((home / FOLDER / ACCESS_FILE).read_text(encoding="utf-8"))
+            return cls(int(noted["port"]), SecretStr(str(noted["password"])))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    @property
+    def store_url(self) -> SecretStr:
+        """SQLAlchemy's URL of the lease store."""
+        secret = self.password.get_secret_value()
+        return SecretStr(f"mysql+pymysql://{ACCOUNT}:{secret}@{LOOPBACK}:{self.port}/{LEASES}")
+
+    @property
+    def dagster_variables(self) -> dict[str, str]:
+        """What `dagster.yaml` reads from the environment; one of them is the password."""
+        return {
+            "DAGSTER_MYSQL_HOSTNAME": LOOPBACK,
+            "DAGSTER_MYSQL_PORT": str(self.port),
+            "DAGSTER_MYSQL_USERNAME": ACCOUNT,
+            "DAGSTER_MYSQL_PASSWORD": self.password.get_secret_value(),
+            "DAGSTER_MYSQL_DATABASE": DAGSTER,
+        }
+
+    def answers(self) -> bool:
+        """Whether something listens where the server would."""
+        with suppress(OSError), socket.create_connection((LOOPBACK, self.port), timeout=2.0):
+            return True
+        return False
+
+
+def dagster_variables(home: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Where Dagster keeps its own storage, if the home has a server and nothing else is said."""
+    access = Access.of(home)
+    if access is None or environment.get("DAGSTER_MYSQL_HOSTNAME"):
+        return {}
+    return access.dagster_variables
+
+
+def installed() -> bool:
+    """Whether this machine has MariaDB's server."""
+    return _program(PROGRAM) is not None and _program(INSTALLER) is not None
+
+
+def room_needed(home: Path) -> int:
+    """Return the bytes that a home with a server of its own writes soon."""
+    made = (home / FOLDER / "data").exists()
+    return HOME_BYTES if made else HOME_BYTES + SERVER_BYTES
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+class PrivateMariaDB:
+    """The server of a home, to be entered with `with`; it is made at the first time.
+
+    Args:
+        home: the folder of the deployment.
+
+    Raises:
+        NoSpace: at entry: the disk has too little room.
+        StoreUnavailable: at entry: MariaDB is not installed, does not start, or another process
+            serves this one and does not end.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home.absolute()
+        self._folder = self._home / FOLDER
+        self._process: ChildProcess | None = None
+        self._lock = FileLock(self._home / f".{FOLDER}.lock")
+        self._socket_folder: str | None = None
+
+    @property
+    def process(self) -> ChildProcess:
+        """The server's process."""
+        assert self._process is not None
+        return self._process
+
+    def __enter__(self) -> Self:
+        program = _program(PROGRAM)
+        if program is None or not installed():
+            raise StoreUnavailable(
+                f"The lease store of {self._home} is a MariaDB in its folder {FOLDER}, and this "
+                f"machine has no {PROGRAM}: install mariadb-server."
+            )
+        try:
+            self._lock.acquire(timeout=LOCK_TIMEOUT_S)
+        except Timeout:
+            raise StoreUnavailable(
+                f"Another process serves the MariaDB of {self._home}: end the `leasehold` command "
+                "that is at work on this home first."
+            ) from None
+        try:
+            self._end_leftover()
+            require_room(self._home, room_needed(self._home))
+            self._create()
+            self._start(program)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server, and let others serve it."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+        self._lock.release()
+
+    def _end_leftover(self) -> None:
+        """End a server that outlived whoever served it and was killed.
+
+        Two servers on one data folder refuse each other, so this one would not start.
+        """
+        with suppress(OSError, ValueError, psutil.Error):
+            process = psutil.Process(int((self._folder / "pid").read_text()))
+            if str(self._folder / "data") in " ".join(process.cmdline()):
+                process.terminate()
+                process.wait(STOP_TIMEOUT_S)
+
+    def _create(self) -> None:
+        """Make the data folder, in one step."""
+        data = self._folder / "data"
+        if data.exists():
+            return
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        draft = self._folder / "data.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        done = subprocess.run(
+            [
+                _program(INSTALLER) or INSTALLER,
+                "--no-defaults",
+                *_as_root(),
+                f"--datadir={draft}",
+                # Its superuser is this user of the machine, through the socket alone.
+                "--auth-root-authentication-method=socket",
+                f"--auth-root-socket-user={getpass.getuser()}",
+                "--skip-test-db",
+                LOG_SIZE,
+            ],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode:
+            with suppress(OSError):
+                (self._folder / LOG_FILE).write_text(done.stdout + done.stderr, encoding="utf-8")
+            # Half-made it may fill the disk, which is then what the user has to hear of.
+            try:
+                require_room(self._home, MIB)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+            raise StoreUnavailable(
+                f"MariaDB could not be set up in {self._folder}: see {LOG_FILE} there, or use "
+                "--sqlite in another home."
+            )
+        draft.rename(data)
+
+    def _start(self, program: str) -> None:
+        access = self._noted_access()
+        # The path of a socket may have about a hundred characters, and a home's may have more.
+        self._socket_folder = tempfile.mkdtemp(prefix="leasehold-")
+        self._process = ChildProcess(
+            "MariaDB",
+            [
+                program,
+                "--no-defaults",
+                *_as_root(),
+                f"--datadir={self._folder / 'data'}",
+                f"--socket={self._socket_folder}/s",
+                f"--pid-file={self._folder / 'pid'}",
+                f"--init-file={self._account_file(access)}",
+                f"--bind-address={LOOPBACK}",
+                f"--port={access.port}",
+                "--skip-name-resolve",
+                "--character-set-server=utf8mb4",
+                "--collation-server=utf8mb4_bin",
+                "--innodb-flush-log-at-trx-commit=1",
+                LOG_SIZE,
+                "--innodb-buffer-pool-size=128M",
+                # Dagster opens a connection for each statement of its daemon and its runs.
+                "--max-connections=500",
+                "--performance-schema=OFF",
+            ],
+            log=self._folder / LOG_FILE,
+            environment=dict(os.environ),
+            stop_timeout_s=STOP_TIMEOUT_S,
+        )
+        self._process.__enter__()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _lets_in(access):
+            if self._process.exit_code() is not None or time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"The MariaDB of {self._home} did not start: see {self._process.log}."
+                )
+            time.sleep(POLL_S)
+
+    def _noted_access(self) -> Access:
+        """The port and password of the last time; another port where that one is taken now."""
+        former = Access.of(self._home)
+        password = former.password if former else SecretStr(secrets.token_urlsafe(24))
+        access = Access(_free_port(former.port if former else 0), password)
+        noted = {"port": access.port, "password": password.get_secret_value()}
+        _write_privately(self._folder / ACCESS_FILE, json.dumps(noted))
+        return access
+
+    def _account_file(self, access: Access) -> Path:
+        """The statements that the server begins with, one a line."""
+        account = f"'{ACCOUNT}'@'{LOOPBACK}'"
+        lines = ["DROP USER IF EXISTS ''@'localhost';"]
+        secret = access.password.get_secret_value()
+        lines.append(f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{secret}';")
+        for database in (LEASES, DAGSTER):
+            lines += [
+                f"CREATE DATABASE IF NOT EXISTS {database} "
+                "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;",
+                f"GRANT ALL ON {database}.* TO {account};",
+            ]
+        path = self._folder / "account.sql"
+        _write_privately(path, "\n".join(lines) + "\n")
+        return path
+
+
+def _as_root() -> list[str]:
+    # The server refuses to run as root unless it is told to.
+    return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def _write_privately(path: Path, text: str) -> None:
+    """Write a file that only this user can read, in one step."""
+    draft = path.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def _free_port(wanted: int) -> int:
+    """The wanted port of the loopback, or a free one where that is taken."""
+    for port in (wanted, 0):
+        with suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOOPBACK, port))
+            return int(probe.getsockname()[1])
+    raise StoreUnavailable(f"No port of {LOOPBACK} is free for MariaDB.")
+
+
+def _lets_in(access: Access) -> bool:
+    import pymysql
+
+    try:
+        pymysql.connect(
+            host=LOOPBACK,
+            port=access.port,
+            user=ACCOUNT,
+            password=access.password.get_secret_value(),
+            database=DAGSTER,
+            connect_timeout=5,
+        ).close()
+    except pymysql.MySQLError:
+        return False
+    return True

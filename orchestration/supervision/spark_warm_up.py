@@ -1,0 +1,137 @@
+"""Starts the embedded Spark server beside everything else, so that the first run finds it warm.
+
+As a program (`python -m` this module, with a folder), it starts the server of that folder and runs
+a first small job on it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.shard_sources.source import ReadRange
+
+EMBEDDED = "connect"
+START_TIMEOUT_S = 150.0
+LOG_FILE = "warm-up.log"
+
+
+class SparkWarmUp:
+    """Warms Spark up in a process of its own, to be entered with `with`; stops it at the end.
+
+    Does nothing where the settings name another kind of Spark.
+
+    Args:
+        settings: whose Spark it is.
+        environment: of the process.
+    """
+
+    def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
+        self._folder = settings.spark_folder
+        self._process: ChildProcess | None = None
+        if settings.spark == EMBEDDED:
+            self._process = ChildProcess(
+                "the start of Spark",
+                # A process, because a client of Spark in this one would outlive the server, and
+                # try to reach it for minutes when this process ends.
+                [sys.executable, "-m", __name__, str(self._folder)],
+                log=self._folder / LOG_FILE,
+                environment=environment,
+            )
+
+    @property
+    def error(self) -> str:
+        """Why the server did not start, or nothing."""
+        if self._process is None or not self._process.exit_code():
+            return ""
+        return self._process.last_line()
+
+    def __enter__(self) -> Self:
+        if self._process is not None:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._process.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is None:
+            return
+        from dagster_leasehold.assets.spark.connect_server import stop
+
+        # A server that is still starting has no state yet, and could not be stopped.
+        self._process.wait(START_TIMEOUT_S)
+        self._process.stop()
+        stop(self._folder)
+
+
+def run_first_job(address: str, folder: Path) -> int:
+    """Consume one record in the session that all runs share, and throw the output away.
+
+    It is the same kind of job as those of a run, because each of its parts takes its own time when
+    it comes first: planning in Python, forking workers, loading the modules of source and sink.
+
+    Returns:
+        How many records were written: one.
+    """
+    from pyspark.sql import SparkSession
+
+    from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+    from dagster_leasehold.assets.shard_stream import ShardStream
+    from dagster_leasehold.assets.spark.spark_session import settle
+    from dagster_leasehold.shard_sources.local_log import LocalLog
+
+    spark = SparkSession.builder.remote(address).getOrCreate()
+    settle(spark)
+    with tempfile.TemporaryDirectory(prefix="warm-up-", dir=folder) as scratch:
+        log = LocalLog.create(Path(scratch) / "log", 1)
+        [shard] = [row.shard for row in log.list_shards()]
+        log.append(shard, [b"warm"])
+        sweep = SparkSweeper(
+            stream=ShardStream("warm-up", log),
+            session=lambda: spark,
+            output_root=Path(scratch) / "output",
+            run="warm-up",
+        )
+        bounds = log.bounds([shard])[shard]
+        result = sweep([ReadRange(shard, bounds.begin, bounds.end)])[shard]
+    if isinstance(result, LeaseholdError):
+        raise result
+    return result.statistics.written
+
+
+def warm_up(folder: Path) -> None:
+    """Start the server of a folder, if none runs, and run a first job on it.
+
+    Raises:
+        SparkUnavailable: it does not start.
+        JavaNotFound: there is no Java to run it.
+    """
+    from dagster_leasehold.assets.spark.spark_session import connect_address
+
+    address = connect_address(folder)
+    # Only the start has to succeed: what keeps a job from running, the first run says better.
+    with suppress(Exception):
+        run_first_job(address, folder)
+
+
+if __name__ == "__main__":
+    try:
+        warm_up(Path(sys.argv[1]))
+    except LeaseholdError as mistake:
+        sys.stderr.write(f"{mistake}\n")
+        sys.exit(2)
+    # Without the client's farewell, which would close the session that all runs share.
+    os._exit(0)

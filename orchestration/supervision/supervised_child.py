@@ -1,0 +1,75 @@
+"""A child process that is started again when it has died, after a wait that grows to a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 30.0
+STEADY_S = 60.0
+"""One that has run for so long begins with the shortest wait again, in seconds."""
+
+
+class SupervisedChild:
+    """Looks after a child that was started; `look` has to be called every second or so.
+
+    Args:
+        child: the process, entered.
+        clock: monotonic seconds.
+        explained: exit codes with which it says in its last line what a person has to put right.
+            It is started again after the longest wait, and the same line is passed on once.
+    """
+
+    def __init__(self, child: ChildProcess, clock: Clock, explained: Collection[int] = ()) -> None:
+        self.child = child
+        self._clock = clock
+        self._explained = frozenset(explained)
+        self._began_at = clock()
+        self._pause_s = PAUSE_FIRST_S
+        self._again_at: float | None = None
+        self._reason = ""
+
+    def look(self) -> str:
+        """Start the child again if that is due; a sentence when it has just died, or nothing."""
+        now = self._clock()
+        if self._again_at is not None:
+            return self._start(now) if now >= self._again_at else ""
+        code = self.child.exit_code()
+        return "" if code is None else self._died(code, now)
+
+    def _start(self, now: float) -> str:
+        try:
+            # What the dead one left running would be in the way of the next.
+            self.child.stop()
+            self.child.__enter__()
+        except OSError as error:
+            return self._put_off(now, f"could not be started: {error.strerror or error}.")
+        self._again_at, self._began_at = None, now
+        return ""
+
+    def _died(self, code: int, now: float) -> str:
+        if code in self._explained:
+            return self._put_off(now, f"ended: {self.child.last_line()}")
+        if now - self._began_at > STEADY_S:
+            self._pause_s = PAUSE_FIRST_S
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
+        self._again_at, self._reason = now + pause_s, ""
+        return (
+            f"{self._name} ended with code {code}, and is started again in {pause_s:.0f} s: see "
+            f"{self.child.log}."
+        )
+
+    def _put_off(self, now: float, reason: str) -> str:
+        """Try again after the longest wait; the sentence, unless it is the one of before."""
+        self._again_at = now + PAUSE_MAX_S
+        before, self._reason = self._reason, reason
+        if reason == before:
+            return ""
+        return f"{self._name} {reason} It is tried again every {PAUSE_MAX_S:.0f} s."
+
+    @property
+    def _name(self) -> str:
+        return f"{self.child.name[0].upper()}{self.child.name[1:]}"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import dagster as dg
+import psutil
+import pytest
+
+from dagster_leasehold.assets.consuming import run_process
+from dagster_leasehold.assets.consuming.run_process import ended_runs, process_gone, process_note
+
+
+def test_this_process_is_there():
+    assert not process_gone(process_note())
+
+
+def test_a_process_that_ended_is_gone():
+    code = f"from {run_process.__name__} import process_note; print(process_note())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert process_gone(done.stdout.strip())
+
+
+def test_a_reused_process_id_is_told_by_its_start():
+    place, pid, start = process_note().split("|")
+    assert process_gone(f"{place}|{pid}|{int(start) - 1}")
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, -2.5, 2.5, 3600.0])
+def test_a_step_of_the_wall_clock_kills_nobody(step_s: float, monkeypatch: pytest.MonkeyPatch):
+    """psutil counts a start from the time of boot, which is the wall clock less the uptime."""
+    note, before = process_note(), psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + step_s)
+    assert not process_gone(note)
+
+
+def test_a_container_of_the_same_host_name_says_nothing_about_our_processes():
+    """Goal: no live run is failed. Method: a real pid namespace judges this very process."""
+    code = (
+        f"import sys; from {run_process.__name__} import process_gone, process_note; "
+        "print(process_gone(sys.argv[1]), process_note())"
+    )
+    own = process_note()
+    there = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, own]
+    looked = subprocess.run(there, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare:" in looked.stderr or "Operation not permitted" in looked.stderr:
+        pytest.skip("this machine lets nobody make a pid namespace")
+    gone, note = looked.stdout.split(maxsplit=1)
+    assert gone == "False"
+    # Nor do we judge one of its processes, whose number may be anybody's here.
+    assert note.partition("|")[0] != own.partition("|")[0]
+    assert not process_gone(note.strip())
+
+
+@pytest.mark.parametrize(
+    "note", ["", "x", "a|b|c", "|", "elsewhere.example|4194303|1", "host|7|1.5"]
+)
+def test_what_cannot_be_told_is_not_called_gone(note):
+    assert not process_gone(note)
+
+
+def test_a_run_has_ended_when_it_is_final_or_unknown():
+    with dg.DagsterInstance.ephemeral() as instance:
+        runs = {
+            status: dg.DagsterRun(job_name="job", status=status)
+            for status in (
+                dg.DagsterRunStatus.STARTED,
+                dg.DagsterRunStatus.SUCCESS,
+                dg.DagsterRunStatus.FAILURE,
+                dg.DagsterRunStatus.CANCELED,
+            )
+        }
+        for run in runs.values():
+            instance.add_run(run)
+        asked = {run.run_id for run in runs.values()} | {"never-heard-of"}
+        assert ended_runs(instance, asked) == asked - {runs[dg.DagsterRunStatus.STARTED].run_id}
+        assert ended_runs(instance, []) == set()

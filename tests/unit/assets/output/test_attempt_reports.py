@@ -1,0 +1,58 @@
+"""What workers report comes back as it was, errors in their own types."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.assets.output import attempt_reports
+from dagster_leasehold.assets.output.attempt_reports import RangeStatistics, WrittenFile
+from dagster_leasehold.lease_store.errors import (
+    CursorExpired,
+    InvalidIdentifier,
+    LogCorrupt,
+    SourceError,
+)
+from dagster_leasehold.lease_store.identifiers import ShardId
+
+
+def test_statistics_come_back(tmp_path: Path) -> None:
+    time = datetime(2026, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
+    statistics = RangeStatistics(3, 30, time, time)
+    attempt_reports.report_read(tmp_path, "a", statistics)
+    attempt_reports.report_read(tmp_path, "a", statistics)
+    attempt_reports.report_read(tmp_path, "b", RangeStatistics())
+    assert attempt_reports.read_statistics(tmp_path) == {"a": statistics, "b": RangeStatistics()}
+
+
+@pytest.mark.parametrize(
+    "error", [CursorExpired("gone."), LogCorrupt("bad."), InvalidIdentifier("shard", "/")]
+)
+def test_errors_come_back_in_their_types(tmp_path: Path, error: Exception) -> None:
+    attempt_reports.report_error(tmp_path, "a", error)
+    [failure] = attempt_reports.failures(tmp_path)
+    assert type(failure.error) is type(error)
+    assert str(failure.error) == str(error)
+    assert failure.shard == ShardId("a")
+
+
+def test_a_foreign_error_is_the_sources(tmp_path: Path) -> None:
+    attempt_reports.report_error(tmp_path, None, OSError("disk"))
+    [failure] = attempt_reports.failures(tmp_path)
+    assert isinstance(failure.error, SourceError)
+    assert "OSError: disk" in str(failure.error)
+    assert failure.shard is None
+
+
+def test_files_are_known_once_the_job_has_succeeded(tmp_path: Path) -> None:
+    assert attempt_reports.written_files(tmp_path) is None
+    attempt_reports.report_written(tmp_path, [])
+    assert attempt_reports.written_files(tmp_path) == []
+    file = WrittenFile("a", "a.parquet", 1, 2, False)
+    attempt_reports.report_written(tmp_path, [file])
+    assert attempt_reports.written_files(tmp_path) == [file]
+    assert file.data_file("attempts/x").path == "attempts/x/a.parquet"
+    attempt_reports.remove_reports(tmp_path)
+    assert [*tmp_path.iterdir()] == []

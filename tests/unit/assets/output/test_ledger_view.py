@@ -1,0 +1,146 @@
+"""Reading a shard in pages while its rows are deleted: each batch is seen once, as of one moment.
+
+Method: 200 batches on SQLite, of which one file holds ten around the border of the first page; the
+rows of nine of them are folded into the tenth's row when a reader has taken ten rows of that page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_leasehold.assets.output.committed_dataset import committed_parts
+from dagster_leasehold.assets.output.committed_output import committed_files
+from dagster_leasehold.assets.output.ledger_view import (
+    Heads,
+    at_one_moment,
+    each_committed,
+    units_of,
+)
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import OutputUnreadable
+from dagster_leasehold.lease_store.history import PAGE_FIRST_ROWS
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import Changed, LeaseStore
+from tests.aged_store import KEY, RECORDS, Age, fill
+
+FAR = datetime(2200, 1, 1, tzinfo=UTC)
+AGE = Age(200, shards=1)
+(SHARD,) = AGE.names
+MERGED = range(PAGE_FIRST_ROWS - 4, PAGE_FIRST_ROWS + 6)
+
+
+class PrunedMeanwhile:
+    """A store of which rows are folded once, while somebody reads the ledger's first page."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+        self.pruned = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def each_batch(self, *args: Any, **named: Any) -> Iterator[Batch]:
+        """Rows, and the fold after ten of them."""
+        for place, row in enumerate(self._store.each_batch(*args, **named)):
+            if place == 10 and not self.pruned:
+                self.prune()
+            yield row
+
+    def prune(self) -> None:
+        """Fold what may be folded."""
+        self.pruned = True
+        gone = 0
+        while (portion := self._store.prune_batches(KEY, SHARD, before=FAR, keep=1)).more:
+            gone += portion.rows
+        assert gone + portion.rows == len(MERGED) - 1
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[PrunedMeanwhile]:
+    url = f"sqlite:///{tmp_path}/leases.db"
+    fill(url, AGE)
+    inner = open_store(url)
+    merge(inner)
+    yield PrunedMeanwhile(inner)
+    inner.close()
+
+
+def merge(store: LeaseStore) -> None:
+    """Put ten batches' records into one file, as compaction does."""
+    rows = list(store.each_batch(KEY, SHARD, numbers=MERGED))
+    first, last = rows[0].files[0].first_event_time, rows[-1].files[0].last_event_time
+    file = DataFile("merged", RECORDS * len(rows), 1, False, len(rows), first, last)
+    rewrites = [
+        BatchRewrite(row.sequence, row.generation, () if place else (file,), row.statistics)
+        for place, row in enumerate(rows)
+    ]
+    assert isinstance(store.claim_rewrite(KEY, SHARD, "merge", RewriteKind.COMPACTION), Changed)
+    outcome = store.rewrite_batches(KEY, SHARD, "merge", rewrites, reason="merged")
+    assert isinstance(outcome, Changed)
+    store.release_rewrite(KEY, SHARD, "merge")
+
+
+def parts_of(store: LeaseStore) -> list[str]:
+    wanted = {SHARD: range(AGE.per_shard)}
+    return [part.file.path for part in committed_parts(store, KEY, Path(), numbers=wanted)]
+
+
+def listed(store: LeaseStore) -> list[str]:
+    return [each.file.path for each in committed_files(store, KEY, Path())]
+
+
+@pytest.mark.parametrize("read", [parts_of, listed])
+def test_files_are_listed_once(
+    store: PrunedMeanwhile, read: Callable[[LeaseStore], list[str]]
+) -> None:
+    expected = [*read(store._store)]
+    assert len(expected) == len({*expected}) == AGE.per_shard - len(MERGED) + 1
+    assert read(store) == expected  # type: ignore[arg-type]
+    assert store.pruned
+
+
+def test_ranges_of_batches_join(store: PrunedMeanwhile) -> None:
+    def read(heads: Heads) -> Iterator[tuple[ShardId, Batch]]:
+        rows = each_committed(store, KEY, heads)  # type: ignore[arg-type]
+        return ((row.shard, row) for row in rows)
+
+    (rows,) = at_one_moment(store, KEY, None, read)[0].values()  # type: ignore[arg-type]
+    assert store.pruned
+    assert all(one.end == other.start for one, other in pairwise(rows))
+    assert sum(row.batches for row in rows) == AGE.per_shard
+
+
+def test_the_proof_holds(store: PrunedMeanwhile) -> None:
+    assert verify(store, KEY) == []  # type: ignore[arg-type]
+    assert store.pruned
+
+
+def test_a_folded_row_is_met_by_each_of_its_numbers(store: PrunedMeanwhile) -> None:
+    store.prune()
+    first, stop = MERGED.start, MERGED.stop
+    for number in MERGED:
+        units = list(units_of(store._store, KEY, SHARD, range(number, number + 1)))
+        assert [[row.sequence for row in unit] for unit in units] == [[first]]
+    numbers = {SHARD: range(first, stop + 1)}
+    found = committed_parts(store._store, KEY, Path(), numbers=numbers)
+    assert [part.first for part in found] == [first, stop]
+    with pytest.raises(OutputUnreadable, match=f"Batches {first} to {stop - 1} of shard"):
+        committed_parts(store._store, KEY, Path(), numbers={SHARD: range(first + 1, stop)})
+
+
+def test_what_only_looks_unreadable_is_read_again(store: PrunedMeanwhile) -> None:
+    """Rows of two moments look like a merged file with other files beside it, cut in its middle."""
+    numbers = {SHARD: range(MERGED.stop + 3)}
+    found = committed_parts(store, KEY, Path(), numbers=numbers)  # type: ignore[arg-type]
+    assert store.pruned
+    last = MERGED.stop
+    assert [part.first for part in found][-4:] == [MERGED.start, last, last + 1, last + 2]
+    assert {part.rows for part in found} == {None}

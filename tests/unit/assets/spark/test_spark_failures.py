@@ -1,0 +1,57 @@
+"""What a failed Spark call says in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_leasehold.assets.spark.connect_watch import without_noise
+from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
+
+TRACE = """[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):
+  File "x.py", line 3, in f
+    raise ValueError("bad\\tthing")
+my.module.BadValue: it is
+  wrong
+ SQLSTATE: 38000
+"""
+
+
+def test_the_last_line_of_a_trace_is_what_the_user_raised() -> None:
+    assert users_error(RuntimeError(TRACE)) == "BadValue: it is"
+
+
+def test_a_chained_trace_gives_the_last_exception() -> None:
+    text = "Traceback (most recent call last):\n  x\nKeyError: 'a'\n\nTraceback (most recent call"
+    assert users_error(RuntimeError(f"{text} last):\n  y\nValueError: b")) == "ValueError: b"
+
+
+def test_others_give_type_and_first_line() -> None:
+    assert users_error(ZeroDivisionError("division by zero")) == (
+        "ZeroDivisionError: division by zero"
+    )
+    assert users_error(KeyError()) == "KeyError"
+    assert "\x1b" not in users_error(ValueError("\x1b[31mred\nsecond"))
+    assert len(users_error(ValueError("x" * 10_000))) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        ("StatusCode.UNAVAILABLE: failed to connect to all addresses", True),
+        ("[INVALID_HANDLE.SESSION_CLOSED] gone", True),
+        ("Cannot call methods on a stopped SparkContext.", True),
+        ("[UNRESOLVED_COLUMN] nope", False),
+        ("Traceback (most recent call last):\n  x\nOSError: Connection refused", False),
+    ],
+)
+def test_a_gone_session_is_told_from_a_failed_job(text: str, gone: bool) -> None:
+    assert session_is_gone(RuntimeError(text)) is gone
+
+
+def test_only_broken_pipe_traces_are_left_out_of_the_log() -> None:
+    begin = "Traceback (most recent call last):\n"
+    noise = [begin, "  File daemon.py\n", "BrokenPipeError: [Errno 32] Broken pipe\n"]
+    real = [begin, "  File x.py\n", "ValueError: x\n"]
+    cut = [begin, "  File x.py\n"]
+    lines = ["one\n", *noise, "two\n", *real, *noise, *cut]
+    assert list(without_noise(lines)) == ["one\n", "two\n", *real, *cut]

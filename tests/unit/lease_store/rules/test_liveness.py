@@ -1,0 +1,312 @@
+"""Liveness by own memory and own clock."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.records import Node, ShardLease
+from dagster_leasehold.lease_store.rules.liveness import (
+    Observations,
+    PlannerWatch,
+    parse_memory,
+    steady_clock,
+)
+from dagster_leasehold.lease_store.rules.states import ShardState
+
+A = NodeName("node-a")
+B = NodeName("node-b")
+SHARD = ShardId("0")
+T = 20.0
+
+
+class HandClock:
+    """Monotonic seconds, moved by hand."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def row(name: NodeName = A, lease_id: int = 1, incarnation: str = "first") -> Node:
+    return Node(name, lease_id, incarnation)
+
+
+def moving(lease_id: int = 1) -> ShardLease:
+    return ShardLease(SHARD, ShardState.TRANSFER, lease_id, B, A)
+
+
+def test_first_sight_starts_the_count_whatever_the_node_did_before() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row(lease_id=999)], T)
+    assert observations.unchanged_s(A) == 0
+    clock.now += 20
+    assert observations.lapsed(20) == {}
+    clock.now += 0.1
+    assert observations.lapsed(20) == {A: 999}
+
+
+@pytest.mark.parametrize("changed", [row(lease_id=2), row(lease_id=0), row(incarnation="second")])
+def test_any_change_restarts_the_count(changed: Node) -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    clock.now += 19
+    observations.see([changed], T)
+    clock.now += 19
+    assert observations.lapsed(20) == {}
+    assert observations.unchanged_s(A) == 19
+
+
+def watched(
+    looks: list[float | None], clock: HandClock, observations: Observations
+) -> Observations:
+    """Look after each interval; None is a look that fails after 5 s."""
+    for interval_s in looks:
+        clock.now += interval_s or 5.0
+        if interval_s is None:
+            observations.lose_sight()
+        else:
+            observations.see([row()], T)
+            observations.see_transfers([moving()])
+    return observations
+
+
+@pytest.mark.parametrize(
+    ("looks", "silent_s"),
+    [
+        ([5, 5, 5], 15),
+        # Only a look that comes at last tells how long nobody looked.
+        ([5, None, 1, 5], 10),
+        ([5, None, None, None, 5, 5], 5),
+        ([5, *[None] * 60, 5], 0),
+        # Asleep with its whole machine, for instance: no look failed, and none was made.
+        ([5, 3600, 0.5], 17.5),
+    ],
+)
+def test_time_in_which_nobody_could_look_is_no_silence(
+    looks: list[float | None], silent_s: float
+) -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    observations.see_transfers([moving()])
+    watched(looks, clock, observations)
+    assert observations.unchanged_s(A) == silent_s
+    assert observations.transfer_s(SHARD) == silent_s
+    assert observations.lapsed(T) == {}
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.floats(0.1, 100)), min_size=1, max_size=30),
+    st.floats(0, T / 3),
+)
+def test_a_node_that_beat_in_time_outlives_every_blind_interval(
+    looks: list[float | None], before_s: float
+) -> None:
+    """At the first look after a blind time, whoever beat in time before it has not lapsed."""
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    clock.now += before_s
+    observations.see([row()], T)
+    blind = [None, *looks, None]
+    for _ in blind:
+        clock.now += 5.0
+        observations.lose_sight()
+    clock.now += 500.0
+    observations.see([row()], T)
+    assert observations.lapsed(T) == {}
+    assert observations.unchanged_s(A) == 0
+
+
+@given(st.floats(0.1, 60))
+def test_a_silent_node_lapses_however_slowly_its_observer_looks(interval_s: float) -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    watched([interval_s] * (int(T / min(interval_s, 0.6 * T)) + 3), clock, observations)
+    assert observations.lapsed(T) == {A: 1}
+
+
+def test_a_node_that_nobody_answers_to_is_forgotten() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    clock.now += 30
+    observations.see([row(incarnation="")], T)
+    assert observations.lapsed(20) == {}
+    observations.see([row()], T)
+    assert observations.unchanged_s(A) == 0
+
+
+def test_a_successor_goes_on_and_the_time_between_counts_as_none() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    observations.see_transfers([moving()])
+    watched([8, 7.99], clock, observations)
+    clock.now += 3  # nobody looked again
+    text = observations.remember()
+
+    later = HandClock(now=5.0)
+    successor = Observations.recall(text, later)
+    successor.see([row()], T)
+    successor.see_transfers([moving()])
+    assert successor.unchanged_s(A) == pytest.approx(15.9)
+    assert successor.transfer_s(SHARD) == pytest.approx(15.9)
+    later.now += 4.2
+    assert successor.lapsed(20) == {A: 1}
+
+
+def test_a_successor_that_finds_another_value_starts_again() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    observations.see([row()], T)
+    clock.now += 19
+    successor = Observations.recall(observations.remember(), clock)
+    successor.see([row(lease_id=2)], T)
+    assert successor.unchanged_s(A) == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 60), st.booleans()), max_size=30))
+def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) -> None:
+    """A chain of processes, each with a clock of its own, against one that never restarts."""
+    clock = HandClock()
+    always = Observations(clock)
+    chained = Observations(clock)
+    for pause_s, restarts in steps:
+        always.see([row()], T)
+        chained.see([row()], T)
+        clock.now += pause_s
+        if restarts:
+            chained = Observations.recall(chained.remember(), clock)
+        assert chained.unchanged_s(A) <= always.unchanged_s(A) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"format":2,"nodes":{"node-a":[1,5.0,"x"]}}',
+        '{"format":1,"nodes":[]}',
+        '{"format":1,"nodes":{"node-a":5}}',
+        '{"format":1,"nodes":{"node-a":["1",5.0,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[1,-5.0,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[1,NaN,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[1,Infinity,"x"]}}',
+        '{"format":1,"nodes":{"node-a":[true,true,"x"]}}',
+        '{"format":1,"nodes":{"../etc":[1,30.0,"x"]}}',
+        '{"format":1,"transfers":{"":[1,30.0]}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_corrupt_memory_is_no_memory(text: str) -> None:
+    observations = Observations.recall(text, HandClock())
+    observations.see([row()], T)
+    assert observations.lapsed(0) == {}
+    assert observations.transfer_s(SHARD) == 0
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_recalled(text: str) -> None:
+    assert Observations.recall(text, HandClock()).lapsed(0) == {}
+
+
+def test_what_is_remembered_stays_small() -> None:
+    clock = HandClock()
+    observations = Observations(clock)
+    nodes = [Node(NodeName(f"node-{i:060}"[:64]), i, "i" * 36) for i in range(100)]
+    observations.see(nodes, T)
+    leases = [ShardLease(ShardId(f"s{i}"), ShardState.TRANSFER, 1, A, B) for i in range(10_000)]
+    observations.see_transfers(leases)
+    assert len(observations.remember()) < 30_000
+
+
+def test_callers_may_remember_more_beside_it() -> None:
+    text = Observations(HandClock()).remember(incarnations={"node-a": "x"})
+    assert parse_memory(text)["incarnations"] == {"node-a": "x"}
+    assert json.loads(text)["format"] == 1
+
+
+def test_the_steady_clock_does_not_step_back() -> None:
+    readings = [steady_clock() for _ in range(1000)]
+    assert readings == sorted(readings)
+
+
+def test_a_planner_that_leaves_new_marks_is_never_silent() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    for tick in range(100):
+        watch.see(f"mark-{tick // 3}")
+        assert watch.silent_s <= 4.0
+        clock.now += 2.0
+
+
+def test_a_planner_is_silent_for_as_long_as_its_mark_was_seen_to_stand_still() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch.see("one")
+    for _ in range(20):
+        clock.now += 2.0
+        watch.see("one")
+    assert watch.silent_s == 40.0
+    watch.see("two")
+    assert watch.silent_s == 0.0
+
+
+def test_a_planner_that_never_left_a_mark_is_not_judged() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    for _ in range(100):
+        clock.now += 2.0
+        watch.see("")
+    assert watch.silent_s == 0.0
+
+
+def test_whoever_slept_did_not_see_the_planner_be_silent() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch.see("one")
+    clock.now += 3_600.0
+    watch.see("one")
+    assert watch.silent_s == 4.0
+
+
+def test_time_without_the_lease_store_is_not_the_planners_silence() -> None:
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    for _ in range(100):
+        clock.now += 2.0
+        watch.lose_sight()
+        watch.see("one")
+    assert watch.silent_s == 0.0
+    clock.now += 2.0
+    watch.see("one")
+    assert watch.silent_s == 2.0
+
+
+def test_marks_out_of_reach_are_a_silence_that_ends_with_the_next_answer() -> None:
+    """The planner then has the whole time again to show that it ticks."""
+    clock = HandClock()
+    watch = PlannerWatch(clock, look_max_s=4.0)
+    watch.see("one")
+    for _ in range(30):
+        clock.now += 2.0
+        watch.see(None)
+    assert watch.silent_s == 60.0
+    clock.now += 2.0
+    watch.see("one")
+    assert watch.silent_s == 0.0
+    clock.now += 2.0
+    watch.see("one")
+    assert watch.silent_s == 2.0

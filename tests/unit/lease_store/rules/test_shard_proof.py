@@ -1,0 +1,125 @@
+"""A proof goes on from what an earlier one covered, and reads what moves meanwhile again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_leasehold.lease_store.history import LedgerHead
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.records import Batch, BatchState, DataFile, RewriteKind
+from dagster_leasehold.lease_store.rules.order_proof import OrderProof
+from dagster_leasehold.lease_store.rules.shard_proof import (
+    NOTHING_PROVEN,
+    End,
+    Force,
+    Opening,
+    PathLedger,
+    Proven,
+    ShardHistory,
+    doubled_files,
+    prove_shard,
+)
+from dagster_leasehold.lease_store.rules.verification import audit
+from tests.unit.lease_store.rules.test_verification import (
+    KEY,
+    OTHER,
+    PARENT,
+    true_history,
+    true_store,
+)
+
+
+def cut(entries: int, batches: int, proven: Proven, shard: ShardId = OTHER) -> list[str]:
+    """The violations of a true history without its first entries and batches."""
+    history = true_history()
+    own = [entry for entry in history.journal if entry.shard == shard]
+    rows = [batch for batch in history.batches if batch.shard == shard]
+    (lease,) = [lease for lease in history.shards if lease.shard == shard]
+    rest = ShardHistory(shard, lease, own[entries:], rows[batches:], history.gaps, proven)
+    return [violation.rule for violation in prove_shard(rest).violations]
+
+
+def test_what_is_covered_is_asked_for_no_more() -> None:
+    history = true_history()
+    entries = [entry for entry in history.journal if entry.shard == PARENT]
+    second = [place for place, entry in enumerate(entries) if entry.kind == "open"][1]
+    assert cut(second, 2, NOTHING_PROVEN, PARENT) == [], "nothing says what came before"
+    proven = Proven(epoch=1, last=End(1, "20", 1))
+    assert cut(second, 2, proven, PARENT) == []
+    assert cut(second, 2, replace(proven, last=End(1, "19", 1)), PARENT) == ["ledger"]
+    assert cut(second, 2, replace(proven, epoch=2), PARENT) == ["epoch"]
+    still_open = replace(proven, open=Opening(1, 1, "run-1", None))
+    assert cut(second, 2, still_open, PARENT) == ["overlap"]
+
+
+def test_batches_that_are_left_name_tenures_that_were_covered() -> None:
+    proven = Proven(epoch=2, last=End(1, "20", 1))
+    entries = [entry for entry in true_history().journal if entry.shard == PARENT]
+    opened = [entry for entry in entries if entry.kind == "open"][1]
+    assert "fence" in cut(len(entries), 2, proven, PARENT)
+    known = Opening(opened.sequence, 2, "run-2", opened.to_owner)
+    assert cut(len(entries), 2, replace(proven, tenures=(known,)), PARENT) == []
+
+
+def test_forced_checkpoints_that_were_covered_still_explain_a_leap() -> None:
+    entries = [entry for entry in true_history().journal if entry.shard == OTHER]
+    last_open = max(place for place, entry in enumerate(entries) if entry.kind == "open")
+    leap = next(entry for entry in reversed(entries) if entry.kind == "force")
+    proven = Proven(epoch=leap.epoch, last=End(2, "22", leap.epoch - 1))
+    assert cut(last_open, 3, proven) == ["ledger"]
+    forced = replace(proven, forces=(Force(leap.epoch, leap.check_point),))
+    assert cut(last_open, 3, forced) == []
+
+
+def test_the_order_of_shards_is_proven_from_what_came_before() -> None:
+    history = true_history()
+    parents = {lease.shard: lease.parents for lease in history.shards}
+    for place in range(len(history.journal) + 1):
+        before = OrderProof(parents)
+        for entry in history.journal[:place]:
+            before.take(entry)
+        after = OrderProof(parents, before.lives(ordered=True))
+        for entry in history.journal[place:]:
+            after.take(entry)
+        assert after.violations(ordered=True) == []
+
+
+def test_committed_rows_that_change_meanwhile_are_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A swap right after the shard's ledger was read, once: the second reading is what counts."""
+    store = true_store()
+    store.claim_rewrite(KEY, PARENT, "rewriter", RewriteKind.REPLAY)
+    original, readings = store.heads, list[int]()
+
+    def swapping(*args: object, **fields: object) -> dict[ShardId, LedgerHead]:
+        found = original(*args, **fields)
+        if PARENT in found:
+            readings.append(found[PARENT].version)
+            if len(readings) == 1:
+                monkeypatch.setitem(store._groups[KEY].versions, PARENT, 1)
+        return found
+
+    monkeypatch.setattr(store, "heads", swapping)
+    found = audit(store, KEY)
+    assert (found.violations, found.batches) == ((), 8)
+    assert readings == [0, 1, 1, 1]
+
+
+def test_paths_are_compared_without_being_remembered() -> None:
+    def batch(number: int, *paths: str) -> Batch:
+        files = tuple(DataFile(path, 1, 1) for path in paths)
+        (first, *_) = true_history().batches
+        return replace(first, sequence=number, files=files, state=BatchState.COMMITTED)
+
+    rows = [batch(0, "a", "a"), batch(1, "b"), batch(2, "c"), batch(3, "b")]
+    ledger = PathLedger()
+    for row in rows:
+        other = PathLedger()
+        other.take(row)
+        ledger.join(other)
+    assert ledger.doubled() == {hash("b")}
+    details = [violation.detail for violation in doubled_files(rows, ledger.doubled())]
+    assert details == ["b is listed by 0.1 and by 0.3"]

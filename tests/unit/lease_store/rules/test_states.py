@@ -1,0 +1,69 @@
+"""The table of edges, and where a shard begins."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from dagster_leasehold.lease_store.rules.states import EDGES, ShardState, first_state, may_start
+from dagster_leasehold.lease_store.rules.transitions import FINISHED, freed_to_start
+
+WAIT, FREE, HELD = ShardState.WAIT, ShardState.NOT_ALLOC, ShardState.ALREADY_ALLOC
+MOVING, OVER = ShardState.TRANSFER, ShardState.OVER
+
+
+def test_the_values_are_those_of_the_column() -> None:
+    assert {state.value for state in ShardState} == {
+        "wait", "not_alloc", "already_alloc", "transfer", "over",
+    }  # fmt: skip
+
+
+def test_the_edges_are_the_ten_of_the_table() -> None:
+    assert EDGES == {
+        (None, WAIT): 1,
+        (None, FREE): 1,
+        (WAIT, FREE): 2,
+        (FREE, HELD): 3,
+        (HELD, FREE): 4,
+        (HELD, MOVING): 5,
+        (MOVING, HELD): 6,
+        (OVER, FREE): 7,
+        (HELD, OVER): 8,
+        (MOVING, OVER): 8,
+        (MOVING, FREE): 9,
+        (FREE, WAIT): 10,
+    }
+
+
+def test_who_may_be_consumed_and_who_counts() -> None:
+    assert {state for state in ShardState if state.held} == {HELD, MOVING}
+    assert {state for state in ShardState if state.consumable} == {FREE, HELD, MOVING}
+
+
+@pytest.mark.parametrize("state", ShardState)
+def test_a_child_waits_until_its_parent_is_over(state: ShardState) -> None:
+    begins = first_state(ordered=True, parents=("p",), known={"p": state})
+    assert begins is (FREE if state is OVER else WAIT)
+    assert may_start(ordered=True, parents=("p",), known={"p": state}) is (state is OVER)
+    assert first_state(ordered=False, parents=("p",), known={"p": state}) is FREE
+
+
+def test_a_merge_waits_for_all_its_parents() -> None:
+    for left, right in product(ShardState, ShardState):
+        known = {"l": left, "r": right}
+        ready = may_start(ordered=True, parents=("l", "r"), known=known)
+        assert ready is (left is OVER and right is OVER)
+
+
+def test_a_parent_that_is_unknown_is_waited_for_unless_its_source_calls_it_gone() -> None:
+    assert first_state(ordered=True, parents=("p",), known={}) is WAIT
+    assert first_state(ordered=True, parents=("p",), known={}, gone=("p",)) is FREE
+    assert first_state(ordered=True, parents=("p", "q"), known={"q": OVER}, gone=("q",)) is WAIT
+    assert first_state(ordered=True, parents=("p",), known={"p": HELD}, gone=("p",)) is WAIT
+    assert first_state(ordered=False, parents=("p",), known={}) is FREE
+    assert first_state(ordered=True, parents=(), known={}) is FREE
+
+
+def test_nothing_to_free_is_nothing() -> None:
+    assert freed_to_start([], ordered=True, reason=FINISHED) == []

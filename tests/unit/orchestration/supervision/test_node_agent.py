@@ -1,0 +1,224 @@
+"""The agent of a node with a code server that a test can silence; store and instance are real."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.lease_store.errors import NodeNameTaken
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
+from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer
+from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.orchestration.supervision import node_agent
+from dagster_leasehold.orchestration.supervision.code_server import CodeServer
+from dagster_leasehold.orchestration.supervision.node_agent import (
+    AgentState,
+    NodeAgent,
+    answering_alone,
+)
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, find, withdrawn
+from dagster_leasehold.sensors.tick_mark import leave_tick_mark
+
+KEY = GroupKey.parse("default", "orders")
+A, B = NodeName("a"), NodeName("b")
+SHARDS = [ShardId("0"), ShardId("1")]
+AT = Endpoint("127.0.0.1", 4202)
+DEADLINE_S = 60.0
+
+
+class Server(CodeServer):
+    """A code server that answers while it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = True
+        self.silence_s = 0.0
+        self.stopped = False
+        self.sessions: list[ProcessIdentity] = []
+
+    @property
+    def silent_s(self) -> float:
+        return self.silence_s
+
+    def look(self) -> bool:
+        return self.answers
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Scene:
+    """A group of two shards, and an agent at work for node `a`."""
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance) -> None:
+        self.folder, self.instance = folder, instance
+        self.store, self.server = MemoryStore(), Server()
+        self.store.create_group(Group(KEY, timeout_s=1.0))
+        self.store.sync_shards(KEY, [ShardListing(shard) for shard in SHARDS], observer="test")
+        self.agent = NodeAgent(
+            A,
+            {KEY: Node(A, 0, "")},
+            store=self.store,
+            instance=instance,
+            server=self.server,
+            spark=None,
+            folder=folder,
+            advertised=AT,
+            leave_timeout_s=DEADLINE_S,
+        )
+
+    @property
+    def row(self) -> Node | None:
+        return next((node for node in self.store.snapshot(KEY).nodes if node.name == A), None)
+
+    def claim(self, node: NodeName) -> None:
+        leases = self.store.snapshot(KEY).shards
+        claims = {lease.shard: (node, lease.lease_id) for lease in leases}
+        self.store.claim(KEY, claims, observer="test", reason="test")
+
+    @contextmanager
+    def at_work(self) -> Iterator[threading.Event]:
+        """The agent on a thread; it is told to end with the block, and has left after it."""
+        told = threading.Event()
+        thread = threading.Thread(target=self.agent.run, args=(told,), daemon=True)
+        thread.start()
+        try:
+            yield told
+        finally:
+            told.set()
+            thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def until(reached: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        ensure_instance_address(instance)
+        yield Scene(tmp_path, instance)
+
+
+def test_it_is_found_once_its_code_server_answers(scene: Scene) -> None:
+    scene.server.answers = False
+    with scene.at_work():
+        time.sleep(1.5)
+        assert find(scene.instance, A) is None
+        assert scene.row is None, "nobody gives shards to a node that cannot take a run"
+        scene.server.answers = True
+        until(lambda: scene.row is not None and scene.row.member)
+        assert find(scene.instance, A) == AT
+    assert withdrawn(scene.instance, A)
+    assert scene.server.stopped
+
+
+def test_a_node_whose_code_server_is_silent_lives_on_and_gives_its_shards_away(
+    scene: Scene,
+) -> None:
+    with scene.at_work():
+        until(lambda: scene.row is not None and scene.row.member)
+        scene.store.register(KEY, Node(B, 0, "b-1"), observer="test")
+        scene.claim(A)
+        scene.server.answers, scene.server.silence_s = False, 11.0
+        until(lambda: scene.row is not None and not scene.row.accepts_runs)
+        row = scene.row
+        assert row is not None
+        assert row.member
+        until(lambda: scene.row is not None and scene.row.lease_id > row.lease_id + 1)
+        actions = plan(scene.store.snapshot(KEY), live=[A, B]).actions
+        assert {type(action) for action in actions} == {BeginTransfer}
+        assert {action.shard for action in actions} == set(SHARDS)
+        scene.server.answers, scene.server.silence_s = True, 0.0
+        until(lambda: scene.row is not None and scene.row.accepts_runs)
+
+
+def test_a_node_whose_rebalance_sensor_falls_silent_takes_no_runs_until_it_ticks_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
+
+    def tick() -> None:
+        with dg.build_sensor_context(instance=scene.instance) as context:
+            leave_tick_mark(context, KEY)
+
+    tick()
+    with scene.at_work():
+        until(lambda: scene.row is not None and scene.row.member and scene.row.accepts_runs)
+        until(lambda: scene.row is not None and not scene.row.accepts_runs)
+        said = "The rebalance sensor of orders/default has not ticked for 2 s: node a gives its"
+        assert capsys.readouterr().out.count(said) == 1
+        tick()
+        until(lambda: scene.row is not None and scene.row.accepts_runs)
+
+
+def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene: Scene) -> None:
+    with scene.at_work() as told:
+        until(lambda: scene.row is not None and scene.row.member)
+        scene.claim(A)
+        opened = scene.store.open_tenure(KEY, SHARDS[0], A, "run-1")
+        assert isinstance(opened, Opened)
+        told.set()
+        # The mark tells the run to stop at its next checkpoint.
+        until((scene.folder / "leaving").exists)
+        time.sleep(1.2)
+        assert {lease.consumer_owner for lease in scene.store.snapshot(KEY).shards} == {A}
+        scene.store.close_tenure(opened.tenure, reason="stop_requested")
+    row = scene.row
+    assert row is not None
+    assert not row.member
+    assert {lease.consumer_owner for lease in scene.store.snapshot(KEY).shards} == {None}
+    assert not (scene.folder / "leaving").exists()
+
+
+def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scene) -> None:
+    AgentState(current_place(), "of-the-first").write(scene.folder)
+    with scene.at_work():
+        until(lambda: scene.row is not None and scene.row.member)
+        assert scene.row is not None
+        assert scene.row.incarnation == "of-the-first"
+    assert AgentState.read(scene.folder) is None, "one that left has no successor"
+
+
+def test_a_node_whose_old_incarnation_still_beats_is_not_found_and_gets_no_runs_for_it(
+    scene: Scene,
+) -> None:
+    """Its note was lost; runs that an agent before it started beat for the old incarnation."""
+    scene.store.register(KEY, Node(A, 0, "of-the-first"), observer="test")
+    with scene.at_work():
+        time.sleep(0.8)
+        assert find(scene.instance, A) is None
+        # Nothing beats any more: the old incarnation is dead after the timeout of one second.
+        until(lambda: scene.row is not None and scene.row.incarnation != "of-the-first")
+        assert find(scene.instance, A) == AT
+
+
+def test_what_was_noted_in_another_place_is_not_used(tmp_path: Path) -> None:
+    """Two containers of one host name, say: the runs of the first go on beating, unseen."""
+    boot = current_place().rpartition(".")[0]
+    AgentState(f"{boot}.1", "first").write(tmp_path)
+    assert AgentState.read(tmp_path) is None
+
+
+def test_a_second_agent_of_a_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with (
+        answering_alone(tmp_path, A),
+        pytest.raises(NodeNameTaken, match=r"^Another `leasehold node` answers to node 'a'[^\n]+$"),
+        answering_alone(tmp_path, A),
+    ):
+        pass

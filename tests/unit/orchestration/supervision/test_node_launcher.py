@@ -1,0 +1,158 @@
+"""To which code server a run goes; the servers themselves are in the acceptance tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DefaultRunLauncher
+from dagster._core.errors import DagsterLaunchFailedError
+from dagster._core.launcher.base import LaunchRunContext
+from dagster._core.storage.tags import GRPC_INFO_TAG
+
+from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.partitions import NODE_TAG
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.orchestration.supervision import node_launcher
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
+from dagster_leasehold.orchestration.supervision.node_launcher import NodeRunLauncher
+from dagster_leasehold.sensors.active_runs import PARTITION_TAG
+
+KEY = GroupKey.parse("default", "orders")
+B, ZERO = NodeName("b"), ShardId("0")
+AT = Endpoint("127.0.0.1", 4202)
+
+
+class Scene:
+    """A launcher between Dagster's own way and the server of node b."""
+
+    def __init__(self, instance: dg.DagsterInstance, patch: pytest.MonkeyPatch) -> None:
+        self.instance = instance
+        self.launched: list[str] = []
+        self.answers = True
+        self.store = MemoryStore()
+        self.launcher = NodeRunLauncher()
+        self.launcher.register_instance(instance)
+        self.launcher._store = self.store
+        patch.setattr(
+            DefaultRunLauncher, "launch_run", lambda _, context: self.launched.append("workspace")
+        )
+        patch.setattr(DefaultRunLauncher, "launch_run_from_grpc_client", self._launch)
+        patch.setattr(DefaultRunLauncher, "terminate", lambda _, run_id: True)
+        patch.setattr(node_launcher, "server_id", lambda _: "id" if self.answers else None)
+
+    def _launch(self, instance: Any, run: dg.DagsterRun, client: Any) -> None:
+        self.launched.append(f"{client.host}:{client.port}")
+
+    def launch(self, run: dg.DagsterRun) -> list[str]:
+        self.launcher.launch_run(LaunchRunContext(run, None))
+        return self.launched
+
+    def hold(self, address: str) -> None:
+        """Node b holds shard 0 of the stream, registered with an address."""
+        self.store.create_group(Group(KEY))
+        self.store.sync_shards(KEY, [ShardListing(ZERO)], observer="test")
+        self.store.register(KEY, Node(B, 0, "first", address=address), observer="test")
+        (lease,) = self.store.snapshot(KEY).shards
+        self.store.claim(KEY, {ZERO: (B, lease.lease_id)}, observer="test", reason="free")
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Scene(instance, monkeypatch)
+
+
+def tagged() -> dg.DagsterRun:
+    return dg.DagsterRun(job_name="consume_orders", tags={NODE_TAG: "b"})
+
+
+def materialization(stream: str = "orders", shard: str = "0") -> dg.DagsterRun:
+    return dg.DagsterRun(
+        job_name="__ASSET_JOB",
+        asset_selection=frozenset([dg.AssetKey([stream])]),
+        tags={PARTITION_TAG: shard},
+    )
+
+
+def test_a_run_goes_to_the_node_of_its_tag(scene: Scene) -> None:
+    publish(scene.instance, "b", AT)
+    assert scene.launch(tagged()) == [str(AT)]
+
+
+def test_a_run_of_a_node_without_an_agent_goes_where_dagster_would_run_it(scene: Scene) -> None:
+    assert scene.launch(tagged()) == ["workspace"]
+
+
+def test_a_run_of_a_node_that_left_fails_with_one_sentence(scene: Scene) -> None:
+    publish(scene.instance, "b", AT)
+    withdraw(scene.instance, "b")
+    with pytest.raises(DagsterLaunchFailedError, match="Node b takes no runs: its agent has left"):
+        scene.launch(tagged())
+
+
+def test_a_run_of_a_node_that_does_not_answer_fails_with_one_sentence(scene: Scene) -> None:
+    publish(scene.instance, "b", AT)
+    scene.answers = False
+    with pytest.raises(DagsterLaunchFailedError, match=r"at 127\.0\.0\.1:4202 does not answer"):
+        scene.launch(tagged())
+
+
+def test_a_materialization_goes_to_the_node_that_holds_its_shard(scene: Scene) -> None:
+    publish(scene.instance, "b", AT)
+    scene.hold(ensure_instance_address(scene.instance))
+    assert scene.launch(materialization()) == [str(AT)]
+
+
+@pytest.mark.parametrize(("answers", "target"), [(True, str(AT)), (False, "workspace")])
+def test_a_materialization_by_hand_goes_to_a_holder_without_sensors_while_its_server_answers(
+    scene: Scene, *, answers: bool, target: str
+) -> None:
+    publish(scene.instance, "b", AT)
+    address = ensure_instance_address(scene.instance)
+    scene.hold(address)
+    silent = Node(B, 0, "first", address, accepts_runs=False)
+    scene.store.register(KEY, silent, observer="test")
+    scene.answers = answers
+    assert scene.launch(materialization()) == [target]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        materialization("other"),
+        materialization(shard="9"),
+        dg.DagsterRun(job_name="compact_orders"),
+    ],
+    ids=["other-asset", "other-partition", "no-partition"],
+)
+def test_what_concerns_no_held_shard_goes_where_dagster_would_run_it(
+    scene: Scene, run: dg.DagsterRun
+) -> None:
+    publish(scene.instance, "b", AT)
+    scene.hold(ensure_instance_address(scene.instance))
+    assert scene.launch(run) == ["workspace"]
+
+
+def test_a_shard_of_another_deployments_node_is_not_looked_for_here(scene: Scene) -> None:
+    publish(scene.instance, "b", AT)
+    scene.hold("another-instance")
+    assert scene.launch(materialization()) == ["workspace"]
+
+
+def test_a_run_whose_server_is_gone_is_told_at_once_not_to_be_terminable(scene: Scene) -> None:
+    info = '{"host": "127.0.0.1", "port": 4202}'
+    run = scene.instance.add_run(
+        dg.DagsterRun(
+            job_name="consume_orders",
+            status=dg.DagsterRunStatus.STARTED,
+            tags={GRPC_INFO_TAG: info},
+        )
+    )
+    assert scene.launcher.terminate(run.run_id)
+    scene.answers = False
+    assert not scene.launcher.terminate(run.run_id)

@@ -1,0 +1,116 @@
+"""A child that died is started again, each time a little later; the clock is moved by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.supervised_child import (
+    PAUSE_MAX_S,
+    STEADY_S,
+    SupervisedChild,
+)
+
+
+class Child(ChildProcess):
+    """A child whose death a test decides."""
+
+    def __init__(self) -> None:
+        self.name, self.log = "the daemon", Path("daemon.log")
+        self.code: int | None = None
+        self.started = 0
+        self.last = ""
+
+    def __enter__(self) -> Child:
+        self.code = None
+        self.started += 1
+        return self
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def last_line(self) -> str:
+        return self.last
+
+    def stop(self) -> None:
+        return
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.child = Child()
+        self.supervised = SupervisedChild(self.child, lambda: self.now_s, explained=[2])
+
+    def look_for(self, seconds: float) -> list[str]:
+        said: list[str] = []
+        for _ in range(int(seconds)):
+            self.now_s += 1.0
+            if sentence := self.supervised.look():
+                said.append(sentence)
+        return said
+
+
+def test_one_that_lives_is_left_alone() -> None:
+    scene = Scene()
+    assert scene.look_for(1_000) == []
+    assert scene.child.started == 0
+
+
+def test_one_that_died_is_started_again_and_the_wait_is_bounded() -> None:
+    scene, waits = Scene(), list[float]()
+    for _ in range(8):
+        scene.child.code = 1
+        (said,) = scene.look_for(1)
+        before, at = scene.child.started, scene.now_s
+        while scene.child.started == before:
+            assert scene.look_for(1) == [], "it says so once"
+        waits.append(scene.now_s - at)
+    assert said == ("The daemon ended with code 1, and is started again in 30 s: see daemon.log.")
+    assert waits[:3] == [1.0, 2.0, 4.0]
+    assert waits[-1] == PAUSE_MAX_S
+
+
+def test_one_that_had_run_for_long_is_started_again_at_once() -> None:
+    scene = Scene()
+    for _ in range(6):
+        scene.child.code = 1
+        scene.look_for(40)
+    scene.look_for(STEADY_S + 1)
+    scene.child.code = 1
+    (said,) = scene.look_for(1)
+    assert "again in 1 s" in said
+
+
+def test_what_a_person_has_to_put_right_is_said_once_and_tried_again() -> None:
+    """An agent that found no database comes by itself when there is one."""
+    scene = Scene()
+    for attempt in range(3):
+        scene.child.code, scene.child.last = 2, "Another live process answers to node 'a'."
+        sentences = scene.look_for(PAUSE_MAX_S + 1)
+        assert sentences == ([] if attempt else [
+            "The daemon ended: Another live process answers to node 'a'. It is tried again every "
+            "30 s."
+        ])  # fmt: skip
+    assert scene.child.started == 3
+    assert scene.look_for(1_000) == [], "it lives"
+
+
+def test_one_that_cannot_be_started_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.child.code = 1
+    scene.look_for(1)
+    with monkeypatch.context() as full:
+
+        def refuse(_: object) -> object:
+            raise OSError(28, "No space left on device")
+
+        full.setattr(Child, "__enter__", refuse)
+        assert scene.look_for(100) == [
+            "The daemon could not be started: No space left on device. It is tried again every "
+            "30 s."
+        ]
+    scene.look_for(PAUSE_MAX_S)
+    assert scene.child.started == 1
