@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
+PACKAGE = "dagster_leasehold"
 ATTEMPTS_FOLDER = "attempts"
 WATCH_S = 0.25
 REGISTER_ATTEMPTS = 10
@@ -301,7 +302,7 @@ def ship_code_of(transform: Transform) -> None:
     name = getattr(transform, "__module__", "")
     module = sys.modules.get(name)
     # What runs as a script is always sent by value; this project's modules are on every worker.
-    if module is not None and name != "__main__" and name.split(".")[0] != __package__:
+    if module is not None and name != "__main__" and name.split(".")[0] != PACKAGE:
         cloudpickle.register_pickle_by_value(module)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import dagster_leasehold
 from dagster_leasehold.assets.spark.connect_server import (
     TOKEN_VARIABLE,
     ConnectServer,
@@ -104,7 +105,7 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     search = [str(Path(entry).absolute()) for entry in folders]
     outside = [entry for entry in search if not entry.startswith((sys.prefix, sys.base_prefix))]
     known = environ.get("PYTHONPATH", "").split(os.pathsep)
-    project = str(Path(__file__).absolute().parents[2])
+    project = str(Path(dagster_leasehold.__file__).absolute().parents[1])
     path = dict.fromkeys([*filter(None, known), *outside, project])
     return {
         **environ,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import dagster_leasehold
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
 from dagster_leasehold.orchestration.commands.options import Home
 from dagster_leasehold.orchestration.commands.target import Target
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 PORT_DEFAULT = 3000
 PORTS_TRIED = 50
 POLL_S = 0.5
-PACKAGES = ("assets", "lease_store", "orchestration", "sensors", "shard_sources")
 WEBSERVER_START_S = 120.0
 
 
@@ -187,23 +187,22 @@ def wait_for_port(port: int, pages: ChildProcess, told: Event | None = None) -> 
 
 
 def check_folder(folder: Path | None = None) -> None:
-    """Find out whether this folder hides one of our packages from the processes to be started.
+    """Refuse a folder that hides our package from the processes to be started.
 
     Python looks for a module where it is started before it looks among what is installed.
 
     Raises:
-        InvalidSetting: it holds a package of such a name that is not ours.
+        InvalidSetting: it holds a package of our name that is not ours.
     """
     here = folder or Path.cwd()
-    ours = Path(__file__).resolve().parents[2]
-    for name in PACKAGES:
-        for path in (here / name / "__init__.py", here / f"{name}.py"):
-            if path.exists() and not path.resolve().is_relative_to(ours):
-                raise InvalidSetting(
-                    f"The folder {here} has a Python package {name!r} of its own, which hides "
-                    "Leasehold's package of that name: start the command in another folder, with "
-                    "--home for the home."
-                )
+    name = dagster_leasehold.__name__
+    ours = Path(dagster_leasehold.__file__).resolve().parent
+    for path in (here / name / "__init__.py", here / f"{name}.py"):
+        if path.exists() and not path.resolve().is_relative_to(ours):
+            raise InvalidSetting(
+                f"The folder {here} has a Python package {name!r} of its own, which hides "
+                "Leasehold's: start the command in another folder, with --home for the home."
+            )
 
 
 def check_java(settings: Settings) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dagster_leasehold.assets.spark import java_runtime
 from dagster_leasehold.lease_store.errors import JavaNotFound, LeaseholdError
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.commands.processes import PACKAGES, wait_for_port
+from dagster_leasehold.orchestration.commands.processes import wait_for_port
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.ports import free_port
 
@@ -28,14 +28,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", ["up", "ui", "demo"])
-@pytest.mark.parametrize("name", PACKAGES)
 def test_a_folder_with_a_package_of_our_name_is_refused(
     command: str,
-    name: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    name = "dagster_leasehold"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)

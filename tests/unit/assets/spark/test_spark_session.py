@@ -75,7 +75,7 @@ def test_workers_find_this_project_and_this_python(tmp_path: Path) -> None:
     environment = spark_environment(tmp_path, {**os.environ, "PYTHONPATH": "/given"})
     path = environment["PYTHONPATH"].split(os.pathsep)
     assert path[0] == "/given"
-    assert str(Path(spark_session.__file__).parents[2]) in path
+    assert str(Path(__file__).parents[4]) in path
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert not any("site-packages" in entry for entry in path)
 
