@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.shard_files import ERROR_COLUMN
-from dagster_leasehold.lease_store.errors import TransformError, shown
+from dagster_leasehold.lease_store.errors import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -1,4 +1,4 @@
-"""Every error that Leasehold raises on purpose, from one root.
+"""The root of all errors that Leasehold raises on purpose, and those of the store and sources.
 
 The message of each is one sentence for the person who reads it: what is wrong, where, and what
 to do. Values of foreign origin are escaped and cut, so that an error is always one line.
@@ -187,30 +187,6 @@ class PayloadDamaged(SourceError):
     """A compressed payload is cut off, of another codec, or of another size than declared."""
 
 
-class WindowIncomplete(UserMistake):
-    """A shard may still deliver records of the window of event time."""
-
-
-class OutputUnreadable(UserMistake):
-    """Committed output cannot be read in the way that was asked for."""
-
-
-class TransformError(UserMistake):
-    """The user's transform raised, or returned something that cannot be committed."""
-
-
-class QuarantineLimitExceeded(UserMistake):
-    """More records of a batch could not be parsed than the stream allows."""
-
-
-class SparkUnavailable(LeaseholdError):
-    """Spark could not be started or reached."""
-
-
-class JavaNotFound(UserMistake):
-    """No Java that Spark can run on was found."""
-
-
 class IntentConflict(LeaseholdError):
     """A batch contradicts the ledger: its number, bounds or intent are not the next in line."""
 
@@ -267,10 +243,6 @@ class ModuloIdTaken(AssignmentConflict):
     """Two nodes of a group give the same node id."""
 
 
-class SweepInterrupted(LeaseholdError):
-    """A Spark job was interrupted on purpose, because its run may no longer publish anything."""
-
-
 class RunStalled(LeaseholdError):
     """The holder of some shards made no progress for too long, and gave them up."""
 
@@ -289,7 +261,3 @@ class ConfirmedTooLate(LeaseholdError):
 
 class GapHeld(LeaseholdError):
     """Records were removed before they were read, and the group holds until that is accepted."""
-
-
-class RewriteRefused(UserMistake):
-    """Committed output of a shard cannot be replaced like this, or not now."""

@@ -29,15 +29,14 @@ from dagster_leasehold.assets.consuming.quarantine_limit import check_quarantine
 from dagster_leasehold.assets.consuming.starting_position import initial_position
 from dagster_leasehold.assets.consuming.sweep import Sweeper, SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.watermark import watermark_after
+from dagster_leasehold.assets.errors import QuarantineLimitExceeded, SweepInterrupted
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     LeaseholdError,
     LeaseLost,
-    QuarantineLimitExceeded,
     StoreError,
-    SweepInterrupted,
 )
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.heartbeat import Trust

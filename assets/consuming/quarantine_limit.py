@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dagster_leasehold.assets.errors import QuarantineLimitExceeded
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import QuarantineLimitExceeded
 from dagster_leasehold.shard_sources.source import ReadRange
 
 

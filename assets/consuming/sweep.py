@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
 from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.shard_files import (
     ERROR_COLUMN,
@@ -28,12 +29,7 @@ from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import (
-    LeaseholdError,
-    SparkUnavailable,
-    SweepInterrupted,
-    TransformError,
-)
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.lease_store.records import BatchStatistics, DataFile

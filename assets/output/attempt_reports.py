@@ -20,8 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import DataFile
 
@@ -204,13 +203,20 @@ def _written_file(values: dict[str, Any]) -> WrittenFile:
 
 
 def _error(kind: str, message: str) -> LeaseholdError:
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, LeaseholdError):
-        error = known.__new__(known)
-        # Some of our errors take other arguments than their message; the sentence is what counts.
-        Exception.__init__(error, message)
-        return error
-    return errors.SourceError(f"Reading failed with {kind}: {message}")
+    for known in _kinds(LeaseholdError):
+        if known.__name__ == kind:
+            error = known.__new__(known)
+            # Some errors take other arguments than their message; the sentence is what counts.
+            Exception.__init__(error, message)
+            return error
+    return SourceError(f"Reading failed with {kind}: {message}")
+
+
+def _kinds(root: type[LeaseholdError]) -> Iterator[type[LeaseholdError]]:
+    """Yield a class of errors and all below it, in whichever room they are declared."""
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)
 
 
 def _write(folder: Path, name: str, content: Any) -> None:

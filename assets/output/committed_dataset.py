@@ -16,10 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, units_of
 from dagster_leasehold.assets.output.shard_files import SHARD_COLUMN, TIME_COLUMN
 from dagster_leasehold.assets.output.units import Unit
-from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt, OutputUnreadable, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.records import Batch, DataFile
 from dagster_leasehold.lease_store.rules.event_spans import may_hold

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.committed_dataset import ALWAYS, EventSpan, committed_dataset
 from dagster_leasehold.assets.output.committed_output import read_committed
 from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import LeaseholdError, OutputUnreadable, shown
+from dagster_leasehold.lease_store.errors import LeaseholdError, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.units import Unit, each_unit
-from dagster_leasehold.lease_store.errors import OutputUnreadable
 from dagster_leasehold.lease_store.history import LedgerHead
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.records import Batch

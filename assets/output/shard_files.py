@@ -14,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempt_reports import WrittenFile, earliest, latest
 from dagster_leasehold.assets.output.transform_mark import marked
-from dagster_leasehold.lease_store.errors import TransformError, shown
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 

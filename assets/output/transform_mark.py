@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.lease_store.errors import TransformError, shown
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.lease_store.records import Batch
 from dagster_leasehold.shard_sources.source import record_schema

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import RewriteRefused, StoreError
+from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind

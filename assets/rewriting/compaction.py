@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER
+from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.shard_files import COMPRESSION, ROW_GROUP_BYTES
 from dagster_leasehold.assets.output.transform_mark import mark_of, marked
 from dagster_leasehold.assets.output.units import (
@@ -27,7 +28,7 @@ from dagster_leasehold.assets.output.units import (
     swap,
     unit_files,
 )
-from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, RewriteRefused
+from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.store import LeaseStore

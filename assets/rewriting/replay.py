@@ -23,12 +23,13 @@ from typing import Protocol
 
 from dagster_leasehold.assets.consuming.quarantine_limit import check_quarantined
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.ledger_view import units_of
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
 from dagster_leasehold.assets.output.units import Ended, Unit, rewriting, swap
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError, RewriteRefused
+from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import Batch, BatchRewrite, RewriteKind
 from dagster_leasehold.lease_store.store import LeaseStore

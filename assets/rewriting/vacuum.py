@@ -28,8 +28,8 @@ from pathlib import Path
 
 from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
 from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER
+from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import RewriteRefused
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.store import LeaseStore

@@ -30,8 +30,8 @@ from typing import Self
 import psutil
 from filelock import FileLock, Timeout
 
+from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
-from dagster_leasehold.lease_store.errors import SparkUnavailable
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
 STATE_FILE = "server.json"

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_leasehold.lease_store.errors import JavaNotFound
+from dagster_leasehold.assets.errors import JavaNotFound
 
 JAVA_MAJOR_MIN = 17
 PROBE_TIMEOUT_S = 30.0

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import PrivateAttr
 
+from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, stop
 from dagster_leasehold.assets.spark.spark_session import CONNECT, builder_conf, check_mode, settle
-from dagster_leasehold.lease_store.errors import LeaseholdError, SparkUnavailable
+from dagster_leasehold.lease_store.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

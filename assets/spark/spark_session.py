@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import dagster_leasehold
+from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark.connect_server import (
     TOKEN_VARIABLE,
     ConnectServer,
@@ -26,7 +27,7 @@ from dagster_leasehold.assets.spark.connect_server import (
 )
 from dagster_leasehold.assets.spark.java_runtime import java_home
 from dagster_leasehold.assets.spark.spark_home import spark_home
-from dagster_leasehold.lease_store.errors import InvalidSetting, SparkUnavailable, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

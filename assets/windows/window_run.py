@@ -15,6 +15,12 @@ from typing import TYPE_CHECKING, cast
 from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
 from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER, ship_code_of
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.errors import (
+    RewriteRefused,
+    SparkUnavailable,
+    TransformError,
+    WindowIncomplete,
+)
 from dagster_leasehold.assets.output.committed_dataset import CommittedPart, EventSpan, listed_parts
 from dagster_leasehold.assets.output.committed_output import parquet_frame
 from dagster_leasehold.assets.output.ledger_view import Heads
@@ -22,13 +28,7 @@ from dagster_leasehold.assets.output.units import Ended, touch_replaced
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
 from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
-from dagster_leasehold.lease_store.errors import (
-    RewriteRefused,
-    SparkUnavailable,
-    StoreError,
-    TransformError,
-    WindowIncomplete,
-)
+from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.event_windows import EventWindow
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import DataFile, ShardLease

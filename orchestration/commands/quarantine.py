@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, TransformError, shown
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from dagster_leasehold.orchestration.commands.records import json_record
 from dagster_leasehold.orchestration.commands.rewriting import (

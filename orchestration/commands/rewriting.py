@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from dagster_leasehold.lease_store.errors import RewriteRefused
+from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from dagster_leasehold.orchestration.commands.progress import progress

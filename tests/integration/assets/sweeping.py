@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_leasehold.assets.consuming.sweep import SweepJob, SweepOutcome, run_sweep
-from dagster_leasehold.lease_store.errors import TransformError, UnknownShard
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import ReadRange

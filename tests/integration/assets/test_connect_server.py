@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
-from dagster_leasehold.lease_store.errors import SparkUnavailable
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 
 pytestmark = pytest.mark.spark

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import DataFrame  # noqa: TID253 - an annotation that Dagster reads
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.errors import TransformError, WindowIncomplete
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.window_run import make_window, window_paths
-from dagster_leasehold.lease_store.errors import TransformError, WindowIncomplete
 from dagster_leasehold.lease_store.records import Timing
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.output.test_committed_dataset import NOON, append

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.assets.consuming.spark_sweeper import run_tag
-from dagster_leasehold.lease_store.errors import SweepInterrupted
+from dagster_leasehold.assets.errors import SweepInterrupted
 from tests.integration.assets.runs import PROJECT, consume, store_of, stream_of
 from tests.integration.assets.sweeping import CASES, Sweeping
 

@@ -20,11 +20,12 @@ from dagster._core.events import StepMaterializationData
 from dagster_leasehold.assets import consume_job
 from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.partitions import consume_op_name
 from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import KEY_FORMAT
 from dagster_leasehold.lease_store.clock import utc_now
-from dagster_leasehold.lease_store.errors import LeaseholdError, SweepInterrupted, TransformError
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.event_windows import EventWindow
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import BatchStatistics, DataFile

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.errors import JavaNotFound
 from dagster_leasehold.assets.spark import java_runtime
-from dagster_leasehold.lease_store.errors import JavaNotFound, LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.processes import wait_for_port
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess

@@ -108,7 +108,7 @@ def test_another_try_replays_the_batches_with_quarantined_records_alone(
 def test_a_try_that_fails_leaves_all_as_it_was(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dagster_leasehold.lease_store.errors import TransformError
+    from dagster_leasehold.assets.errors import TransformError
 
     home.sweeper.results = {ShardId("0"): TransformError("today's transform is broken.")}
     error = said(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", code=2)

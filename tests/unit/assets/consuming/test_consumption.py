@@ -11,13 +11,8 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.starting_position import initial_position
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
-from dagster_leasehold.lease_store.errors import (
-    InvalidSetting,
-    SparkUnavailable,
-    StoreUnavailable,
-    SweepInterrupted,
-    TransformError,
-)
+from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
+from dagster_leasehold.lease_store.errors import InvalidSetting, StoreUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import BatchState, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState

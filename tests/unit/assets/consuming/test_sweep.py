@@ -14,8 +14,8 @@ from dagster_leasehold.assets.consuming.sweep import (
     run_sweep,
     ship_code_of,
 )
+from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.parsing import parse_json
-from dagster_leasehold.lease_store.errors import SparkUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.synced import synced

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.attempt_reports import RangeStatistics, WrittenFile
 from dagster_leasehold.lease_store.errors import (
@@ -28,7 +29,13 @@ def test_statistics_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [CursorExpired("gone."), LogCorrupt("bad."), InvalidIdentifier("shard", "/")]
+    "error",
+    [
+        CursorExpired("gone."),
+        LogCorrupt("bad."),
+        InvalidIdentifier("shard", "/"),
+        TransformError("null."),
+    ],
 )
 def test_errors_come_back_in_their_types(tmp_path: Path, error: Exception) -> None:
     attempt_reports.report_error(tmp_path, "a", error)

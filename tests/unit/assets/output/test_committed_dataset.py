@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.committed_dataset import (
     EventSpan,
     committed_dataset,
@@ -24,7 +25,7 @@ from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
-from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt, OutputUnreadable
+from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import DataFile
 from dagster_leasehold.shard_sources.local_log.format import Record

@@ -7,12 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.committed_output import (
     committed_files,
     committed_paths,
     iter_records,
 )
-from dagster_leasehold.lease_store.errors import LogCorrupt, TransformError
+from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
 from tests.unit.assets.consumption_world import World
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.committed_dataset import committed_parts
 from dagster_leasehold.assets.output.committed_output import committed_files
 from dagster_leasehold.assets.output.ledger_view import (
@@ -23,7 +24,6 @@ from dagster_leasehold.assets.output.ledger_view import (
     units_of,
 )
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.errors import OutputUnreadable
 from dagster_leasehold.lease_store.history import PAGE_FIRST_ROWS
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output import shard_files
 from dagster_leasehold.assets.output.shard_files import ShardFiles, by_shard
-from dagster_leasehold.lease_store.errors import TransformError
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.errors import RewriteRefused, TransformError
 from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.output.units import units
 from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
-from dagster_leasehold.lease_store.errors import CursorExpired, RewriteRefused, TransformError
+from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.records import Batch, RewriteKind
 from dagster_leasehold.lease_store.rules.verification import verify

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.errors import JavaNotFound
 from dagster_leasehold.assets.spark.java_runtime import VECTOR_MODULE, java_home, probe
-from dagster_leasehold.lease_store.errors import JavaNotFound
 
 
 def fake_java(home: Path, version: str, *, vector_module: bool = True) -> Path:

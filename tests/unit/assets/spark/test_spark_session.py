@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark import spark_session
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.spark.spark_session import (
@@ -18,7 +19,7 @@ from dagster_leasehold.assets.spark.spark_session import (
     server_conf,
     spark_environment,
 )
-from dagster_leasehold.lease_store.errors import InvalidSetting, SparkUnavailable
+from dagster_leasehold.lease_store.errors import InvalidSetting
 
 
 @pytest.mark.parametrize(

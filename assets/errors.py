@@ -1,0 +1,40 @@
+"""Errors of what is made from a stream: Spark, Java, transforms, and committed output.
+
+Their root and their form are those of `lease_store.errors`: one sentence each, for its reader.
+"""
+
+from __future__ import annotations
+
+from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
+
+
+class SparkUnavailable(LeaseholdError):
+    """Spark could not be started or reached."""
+
+
+class JavaNotFound(UserMistake):
+    """No Java that Spark can run on was found."""
+
+
+class SweepInterrupted(LeaseholdError):
+    """A Spark job was interrupted on purpose, because its run may no longer publish anything."""
+
+
+class TransformError(UserMistake):
+    """The user's transform raised, or returned something that cannot be committed."""
+
+
+class QuarantineLimitExceeded(UserMistake):
+    """More records of a batch could not be parsed than the stream allows."""
+
+
+class OutputUnreadable(UserMistake):
+    """Committed output cannot be read in the way that was asked for."""
+
+
+class RewriteRefused(UserMistake):
+    """Committed output of a shard cannot be replaced like this, or not now."""
+
+
+class WindowIncomplete(UserMistake):
+    """A shard may still deliver records of the window of event time."""
