@@ -1,1 +1,112 @@
-"""Leasehold: Dagster orchestration for sharded logs."""
+"""Leasehold: Dagster orchestration for sharded logs. This is its front door.
+
+Everything that a project writes to consume a log is imported from here:
+
+* a stream and how it is consumed: `ShardStream`, `Limits`, `WatermarkOf`, `GapPolicy`,
+  `AssignmentMode`, `Modulo`, `Pinned`;
+* where its records come from: `LocalLog`, `KafkaSource`, `KinesisStream`, `LogHub`, each of the
+  services with its options;
+* its transform and its hook: `parse_json`, `parse_csv`, `CommittedBatch`;
+* hours of event time: `hourly_asset`, `LatePolicy`, `LateAction`;
+* what Dagster loads, and how it is set up: `build_definitions`, `Settings`, `load_settings`,
+  `production_text`; and `LeaseholdError`, the root of all errors.
+
+Three side doors serve those who need more: `dagster_leasehold.reading` for programs that read
+committed output, `dagster_leasehold.clients` for consumers without Dagster, and
+`dagster_leasehold.sources` for authors of sources. Whatever lies behind these four is internal and
+may change in any release.
+
+A name is loaded when it is first used, so that importing the package stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.commit_hook import CommittedBatch
+    from dagster_leasehold.assets.parsing import parse_csv, parse_json
+    from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
+    from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy, hourly_asset
+    from dagster_leasehold.lease_store.errors import LeaseholdError
+    from dagster_leasehold.lease_store.records import AssignmentMode, GapPolicy
+    from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned
+    from dagster_leasehold.orchestration.build import build_definitions
+    from dagster_leasehold.orchestration.instance import production_text
+    from dagster_leasehold.orchestration.settings import Settings, load_settings
+    from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
+    from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisStream
+    from dagster_leasehold.shard_sources.local_log import LocalLog
+    from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
+    from dagster_leasehold.shard_sources.loghub.log import LogHub
+    from dagster_leasehold.shard_sources.source import Limits
+
+__all__ = [
+    "AssignmentMode",
+    "CommittedBatch",
+    "GapPolicy",
+    "KafkaOptions",
+    "KafkaSource",
+    "KinesisOptions",
+    "KinesisStream",
+    "LateAction",
+    "LatePolicy",
+    "LeaseholdError",
+    "Limits",
+    "LocalLog",
+    "LogHub",
+    "LogHubOptions",
+    "Modulo",
+    "Pinned",
+    "Settings",
+    "ShardStream",
+    "WatermarkOf",
+    "build_definitions",
+    "hourly_asset",
+    "load_settings",
+    "parse_csv",
+    "parse_json",
+    "production_text",
+]
+
+# The module that each name comes from: the same as the imports above, which no program runs.
+_HOMES = {
+    "AssignmentMode": "dagster_leasehold.lease_store.records",
+    "CommittedBatch": "dagster_leasehold.assets.commit_hook",
+    "GapPolicy": "dagster_leasehold.lease_store.records",
+    "KafkaOptions": "dagster_leasehold.shard_sources.kafka",
+    "KafkaSource": "dagster_leasehold.shard_sources.kafka",
+    "KinesisOptions": "dagster_leasehold.shard_sources.kinesis",
+    "KinesisStream": "dagster_leasehold.shard_sources.kinesis",
+    "LateAction": "dagster_leasehold.assets.windows.hourly_asset",
+    "LatePolicy": "dagster_leasehold.assets.windows.hourly_asset",
+    "LeaseholdError": "dagster_leasehold.lease_store.errors",
+    "Limits": "dagster_leasehold.shard_sources.source",
+    "LocalLog": "dagster_leasehold.shard_sources.local_log",
+    "LogHub": "dagster_leasehold.shard_sources.loghub.log",
+    "LogHubOptions": "dagster_leasehold.shard_sources.loghub.kind",
+    "Modulo": "dagster_leasehold.lease_store.rules.node_settings",
+    "Pinned": "dagster_leasehold.lease_store.rules.node_settings",
+    "Settings": "dagster_leasehold.orchestration.settings",
+    "ShardStream": "dagster_leasehold.assets.shard_stream",
+    "WatermarkOf": "dagster_leasehold.assets.shard_stream",
+    "build_definitions": "dagster_leasehold.orchestration.build",
+    "hourly_asset": "dagster_leasehold.assets.windows.hourly_asset",
+    "load_settings": "dagster_leasehold.orchestration.settings",
+    "parse_csv": "dagster_leasehold.assets.parsing",
+    "parse_json": "dagster_leasehold.assets.parsing",
+    "production_text": "dagster_leasehold.orchestration.instance",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

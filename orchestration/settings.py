@@ -224,9 +224,13 @@ class Settings(BaseModel):
         """The nodes that this deployment serves, parsed."""
         return tuple(NodeName(name) for name in self.nodes)
 
-    def log_folder(self, stream: StreamName) -> Path:
-        """Where the local log of a stream lives."""
-        return self.home.absolute() / "logs" / stream
+    def log_folder(self, stream: str) -> Path:
+        """Return the folder in the home that holds the local log of a stream.
+
+        Raises:
+            InvalidIdentifier: `stream` is no name of a stream.
+        """
+        return self.home.absolute() / "logs" / StreamName(stream)
 
     def upkeep_file(self, stream: StreamName, group: str) -> Path:
         """Where this deployment notes what staying in a group costs."""

@@ -6,18 +6,22 @@ import dagster as dg
 import pyarrow.dataset as ds
 
 from access_log.parsing import parse, traffic
-from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
-from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy, hourly_asset
-from dagster_leasehold.lease_store.identifiers import StreamName
-from dagster_leasehold.orchestration.build import build_definitions
-from dagster_leasehold.orchestration.settings import load_settings
-from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold import (
+    LateAction,
+    LatePolicy,
+    LocalLog,
+    ShardStream,
+    WatermarkOf,
+    build_definitions,
+    hourly_asset,
+    load_settings,
+)
 
 settings = load_settings()
 
 access = ShardStream(
     name="access",
-    source=LocalLog(settings.log_folder(StreamName("access"))),
+    source=LocalLog(settings.log_folder("access")),
     transform=parse,
     # The lines say when they happened; the log only knows when they were appended.
     watermark_of=WatermarkOf.OUTPUT,
