@@ -12,67 +12,161 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
-
-from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.orchestration.commands import (
-    database,
-    gaps,
-    groups,
-    inspection,
-    metrics,
-    nodes,
-    processes,
-    quarantine,
-    records,
-    rewriting,
-    service_checkpoints,
-    shards,
-    up,
-    vacuum,
-)
-from dagster_leasehold.orchestration.presentation import say, show_json
-from dagster_leasehold.orchestration.simulate import simulate
+from typer.core import TyperCommand, TyperGroup
 
 PROGRAM = "leasehold"
+COMMANDS_PACKAGE = "dagster_leasehold.orchestration.commands"
 EXIT_MISTAKE = 2
 EXIT_UNEXPECTED = 3
 EXIT_INTERRUPTED = 130
 
+
+class Place(NamedTuple):
+    """Where a command is, and its line in the list of commands.
+
+    Attributes:
+        module: of the package `commands`.
+        name: of its function, or of its Typer application.
+        help: the first sentence of its own help.
+    """
+
+    module: str
+    name: str
+    help: str
+
+
+COMMANDS = {
+    "demo": Place(
+        "processes",
+        "demo",
+        "Consume a log of 8 shards from start to proof in a folder of its own, and end.",
+    ),
+    "ui": Place(
+        "processes",
+        "ui",
+        "Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only.",
+    ),
+    "node": Place(
+        "nodes",
+        "node",
+        "Be a node: keep this host's code server and Spark running, and beat for the node.",
+    ),
+    "up": Place(
+        "up",
+        "up",
+        "Run a whole deployment on this machine until Ctrl-C: webserver, daemon, and several "
+        "nodes.",
+    ),
+    "status": Place(
+        "inspection",
+        "status",
+        "Show a group's nodes, and its shards with state, owner, checkpoint and lag.",
+    ),
+    "plan": Place(
+        "inspection",
+        "plan",
+        "Show what the next planning round would change; nothing is carried out.",
+    ),
+    "journal": Place(
+        "inspection",
+        "journal",
+        "Show every change of owner, tenure and checkpoint, with its reason.",
+    ),
+    "verify": Place(
+        "inspection",
+        "verify",
+        "Prove from journal and ledger that every record was committed once, by its holder alone.",
+    ),
+    "cat": Place("records", "cat", "Print committed records as JSON lines, in order per shard."),
+    "load": Place(
+        "records",
+        "load",
+        "Append the lines of files to the local log of a stream, which is made where there is "
+        "none.",
+    ),
+    "replay": Place(
+        "rewriting",
+        "replay",
+        "Make committed output anew with today's transform; checkpoints stay, consumption goes on.",
+    ),
+    "compact": Place(
+        "rewriting",
+        "compact",
+        "Merge small files of committed output into few, in the same order.",
+    ),
+    "vacuum": Place(
+        "vacuum",
+        "vacuum",
+        "Remove output files that the ledger does not name and that are old enough.",
+    ),
+    "metrics": Place(
+        "metrics",
+        "metrics",
+        "Serve Prometheus metrics of all groups of the lease store until Ctrl-C.",
+    ),
+    "simulate": Place(
+        "simulate",
+        "simulate",
+        "Simulate a consumer group under virtual time, and check every promise at every step.",
+    ),
+    "group": Place("groups", "app", "Create, list, change, pause and delete consumer groups."),
+    # Its `import` and `export` add themselves to `checkpoints`.
+    "checkpoint": Place("service_checkpoints", "app", "Show checkpoints, or force one."),
+    "gap": Place("gaps", "app", "List ranges that were removed unread, and accept their loss."),
+    "shard": Place("shards", "app", "List, split and merge the shards of a local log."),
+    "quarantine": Place(
+        "quarantine", "app", "List records that could not be parsed, and try them again."
+    ),
+    "db": Place(
+        "database", "app", "Prepare the lease store's database, or copy it into another one."
+    ),
+}
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command, and return the command as Typer makes it."""
+    place = COMMANDS[name]
+    target = getattr(import_module(f"{COMMANDS_PACKAGE}.{place.module}"), place.name)
+    single = typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
+    if isinstance(target, typer.Typer):
+        single.add_typer(target, name=name)
+    else:
+        single.command(name)(target)
+    return typer.main.get_group(single).commands[name]
+
+
+class CommandList(TyperGroup):
+    """The list of commands, whose modules are imported only when they are called.
+
+    A module of commands imports the lease store, settings or Spark's client, each of which costs a
+    part of a second; the list of commands needs none of them.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        listed = {name: TyperCommand(name, help=place.help) for name, place in COMMANDS.items()}
+        self.commands = {**listed, **self.commands}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command that is called itself, in the place of its line in the list."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load_command(name) if name in COMMANDS else command, rest
+
+
 app = typer.Typer(
     name=PROGRAM,
+    cls=CommandList,
     help="Consume sharded logs exactly once: leases, checkpoints, and what is committed.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(groups.app, name="group")
-# `import` and `export` add themselves to it.
-app.add_typer(service_checkpoints.app, name="checkpoint")
-app.add_typer(gaps.app, name="gap")
-app.add_typer(shards.app, name="shard")
-app.add_typer(quarantine.app, name="quarantine")
-app.add_typer(database.app, name="db")
-for command in (
-    processes.demo,
-    processes.ui,
-    nodes.node,
-    up.up,
-    inspection.status,
-    inspection.plan,
-    inspection.journal,
-    inspection.verify,
-    records.cat,
-    records.load,
-    rewriting.replay,
-    rewriting.compact,
-    vacuum.vacuum,
-    metrics.metrics,
-    simulate,
-):
-    app.command()(command)
 
 
 @app.callback()
@@ -91,6 +185,8 @@ def version(
 ) -> None:
     """Print the versions of Leasehold and of what it is built on."""
     from importlib.metadata import version as version_of
+
+    from dagster_leasehold.orchestration.presentation import say, show_json
 
     packages = ("dagster-leasehold", "dagster", "pyspark", "pyarrow", "sqlalchemy")
     versions = {name: version_of(name) for name in packages}
@@ -130,7 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explained(error: Exception) -> int:
-    """Write one sentence about an error; its exit code."""
+    """Write one sentence about an error, and return the exit code."""
+    from dagster_leasehold.lease_store.errors import LeaseholdError
+
     if isinstance(error, LeaseholdError):
         sys.stderr.write(_one_line(str(error)) + "\n")
         return EXIT_MISTAKE

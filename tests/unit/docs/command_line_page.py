@@ -46,10 +46,12 @@ declared streams. `leasehold --show-completion` prints the script instead.
 
 
 def root() -> Any:
-    """The command tree."""
-    from dagster_leasehold.orchestration.command_line import app
+    """Return the command tree, with every command loaded."""
+    from dagster_leasehold.orchestration.command_line import COMMANDS, app, load_command
 
-    return typer.main.get_command(app)
+    tree: Any = typer.main.get_command(app)
+    tree.commands |= {name: load_command(name) for name in COMMANDS}
+    return tree
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

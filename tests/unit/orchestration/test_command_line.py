@@ -144,19 +144,6 @@ def test_version_is_that_of_the_distribution(run) -> None:
     assert run("version").out.startswith("dagster-leasehold 0.2.0\n")
 
 
-def test_the_command_line_starts_without_heavy_libraries() -> None:
-    """Method: a fresh interpreter imports it and tells which libraries came along."""
-    program = (
-        "import sys, orchestration.command_line\n"
-        "heavy = {'pyspark', 'dagster', 'pandas', 'pyarrow', 'sqlalchemy', 'matplotlib'}\n"
-        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or None)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr.strip()) == (0, "")
-
-
 def test_groups_are_created_listed_changed_paused_and_deleted(run, home: Path) -> None:
     assert run("group", "create", "g1", "--unordered", "--timeout", 9, "--node-cap", 2).code == 0
     shown = run("group", "show", "g1", "--json").json

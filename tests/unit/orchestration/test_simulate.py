@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.orchestration.simulate import simulate
+from dagster_leasehold.orchestration.commands.simulate import simulate
 from dagster_leasehold.simulation.configuration import (
     Event,
     EventKind,

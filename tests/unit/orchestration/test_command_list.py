@@ -1,0 +1,66 @@
+"""The list of commands: complete, true to the commands, and quick because it loads none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer.main
+
+from dagster_leasehold.orchestration.command_line import COMMANDS, app, load_command
+
+HEAVY = {
+    *("dagster", "pyspark", "pandas", "pyarrow", "matplotlib", "sqlalchemy", "pydantic"),
+    *("rich", "psutil", "pendulum", "dagster_leasehold.lease_store", "dagster_leasehold.assets"),
+}
+
+
+def modules_of(*arguments: str) -> set[str]:
+    """Return the names of all modules that a fresh interpreter has loaded after a command."""
+    program = (
+        "import sys\n"
+        "from dagster_leasehold.orchestration.command_line import main\n"
+        "main(sys.argv[1:])\n"
+        "sys.stderr.write('\\n'.join(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "Usage: leasehold" in done.stdout
+    return set(done.stderr.split())
+
+
+def commands_in(modules: set[str]) -> set[str]:
+    prefix = "dagster_leasehold.orchestration.commands."
+    return {module.removeprefix(prefix) for module in modules if module.startswith(prefix)}
+
+
+def test_the_list_of_commands_loads_no_command_and_no_heavy_library() -> None:
+    """Goal: `leasehold --help` answers at once. Method: ask a fresh interpreter what it loaded."""
+    modules = modules_of("--help")
+    assert modules & HEAVY == set()
+    assert commands_in(modules) == set()
+
+
+def test_a_command_loads_its_own_module_and_none_of_the_others() -> None:
+    modules = modules_of("gap", "--help")
+    assert "gaps" in commands_in(modules)
+    assert commands_in(modules) & {"inspection", "processes", "up", "nodes", "records"} == set()
+    assert modules & {"dagster", "pyspark", "pandas", "pyarrow", "matplotlib"} == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_of_a_command_is_the_first_of_its_own_help(name: str) -> None:
+    paragraph = " ".join((load_command(name).help or "").split("\n\n")[0].split())
+    sentence = COMMANDS[name].help
+    assert paragraph == sentence or paragraph.startswith(f"{sentence} ")
+
+
+def test_the_tree_has_every_listed_command_in_the_order_of_the_list() -> None:
+    tree = typer.main.get_command(app)
+    assert list(getattr(tree, "commands", {})) == [*COMMANDS, "version"]
