@@ -6,12 +6,13 @@ so for hours of event time. `shard_partitions` are the partitions of a stream's 
 that share them.
 """
 
+from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_dataset
 from dagster_leasehold.assets.output.committed_output import committed_paths, read_committed
 from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.windows.window_run import window_paths
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.errors import LogCorrupt, OutputUnreadable, UnknownGroup
+from dagster_leasehold.lease_store.errors import LogCorrupt, UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 
 __all__ = [
