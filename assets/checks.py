@@ -12,7 +12,7 @@ import dagster as dg
 from dagster_leasehold.assets.materialization import CommittedRange
 from dagster_leasehold.assets.partitions import asset_key, shard_partitions
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.records import Gap
+from dagster_leasehold.lease_store.journal_rows import Gap
 
 NO_GAP = "no_gap"
 LAG = "lag"

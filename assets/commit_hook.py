@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import dagster as dg
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 
 MATERIALIZATION_KIND = "materialization"
 RUN_KEY = "consumed_by"

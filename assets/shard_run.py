@@ -21,7 +21,8 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import BatchCommit, Gap
+from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.store import LeaseStore
 
 EVENTS_PER_RUN_MAX = 1_000_000

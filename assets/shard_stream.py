@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.commit_hook import OnCommit
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.group_rows import (
     HANDOFF_LIMIT_DEFAULT_S,
     STALL_LIMIT_DEFAULT_S,
     AssignmentMode,
@@ -18,6 +17,7 @@ from dagster_leasehold.lease_store.records import (
     Group,
     Node,
 )
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.rules.node_settings import (
     NodeSettings,
     check_served,

@@ -36,7 +36,8 @@ from benchmarks.figures import print_rows
 from benchmarks.rivals.candidates import KEY, SHARD
 from benchmarks.rivals.debian_servers import ServerMissing, redis_server, zookeeper_server
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.records import Group, ShardListing
+from dagster_leasehold.lease_store.group_rows import Group
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests import mariadb
 
 STEP_TIMEOUT_S = 60.0

@@ -23,10 +23,11 @@ from benchmarks.figures import print_rows
 from benchmarks.upkeep import KEY, TIMING, settled_group
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import Tenure
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
 from tests import mariadb
 

@@ -22,9 +22,10 @@ import sqlalchemy as sa
 
 from benchmarks.figures import print_rows
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import Group, Node, ShardListing, Timing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 
 KEY = GroupKey.parse("group", "stream")

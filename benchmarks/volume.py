@@ -83,8 +83,9 @@ def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
     """Every cost, in milliseconds, and the memory after each that reads much, in MB."""
     from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_parts
     from dagster_leasehold.lease_store import open_store
+    from dagster_leasehold.lease_store.group_rows import Timing
+    from dagster_leasehold.lease_store.journal_rows import EventKind
     from dagster_leasehold.lease_store.rebalancing import Rebalancer
-    from dagster_leasehold.lease_store.records import EventKind, Timing
     from dagster_leasehold.lease_store.rules.verification import audit
     from dagster_leasehold.orchestration.metrics import StoreCollector
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
     from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy, hourly_asset
     from dagster_leasehold.lease_store.errors import LeaseholdError
-    from dagster_leasehold.lease_store.records import AssignmentMode, GapPolicy
+    from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy
     from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned
     from dagster_leasehold.orchestration.build import build_definitions
     from dagster_leasehold.orchestration.instance import production_text

@@ -30,8 +30,9 @@ from dagster_leasehold.lease_store.errors import (
     ShardOccupied,
     StoreUnavailable,
 )
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Group, ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.record_feed import SourceFeed
 
 __all__ = [

@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.errors import (
     UnknownShard,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
-from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.local_log import Record
 from dagster_leasehold.shard_sources.offsets import parse_offset
 from dagster_leasehold.shard_sources.retrying import ask

@@ -11,26 +11,22 @@ its last commit, and a client after it has saved what was confirmed. That nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, Group, ShardLease
+from dagster_leasehold.lease_store.group_rows import Group
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.states import ShardState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ShardDrain:
-    """What is still under way on a shard.
+    """Work that is still under way on a shard.
 
     Attributes:
         check_point: the cursor up to which output is committed, durable.
@@ -49,13 +45,13 @@ class ShardDrain:
 
     @property
     def drained(self) -> bool:
-        """Whether nobody is at work on it."""
+        """True if nobody is at work on it."""
         return not self.run
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """What is still under way in a group, all of one moment, by shard."""
+    """Work that is still under way in a group, all of one moment, by shard."""
 
     paused: bool
     shards: tuple[ShardDrain, ...]
@@ -67,12 +63,12 @@ class Draining:
 
     @property
     def drained(self) -> bool:
-        """Whether nobody is at work, and nobody can begin."""
+        """True if nobody is at work, and nobody can begin."""
         return self.paused and not self.open
 
 
 def draining_of(group: Group, shards: Iterable[ShardLease], intents: Iterable[Batch]) -> Draining:
-    """What the rows of a group show."""
+    """Return the work under way that the rows of a group show."""
     intended = {batch.shard: batch for batch in intents if batch.state is BatchState.INTENT}
     rows = sorted(shards, key=lambda row: rank_key(row.shard))
     drains = (
@@ -90,23 +86,21 @@ def draining_of(group: Group, shards: Iterable[ShardLease], intents: Iterable[Ba
 
 
 def wait_until_drained(
-    store: LeaseStore,
-    key: GroupKey,
+    look: Callable[[], Draining],
     *,
     timeout_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
-    told: Callable[[Draining], None] = lambda _: None,
+    report: Callable[[Draining], None] = lambda _: None,
 ) -> Draining:
     """Look at a paused group until it is drained, is resumed by somebody, or the time is up.
 
     Args:
-        store: the lease store.
-        key: the group.
-        timeout_s: for how long to look, in seconds; it is looked at once at least.
+        look: reads the group's state: `Groups.draining` of the lease store.
+        timeout_s: how long to look, in seconds; the group is looked at once at least.
         clock: monotonic seconds.
         sleep: waits, in seconds.
-        told: what the group looks like, each time that it has changed.
+        report: is called with each state that differs from the one before.
 
     Raises:
         UnknownGroup: there is no such group.
@@ -115,11 +109,11 @@ def wait_until_drained(
     until = clock() + timeout_s
     seen: Draining | None = None
     while True:
-        found = store.draining(key)
-        if found != seen:
-            told(found)
-            seen = found
+        draining = look()
+        if draining != seen:
+            report(draining)
+            seen = draining
         left_s = until - clock()
-        if found.drained or not found.paused or left_s <= 0:
-            return found
+        if draining.drained or not draining.paused or left_s <= 0:
+            return draining
         sleep(min(LOOK_EVERY_S, left_s))

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
+from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.lease_store.outcomes import Beaten
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.store import Beaten, LeaseStore
+from dagster_leasehold.lease_store.store import LeaseStore
 
 _LOG = logging.getLogger(__name__)
 RETRIES_PER_BEAT = 4

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from dagster_leasehold.lease_store.history import History
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import JournalEntry
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 SETTLED_AFTER_S = 120.0
 """Far longer than a transaction may last: its statements and its idle times are limited."""
@@ -36,7 +36,7 @@ class JournalTail:
         self._seen: set[int] = set()
         self._readings: deque[tuple[float, int]] = deque()
 
-    def read(self, store: History, key: GroupKey) -> Iterator[JournalEntry]:
+    def read(self, store: Ledger, key: GroupKey) -> Iterator[JournalEntry]:
         """The entries that came since the last reading; none at the first, which begins it."""
         if self._settled is None:
             newest = store.journal(key, limit=1, newest=True)

@@ -9,11 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.errors import NodeNameTaken, StoreError, UnknownGroup, shown
+from dagster_leasehold.lease_store.group_rows import (
+    BEAT_FRACTION_MAX,
+    TIMEOUT_DEFAULT_S,
+    Node,
+    Pulse,
+)
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import BEAT_FRACTION_MAX, TIMEOUT_DEFAULT_S, Node, Pulse
+from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Registered
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.liveness import Clock, Observations, PlannerWatch
-from dagster_leasehold.lease_store.store import Beaten, Changed, LeaseStore, Registered
+from dagster_leasehold.lease_store.store import LeaseStore
 
 BEAT_EARLY = 0.7
 """A beat is sent after this part of its interval, because the caller's rounds take time, too."""

@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import OutcomeUnknown
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     BeginTransfer,
     CancelTransfer,
@@ -20,7 +20,8 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
     rank_key,
 )
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
-from dagster_leasehold.lease_store.store import Changed, LeaseStore, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.store import LeaseStore
 
 Answer = TypeVar("Answer")
 

@@ -21,9 +21,10 @@ from dagster_leasehold.lease_store.errors import (
     shown,
 )
 from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse, Snapshot, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Registered
 from dagster_leasehold.lease_store.plan_steps import PlanSteps
-from dagster_leasehold.lease_store.records import Group, Node, Pulse, Snapshot, Timing
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     SHOWN_SHARDS_MAX,
@@ -44,7 +45,7 @@ from dagster_leasehold.lease_store.rules.liveness import (
 from dagster_leasehold.lease_store.rules.planning import orphans, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_weights import planning_snapshot
-from dagster_leasehold.lease_store.store import Beaten, Changed, LeaseStore, Registered
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
 
 ROUNDS_MAX = 4

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import frexp, ldexp
 
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Snapshot, Throughput
+from dagster_leasehold.lease_store.ledger_rows import Throughput
 from dagster_leasehold.lease_store.store import LeaseStore
 
 SPAN_MIN_S = 1.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Progress, Snapshot
 from dagster_leasehold.lease_store.rules.assignment_plan import Plan, Refusal
+from dagster_leasehold.lease_store.shard_rows import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.records import Node
 from dagster_leasehold.lease_store.rules.node_settings import node_row
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import DEFINITIONS_MODULE

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
 from dagster_leasehold.lease_store.rules.node_settings import node_row

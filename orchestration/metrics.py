@@ -17,11 +17,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.history import ShardTotals
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.journal_tail import JournalTail
-from dagster_leasehold.lease_store.records import Node, ShardLease
+from dagster_leasehold.lease_store.ledger_rows import ShardTotals
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.shard_sources.lag import lags_of

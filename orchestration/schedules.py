@@ -7,8 +7,8 @@ from dagster_leasehold.assets.instance_address import instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Snapshot
 from dagster_leasehold.sensors.active_runs import active_runs, queued_shards
 from dagster_leasehold.sensors.launching import Launch
 from dagster_leasehold.sensors.run_requests import run_request

@@ -26,14 +26,14 @@ from pydantic import (
 )
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
-from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.group_rows import (
     STALL_LIMIT_DEFAULT_S,
     TIMEOUT_DEFAULT_S,
     AssignmentMode,
     Timing,
 )
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
+from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
 from dagster_leasehold.lease_store.rules.node_settings import (
     NodeSettings,
     check_served,

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from dagster_leasehold.assets.windows.event_frontier import hour_of
 from dagster_leasehold.assets.windows.hourly_asset import hour_key
-from dagster_leasehold.lease_store.event_windows import EventWindow
+from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 

@@ -18,8 +18,9 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_failures import users_error
 from dagster_leasehold.lease_store.errors import without_secrets
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.outbox import DeliveryClaim, TurnOver, TurnTaken, WaitingEvents
-from dagster_leasehold.lease_store.records import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.outcomes import TurnOver, TurnTaken
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
 
 RETRY_FIRST_S = 5.0

@@ -17,10 +17,11 @@ from dagster_leasehold.assets.instance_address import instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.group_rows import Pulse
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import Progress, Pulse
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs
 from dagster_leasehold.sensors.history_rounds import HistoryRounds

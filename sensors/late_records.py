@@ -17,11 +17,13 @@ from pathlib import Path
 from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_dataset
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, hour_key
-from dagster_leasehold.lease_store.event_windows import EventWindow
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Batch, ShardLease
+from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
-from dagster_leasehold.lease_store.store import Changed, LeaseStore
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.store import LeaseStore
 
 SPANS_MAX = 8
 """The most spans of hours that are asked for one by one; more are one long span."""

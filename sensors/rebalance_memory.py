@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.process_identity import current_place
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import Node
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.lease_store.upkeep import Upkeep

@@ -13,9 +13,9 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
 from dagster_leasehold.lease_store.failpoints import Failpoint
-from dagster_leasehold.lease_store.records import ShardListing
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.sensors import EVERY_LOOP_S
 

@@ -11,7 +11,7 @@ from dagster_leasehold.assets.instance_address import instance_address
 from dagster_leasehold.assets.materialization import RUN_KEY
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.records import OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.store import LeaseStore
 
 SHOWN_MAX = 2_000

@@ -15,12 +15,12 @@ from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, comp
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
 from dagster_leasehold.assets.windows.window_run import lease_times
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceUnavailable
-from dagster_leasehold.lease_store.event_windows import EventWindow
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work

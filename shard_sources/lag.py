@@ -10,9 +10,9 @@ from functools import partial
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceRefused, SourceThrottled
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardLease
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.client import Fetched, PullClient, PulledBatch, Record
 from dagster_leasehold.lease_store.errors import AssignmentConflict, LeaseholdError
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Node
 from dagster_leasehold.simulation.host import BATCH_RECORDS_MAX, TICK_S, Host
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.shard_log import ShardLog

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Self
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
-from dagster_leasehold.lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode
+from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, AssignmentMode
 
 NODES_MAX = 1_000
 SHARDS_MAX = 100_000

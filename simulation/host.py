@@ -8,20 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node, Timing
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import (
-    AssignmentMode,
-    BatchCommit,
-    BatchStatistics,
-    DataFile,
-    Node,
-    Progress,
-    Timing,
-)
 from dagster_leasehold.lease_store.rules.assignment_modes import pending_bootstraps
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.simulation.schedule import Process

@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Snapshot
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.simulation.configuration import EventKind, FaultRates
 from dagster_leasehold.simulation.host import Host

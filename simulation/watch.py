@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import BatchCommit, Node, ShardLease, Snapshot, Tenure
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
 from dagster_leasehold.lease_store.rules.verification import check_history
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import SECRET
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import AssignmentMode, Group, Node
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_weights import planning_snapshot

@@ -14,29 +14,28 @@ from typing import Any
 
 from sqlalchemy import Table, insert, update
 
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.open import open_store, open_transactions
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchCommit,
     BatchState,
     BatchStatistics,
     DataFile,
-    Group,
     Intent,
-    Node,
-    ShardListing,
-    Tenure,
 )
+from dagster_leasehold.lease_store.open import open_store, open_transactions
+from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
 from dagster_leasehold.lease_store.rules.event_spans import span_of
 from dagster_leasehold.lease_store.rules.transitions import Note
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.sql_store.rows import (
     batch_values,
     file_values,
     key_values,
     note_values,
 )
-from dagster_leasehold.lease_store.store import Changed, LeaseStore, Opened, Registered
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tables import batch, lease_journal, shard_lease
 from dagster_leasehold.lease_store.transactions import Transaction, Transactions
 

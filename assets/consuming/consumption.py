@@ -7,9 +7,8 @@ go at a checkpoint. What a stale holder could break, and why it does not:
 1. This run reads a batch and is paused by its machine for longer than the lease.
 2. The node is judged dead, and another run opens a new tenure with a higher epoch.
 3. This run wakes and finds that its heartbeat is trusted no more: it commits nothing.
-4. Were it to wake between that check and the commit, the store would refuse its old tenure.
-
-Its files lie in a folder of their own and are named nowhere.
+4. Were it to wake between that check and the commit, the store would refuse its old tenure;
+   its files lie in a folder of their own and are named nowhere.
 """
 
 from __future__ import annotations
@@ -41,10 +40,12 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.heartbeat import Trust
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchCommit, Intent, Tenure
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
-from dagster_leasehold.lease_store.store import Changed, LeaseStore, NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources import source as reading
 from dagster_leasehold.shard_sources.source import PlannedRange, Position, ReadRange, ShardBounds
 
@@ -57,8 +58,7 @@ ETA_CHANGE_MIN = 2.0
 class _Consumption:
     """One shard of this run, open under a tenure.
 
-    `intent` is what an earlier tenure intended; `numbered` says that the ledger has a row for the
-    batch `sequence`, of whichever tenure.
+    `intent` is an earlier tenure's; `numbered`: the ledger has a row for the batch `sequence`.
     """
 
     tenure: Tenure

@@ -11,7 +11,7 @@ from typing import Self
 
 from dagster_leasehold.assets.output.attempt_reports import earliest, latest
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import BatchStatistics
+from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.shard_sources.source import ShardSource, bounds_for
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CursorExpired, GapHeld
 from dagster_leasehold.lease_store.failpoints import Failpoint
-from dagster_leasehold.lease_store.records import GapPolicy, Tenure
+from dagster_leasehold.lease_store.group_rows import GapPolicy
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import ShardSource
 

@@ -19,9 +19,10 @@ from dagster_leasehold.assets.consuming.stall_guard import (
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Timing
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import BEAT_FRACTION_MAX, BatchCommit, Timing
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import ShardLease, Snapshot
+from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, Opened
 from dagster_leasehold.lease_store.rules.assignment_plan import Claim, Plan
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Changed, LeaseStore, NotHeld, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.store import LeaseStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardListing
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.source import (
     BoundedFromCursors,
     Limits,

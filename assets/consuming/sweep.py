@@ -32,7 +32,7 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
-from dagster_leasehold.lease_store.records import BatchStatistics, DataFile
+from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
 from dagster_leasehold.shard_sources.durable_folder import make_folder
 from dagster_leasehold.shard_sources.source import ReadRange
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import DataFile
+from dagster_leasehold.lease_store.ledger_rows import DataFile
 
 # Spark and Arrow take a folder with this first letter for none of the data's.
 REPORTS_FOLDER = "_reports"

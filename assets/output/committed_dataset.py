@@ -22,7 +22,7 @@ from dagster_leasehold.assets.output.shard_files import SHARD_COLUMN, TIME_COLUM
 from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Batch, DataFile
+from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.rules.event_spans import may_hold
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import record_schema

@@ -21,7 +21,7 @@ from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, ea
 from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Batch, DataFile
+from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.store import LeaseStore
 
 if TYPE_CHECKING:

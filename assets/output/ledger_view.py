@@ -14,9 +14,8 @@ from typing import TypeVar
 
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.units import Unit, each_unit
-from dagster_leasehold.lease_store.history import LedgerHead
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Batch
+from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerHead
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.store import LeaseStore
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import StreamName
-from dagster_leasehold.lease_store.records import Batch
+from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
-from dagster_leasehold.lease_store.store import Changed, LeaseStore, RewriteByOther
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther
+from dagster_leasehold.lease_store.store import LeaseStore
 
 Unit = tuple[Batch, ...]
 Ended = Callable[[str], bool]

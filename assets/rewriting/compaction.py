@@ -30,7 +30,7 @@ from dagster_leasehold.assets.output.units import (
 )
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 

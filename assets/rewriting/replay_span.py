@@ -10,7 +10,7 @@ from typing import Self
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import shown
-from dagster_leasehold.lease_store.records import Batch
+from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger, number_behind
 from dagster_leasehold.shard_sources.positions import parse_time
 from dagster_leasehold.shard_sources.source import Position

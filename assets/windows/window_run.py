@@ -29,11 +29,13 @@ from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
 from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
 from dagster_leasehold.lease_store.errors import StoreError
-from dagster_leasehold.lease_store.event_windows import EventWindow
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import DataFile, ShardLease
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Changed, LeaseStore
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:

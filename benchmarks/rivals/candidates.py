@@ -19,7 +19,8 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.client import GroupMember
 from dagster_leasehold.lease_store.errors import LeaseLost
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.store import LeaseStore
 
 KEY = GroupKey.parse("leaders", "election")
 SHARD = ShardId("0")

@@ -6,10 +6,11 @@ from threading import RLock
 
 from dagster_leasehold.lease_store.client.held_shards import HeldShards
 from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import TRUST_FRACTION
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.records import TRUST_FRACTION
+from dagster_leasehold.lease_store.outcomes import Beaten
 from dagster_leasehold.lease_store.rules.liveness import Clock
-from dagster_leasehold.lease_store.store import Beaten, LeaseStore
+from dagster_leasehold.lease_store.store import LeaseStore
 
 
 class BeatTrust:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.client.feed import Record
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,19 +27,14 @@ from dagster_leasehold.lease_store.errors import (
     ShardNotOpen,
     StoreError,
 )
+from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import (
-    BEAT_FRACTION_MAX,
-    Group,
-    Node,
-    ShardLease,
-    Tenure,
-    Timing,
-)
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
 
 FLUSH_DEFAULT_S = 5.0

@@ -15,9 +15,10 @@ from dagster_leasehold.lease_store.errors import (
     shown,
 )
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Progress, Tenure
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, Stale
 from dagster_leasehold.lease_store.rules.liveness import Clock
-from dagster_leasehold.lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened, Stale
+from dagster_leasehold.lease_store.shard_rows import Progress, Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 
 _LOG = logging.getLogger(__name__)
 

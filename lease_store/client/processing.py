@@ -16,8 +16,8 @@ from dagster_leasehold.lease_store.client.feed import ShardFeed
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.client.shard_worker import Processor, ShardWorker
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseLost, RunStalled
+from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import STALL_LIMIT_DEFAULT_S
 from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 

@@ -32,10 +32,11 @@ from dagster_leasehold.lease_store.errors import (
     StoreError,
     shown,
 )
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import AssignmentMode
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.store import LeaseStore, NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.store import LeaseStore
 
 _LOG = logging.getLogger(__name__)
 PROTECT_DEFAULT_S = 60.0

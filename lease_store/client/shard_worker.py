@@ -19,10 +19,10 @@ from dagster_leasehold.lease_store.errors import (
     StoreError,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.liveness import Clock
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.shard_rows import Tenure
 
 _LOG = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.2

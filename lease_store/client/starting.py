@@ -5,9 +5,9 @@ from __future__ import annotations
 from dagster_leasehold.lease_store.client.feed import ShardFeed
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.errors import CursorExpired, GapHeld, shown
+from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import GapPolicy
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.outcomes import Opened
 
 BEGIN, END = "begin", "end"
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dagster_leasehold.lease_store.history import ShardTotals
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent, ShardTotals
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.outbox import events_of
-from dagster_leasehold.lease_store.records import (
-    Batch,
-    BatchCommit,
-    Intent,
-    Tenure,
-)
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.rules.batch_rules import (
     already_committed,
     check_intended,
     check_next_in_line,
     committed_batch,
+    events_of,
     group_of,
     intended_batch,
     may_advance,
@@ -31,7 +26,7 @@ from dagster_leasehold.lease_store.rules.transitions import (
     finished,
     freed_to_start,
 )
-from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 class MemoryBatches(MemoryRows):

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 
-from dagster_leasehold.lease_store.history import THROUGHPUT_BATCHES, LedgerHead, ShardTotals
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchState,
-    Gap,
-    JournalEntry,
-    ShardLease,
+    LedgerHead,
+    ShardTotals,
     Throughput,
 )
+from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
+from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES
 from dagster_leasehold.lease_store.rules.event_spans import may_hold
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 class MemoryHistory(MemoryRows):
-    """The verbs of `lease_store.history.History`; each reads all rows at one moment."""
+    """The verbs of `Ledger`; each reads all rows at one moment."""
 
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """See `History.heads`."""
+        """See `Ledger.heads`."""
         with self._rows("heads", key) as rows:
             newest: dict[ShardId, Batch] = {}
             for batch in rows.batches.values():
@@ -39,12 +40,12 @@ class MemoryHistory(MemoryRows):
             }
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        """See `History.totals`."""
+        """See `Ledger.totals`."""
         with self._rows("totals", key) as rows:
             return [rows.totals.get(shard, ShardTotals(shard)) for shard in sorted(rows.shards)]
 
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """See `History.throughput`."""
+        """See `Ledger.throughput`."""
         with self._rows("throughput", key) as rows:
             newest = dict(sorted(rows.batches))
             found: dict[ShardId, Throughput] = {}
@@ -75,7 +76,7 @@ class MemoryHistory(MemoryRows):
         numbers: range | None = None,
         newest_first: bool = False,
     ) -> Iterator[Batch]:
-        """See `History.each_batch`."""
+        """See `Ledger.each_batch`."""
         with self._rows("batches", key) as rows:
             found = [
                 batch
@@ -93,7 +94,7 @@ class MemoryHistory(MemoryRows):
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """See `History.batches`."""
+        """See `Ledger.batches`."""
         return list(self.each_batch(key, shard, state))
 
     def batches_within(
@@ -104,7 +105,7 @@ class MemoryHistory(MemoryRows):
         *,
         shards: Collection[ShardId] | None = None,
     ) -> Iterator[Batch]:
-        """See `History.batches_within`."""
+        """See `Ledger.batches_within`."""
         return (
             batch
             for batch in self.each_batch(key)
@@ -113,7 +114,7 @@ class MemoryHistory(MemoryRows):
         )
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
-        """See `History.batches_since`."""
+        """See `Ledger.batches_since`."""
         return (
             batch
             for batch in self.each_batch(key)
@@ -131,7 +132,7 @@ class MemoryHistory(MemoryRows):
         until: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[JournalEntry]:
-        """See `History.each_entry`."""
+        """See `Ledger.each_entry`."""
         with self._rows("journal", key) as rows:
             found = [
                 entry
@@ -151,7 +152,7 @@ class MemoryHistory(MemoryRows):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[JournalEntry]:
-        """See `History.journal`."""
+        """See `Ledger.journal`."""
         entries = list(self.each_entry(key, shard=shard, after=after))
         if limit is None:
             return entries
@@ -167,7 +168,7 @@ class MemoryHistory(MemoryRows):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """See `History.gaps`."""
+        """See `Ledger.gaps`."""
         with self._rows("gaps", key) as rows:
             found = [
                 gap
@@ -179,7 +180,7 @@ class MemoryHistory(MemoryRows):
             return sorted(found, key=lambda gap: (gap.shard, gap.start, gap.end))
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
-        """See `History.gap_counts`."""
+        """See `Ledger.gap_counts`."""
         acknowledged = [gap.acknowledged for gap in self.gaps(key)]
         return {value: acknowledged.count(value) for value in (True, False)}
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.records import Node
-from dagster_leasehold.lease_store.rules.assignment_modes import check_member
-from dagster_leasehold.lease_store.rules.membership import (
-    departure_note,
-    displacement_reason,
-    registration,
-)
-from dagster_leasehold.lease_store.rules.transitions import departed
-from dagster_leasehold.lease_store.store import (
+from dagster_leasehold.lease_store.outcomes import (
     Beaten,
     BeatRefused,
     Changed,
@@ -22,6 +15,13 @@ from dagster_leasehold.lease_store.store import (
     Registered,
     Stale,
 )
+from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.rules.membership import (
+    departure_note,
+    displacement_reason,
+    registration,
+)
+from dagster_leasehold.lease_store.rules.transitions import departed
 
 
 class MemoryNodes(MemoryRows):

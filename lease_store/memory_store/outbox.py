@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.outbox import (
-    DeliveryClaim,
-    Settled,
-    TurnOver,
-    TurnTaken,
-    WaitingEvents,
-    failed_attempt,
-)
-from dagster_leasehold.lease_store.records import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
+from dagster_leasehold.lease_store.rules.batch_rules import failed_attempt
 
 
 class MemoryOutbox(MemoryRows):

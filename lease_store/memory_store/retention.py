@@ -6,9 +6,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.records import BatchState, JournalEntry
-from dagster_leasehold.lease_store.retention import (
+from dagster_leasehold.lease_store.rules import retention as rules
+from dagster_leasehold.lease_store.rules.order_proof import check_order
+from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
     ENTRIES_KEPT,
     EVENTS_KEPT,
@@ -16,8 +19,6 @@ from dagster_leasehold.lease_store.retention import (
     Portion,
     ShardSummary,
 )
-from dagster_leasehold.lease_store.rules import retention as rules
-from dagster_leasehold.lease_store.rules.order_proof import check_order
 
 
 class MemoryRetention(MemoryRows):

@@ -10,26 +10,15 @@ from datetime import datetime
 from threading import RLock
 
 from dagster_leasehold.lease_store.clock import utc_now
-from dagster_leasehold.lease_store.event_windows import EventWindow, WindowAttempt
-from dagster_leasehold.lease_store.history import ShardTotals
+from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import (
-    GROUPS_PER_STREAM_MAX,
-    Batch,
-    BatchState,
-    Gap,
-    Group,
-    JournalEntry,
-    Node,
-    OutboxEvent,
-    RewriteClaim,
-    ShardLease,
-    Snapshot,
-    Tenure,
-)
-from dagster_leasehold.lease_store.retention import ShardSummary
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, RewriteClaim, ShardTotals
+from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_shard
 from dagster_leasehold.lease_store.rules.transitions import Note, Step, holds
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
+from dagster_leasehold.lease_store.shard_summary import ShardSummary
 
 
 @dataclass(slots=True)

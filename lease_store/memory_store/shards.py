@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.records import Batch, BatchState, ShardLease, ShardListing
+from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.rules.reopening import (
     Forcing,
     Reopening,
@@ -28,7 +29,7 @@ from dagster_leasehold.lease_store.rules.transitions import (
     transfer_completed,
 )
 from dagster_leasehold.lease_store.rules.withdrawal import ledger_of, withdrawal
-from dagster_leasehold.lease_store.store import Changed, ShardsSynced, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
 
 class MemoryShards(MemoryRows):

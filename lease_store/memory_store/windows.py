@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from dagster_leasehold.lease_store.event_windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
-from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 
 
 class MemoryWindows(MemoryRows):
@@ -21,7 +21,7 @@ class MemoryWindows(MemoryRows):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        """See `WindowStore.windows`."""
+        """See `Windows.windows`."""
         with self._rows("windows", key) as rows:
             return [
                 window
@@ -34,7 +34,7 @@ class MemoryWindows(MemoryRows):
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
-        """See `WindowStore.put_window`."""
+        """See `Windows.put_window`."""
         with self._rows("put_window", key) as rows:
             known = rows.windows.get((window.asset, window.start))
             if known == window:
@@ -47,19 +47,19 @@ class MemoryWindows(MemoryRows):
             return Changed()
 
     def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
-        """See `WindowStore.begin_window`."""
+        """See `Windows.begin_window`."""
         with self._rows("begin_window", key) as rows:
             begun = WindowAttempt(attempt, run, self._clock())
             rows.window_attempts.setdefault(attempt, begun)
             return Changed()
 
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
-        """See `WindowStore.end_window`."""
+        """See `Windows.end_window`."""
         with self._rows("end_window", key) as rows:
             ended = rows.window_attempts.pop(attempt, None)
             return Stale() if ended is None else Changed()
 
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
-        """See `WindowStore.window_attempts`."""
+        """See `Windows.window_attempts`."""
         with self._rows("window_attempts", key) as rows:
             return [rows.window_attempts[name] for name in sorted(rows.window_attempts)]

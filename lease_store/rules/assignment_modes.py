@@ -18,8 +18,8 @@ from dagster_leasehold.lease_store.errors import (
     UnknownShard,
     shown,
 )
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import AssignmentMode, Group, Node, ShardLease, Snapshot
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     Action,
     BeginTransfer,
@@ -31,6 +31,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
     rank_key,
 )
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 def modulo_applies(nodes: Iterable[Node]) -> bool:

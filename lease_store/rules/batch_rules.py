@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
-from dagster_leasehold.lease_store.errors import IntentConflict, shown
+from dagster_leasehold.lease_store.errors import IntentConflict, one_line, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import Batch, BatchCommit, BatchState, Intent, Tenure
+from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, BatchState, Intent
 from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
+from dagster_leasehold.lease_store.rules.transitions import materialization_payload
+from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 def group_of(tenures: Sequence[Tenure]) -> GroupKey:
@@ -148,3 +153,36 @@ def check_intended(batch: Batch | None, commit: BatchCommit) -> None:
             f"{shown(commit.start)} to {shown(commit.end)}, was not intended under tenure "
             f"{tenure.epoch}: record the intent before committing it."
         )
+
+
+def hook_payload(commit: BatchCommit) -> dict[str, Any]:
+    """What a hook is told of a batch: what Dagster is told, and its files as they were committed.
+
+    Paths are relative to the output folder of the stream and group.
+    """
+    return materialization_payload(commit) | {
+        "files": [file.path for file in commit.files if not file.quarantine],
+    }
+
+
+def payloads(commit: BatchCommit) -> dict[EventKind, dict[str, Any]]:
+    """The events that a commit leaves, by kind."""
+    found: dict[EventKind, dict[str, Any]] = {
+        EventKind.MATERIALIZATION: materialization_payload(commit)
+    }
+    if commit.hooked:
+        found[EventKind.HOOK] = hook_payload(commit)
+    return found
+
+
+def events_of(batch: Batch, commit: BatchCommit) -> list[OutboxEvent]:
+    """The events that a commit leaves, not numbered yet."""
+    return [
+        OutboxEvent(0, kind.value, batch.shard, batch.batch_id, payload, batch.run)
+        for kind, payload in payloads(commit).items()
+    ]
+
+
+def failed_attempt(event: OutboxEvent, error: str) -> OutboxEvent:
+    """The event after one more failed attempt."""
+    return replace(event, attempts=event.attempts + 1, error=one_line(error) or "no message")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from dagster_leasehold.lease_store.records import DataFile
+from dagster_leasehold.lease_store.ledger_rows import DataFile
 
 UNKNOWN_SPAN = -1
 """Of output that lists a file without bounds: it may hold any time."""

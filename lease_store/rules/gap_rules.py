@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dagster_leasehold.lease_store.records import Gap, Tenure
+from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.rules.transitions import Note
+from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import ShardLease
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 @dataclass(frozen=True, slots=True)

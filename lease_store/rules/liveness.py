@@ -28,9 +28,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 from dagster_leasehold.lease_store.errors import InvalidIdentifier
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import IDENTIFIER_LENGTH_MAX, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Group, Node, ShardLease
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 Clock = Callable[[], float]
 """Seconds since some moment of the past; it never steps back."""

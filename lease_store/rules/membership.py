@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.lease_store.group_rows import Node
+from dagster_leasehold.lease_store.outcomes import NameTaken
 from dagster_leasehold.lease_store.rules.transitions import Note
-from dagster_leasehold.lease_store.store import NameTaken
 
 
 @dataclass(frozen=True, slots=True)

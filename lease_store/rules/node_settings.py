@@ -17,8 +17,8 @@ from dagster_leasehold.lease_store.errors import (
     ShardOccupied,
     shown,
 )
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, NodeName, ShardId
-from dagster_leasehold.lease_store.records import AssignmentMode, Node
 from dagster_leasehold.lease_store.rules.assignment_modes import check_modulo
 
 SOURCE_COUNT_MAX = 1_000_000

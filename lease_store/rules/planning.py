@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import AssignmentMode, Node, ShardLease, Snapshot
 from dagster_leasehold.lease_store.rules.assignment_modes import (
     modulo_applies,
     plan_modulo,
@@ -30,6 +30,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
 from dagster_leasehold.lease_store.rules.holdings import Holdings, holdings_of
 from dagster_leasehold.lease_store.rules.states import ShardState, may_start
 from dagster_leasehold.lease_store.rules.weighted_plan import plan_weighted, weighed
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 _Owned = tuple[NodeName, ShardLease]
 

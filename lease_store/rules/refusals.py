@@ -15,7 +15,8 @@ from dagster_leasehold.lease_store.errors import (
     shown,
 )
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, Tenure
+from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.shard_rows import Tenure
 
 SHARDS_NAMED_MAX = 8
 

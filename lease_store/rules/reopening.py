@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import ShardLease
 from dagster_leasehold.lease_store.rules.refusals import children_consumed
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Note, Step, forced, released, sent_back
@@ -23,6 +22,7 @@ from dagster_leasehold.lease_store.rules.withdrawal import (
     first_withdrawn,
     last_before,
 )
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 class Reopening(StrEnum):

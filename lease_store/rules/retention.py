@@ -16,14 +16,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from dagster_leasehold.lease_store.records import (
-    Batch,
-    BatchState,
-    BatchStatistics,
-    Gap,
-    JournalEntry,
-)
-from dagster_leasehold.lease_store.retention import SKIPS_KEPT, VIOLATIONS_KEPT, ShardSummary
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics
 from dagster_leasehold.lease_store.rules.shard_proof import (
     Finding,
     Force,
@@ -34,6 +28,7 @@ from dagster_leasehold.lease_store.rules.shard_proof import (
     withdrawal_detail,
 )
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_summary import SKIPS_KEPT, VIOLATIONS_KEPT, ShardSummary
 
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)

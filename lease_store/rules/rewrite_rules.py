@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchRewrite, BatchState, RewriteClaim
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, BatchState, RewriteClaim
 from dagster_leasehold.lease_store.rules.transitions import Note
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, Gap, JournalEntry, ShardLease
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules.batch_rules import is_before
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 _BUCKETS = 256
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    Group,
-    ShardLease,
-    ShardListing,
-    Tenure,
-)
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState, first_state, may_start
+from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing, Tenure
 
 FINISHED = "its checkpoint reached the end of a read-only shard"
 PARENTS_OVER = "all its parents are over"

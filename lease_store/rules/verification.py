@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dagster_leasehold.lease_store.history import LedgerHead
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Batch, Gap, JournalEntry, ShardLease, Snapshot
-from dagster_leasehold.lease_store.retention import ShardSummary
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerHead
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_order
 from dagster_leasehold.lease_store.rules.shard_proof import (
@@ -31,6 +31,8 @@ from dagster_leasehold.lease_store.rules.shard_proof import (
     doubled_files,
     prove_shard,
 )
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["Audit", "Violation", "audit", "check_history", "verify"]

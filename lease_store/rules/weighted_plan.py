@@ -15,8 +15,8 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dagster_leasehold.lease_store.group_rows import Group, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Group, ShardLease, Snapshot
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     Action,
     BeginTransfer,
@@ -28,6 +28,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
 )
 from dagster_leasehold.lease_store.rules.holdings import Holdings
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 RELIEF_MIN = 0.1
 """By which part the highest or lowest load has to get better for shards to move."""

@@ -11,19 +11,20 @@ from dataclasses import replace
 from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import Batch, BatchState, ShardLease
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules.refusals import (
     batch_border_inside_file,
     batch_border_unknown,
     batch_divided,
 )
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 NUMBERS_END = 2**62
 ALL_NUMBERS = range(NUMBERS_END)
 
 
 class Ledger(Protocol):
-    """The committed batches of one shard, as `History.each_batch` gives them."""
+    """The committed batches of one shard, as `Ledger.each_batch` gives them."""
 
     def __call__(self, *, numbers: range, newest_first: bool) -> Iterator[Batch]:
         """Those with numbers of a range, from the first or from the newest on."""

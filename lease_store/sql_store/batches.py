@@ -7,19 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.outbox import events_of
-from dagster_leasehold.lease_store.records import (
-    Batch,
-    BatchCommit,
-    Intent,
-    ShardLease,
-    Tenure,
-)
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.rules.batch_rules import (
     already_committed,
     check_intended,
     check_next_in_line,
     committed_batch,
+    events_of,
     group_of,
     intended_batch,
     may_advance,
@@ -33,6 +28,7 @@ from dagster_leasehold.lease_store.rules.transitions import (
     freed_to_start,
     holds,
 )
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import statements
 from dagster_leasehold.lease_store.sql_store.outbox_statements import insert_events
@@ -44,7 +40,6 @@ from dagster_leasehold.lease_store.sql_store.rows import (
 )
 from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
 from dagster_leasehold.lease_store.sql_store.verbs import portions
-from dagster_leasehold.lease_store.store import Changed, Stale
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 

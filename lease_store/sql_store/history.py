@@ -9,18 +9,21 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Executable, RowMapping
 
-from dagster_leasehold.lease_store.history import (
-    THROUGHPUT_BATCHES,
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchState,
     LedgerHead,
     ShardTotals,
-    page_sizes,
+    Throughput,
 )
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, Gap, JournalEntry, Throughput
+from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES
 from dagster_leasehold.lease_store.rules.event_spans import may_hold, spans_within
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
 from dagster_leasehold.lease_store.sql_store.history_statements import Listing
+from dagster_leasehold.lease_store.sql_store.paging import page_sizes
 from dagster_leasehold.lease_store.sql_store.rows import (
     batch_from,
     entry_from,
@@ -36,14 +39,14 @@ Value = TypeVar("Value")
 
 
 class SqlHistory(SqlVerbs):
-    """The verbs of `lease_store.history.History`."""
+    """The verbs of `Ledger`."""
 
     # -- per shard ------------------------------------------------------------------------------
 
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """See `History.heads`."""
+        """See `Ledger.heads`."""
         if shards is None:
             rows = self._all(key, "heads", statements.select_shards(key))
             shards = [ShardId(row["shard_id"]) for row in rows]
@@ -54,11 +57,11 @@ class SqlHistory(SqlVerbs):
         return found
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        """See `History.totals`."""
+        """See `Ledger.totals`."""
         return [totals_from(row) for row in self._all(key, "totals", statements.select_totals(key))]
 
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """See `History.throughput`."""
+        """See `Ledger.throughput`."""
         newest = {
             head.shard: head.next_number - (head.intent is None)
             for head in self.heads(key).values()
@@ -81,7 +84,7 @@ class SqlHistory(SqlVerbs):
         numbers: range | None = None,
         newest_first: bool = False,
     ) -> Iterator[Batch]:
-        """See `History.each_batch`."""
+        """See `Ledger.each_batch`."""
         if shard is None:
             listing = statements.all_batches(key, state)
         else:
@@ -96,11 +99,11 @@ class SqlHistory(SqlVerbs):
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """See `History.batches`."""
+        """See `Ledger.batches`."""
         return list(self.each_batch(key, shard, state))
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
-        """See `History.batches_since`."""
+        """See `Ledger.batches_since`."""
         self._read("batches", lambda tx: self._group(tx, key))
         return chain.from_iterable(
             chain(self._folded_over(key, shard, number), self.each_batch(key, shard, numbers=rest))
@@ -124,7 +127,7 @@ class SqlHistory(SqlVerbs):
         *,
         shards: Collection[ShardId] | None = None,
     ) -> Iterator[Batch]:
-        """See `History.batches_within`."""
+        """See `Ledger.batches_within`."""
         found = chain.from_iterable(
             self._each(key, statements.batches_of_span(key, first, last), batch_from)
             for first, last in spans_within(since, until)
@@ -147,7 +150,7 @@ class SqlHistory(SqlVerbs):
         until: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[JournalEntry]:
-        """See `History.each_entry`."""
+        """See `Ledger.each_entry`."""
         listing = statements.entries(
             key, shard=shard, after=after, until=until, newest_first=newest_first
         )
@@ -162,7 +165,7 @@ class SqlHistory(SqlVerbs):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[JournalEntry]:
-        """See `History.journal`."""
+        """See `Ledger.journal`."""
         listing = statements.entries(key, shard=shard, after=after, until=None, newest_first=newest)
         found = list(self._each(key, listing, entry_from, limit=limit))
         return found[::-1] if newest else found
@@ -177,11 +180,11 @@ class SqlHistory(SqlVerbs):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """See `History.gaps`."""
+        """See `Ledger.gaps`."""
         return list(self._each(key, statements.all_gaps(key, shard, start, acknowledged), gap_from))
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
-        """See `History.gap_counts`."""
+        """See `Ledger.gap_counts`."""
         rows = self._all(key, "gap_counts", statements.count_gaps(key))
         return {True: 0, False: 0} | {bool(row["acknowledged"]): row["gaps"] for row in rows}
 

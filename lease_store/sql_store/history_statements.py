@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.sql_store.statements import of_group
 from dagster_leasehold.lease_store.tables import batch, gap, lease_journal, shard_lease
 

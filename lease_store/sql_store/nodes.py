@@ -6,8 +6,16 @@ from dataclasses import replace
 
 from sqlalchemy.exc import IntegrityError
 
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Node
+from dagster_leasehold.lease_store.outcomes import (
+    Beaten,
+    BeatRefused,
+    Changed,
+    NameTaken,
+    Registered,
+    Stale,
+)
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.membership import (
     Registration,
@@ -19,14 +27,6 @@ from dagster_leasehold.lease_store.rules.transitions import departed
 from dagster_leasehold.lease_store.sql_store import statements
 from dagster_leasehold.lease_store.sql_store.rows import key_values, node_from, node_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
-from dagster_leasehold.lease_store.store import (
-    Beaten,
-    BeatRefused,
-    Changed,
-    NameTaken,
-    Registered,
-    Stale,
-)
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 

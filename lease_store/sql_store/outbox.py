@@ -6,14 +6,9 @@ from collections.abc import Collection
 
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.outbox import (
-    DeliveryClaim,
-    Settled,
-    TurnOver,
-    TurnTaken,
-    WaitingEvents,
-)
-from dagster_leasehold.lease_store.records import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
 from dagster_leasehold.lease_store.sql_store import outbox_statements as statements
 from dagster_leasehold.lease_store.sql_store.rows import event_from, key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs

@@ -9,8 +9,12 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, EventKind, JournalEntry
-from dagster_leasehold.lease_store.retention import (
+from dagster_leasehold.lease_store.journal_rows import EventKind, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.rules import retention as rules
+from dagster_leasehold.lease_store.rules.order_proof import check_order
+from dagster_leasehold.lease_store.rules.shard_proof import Force, Opening
+from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
     ENTRIES_KEPT,
     EVENTS_KEPT,
@@ -18,9 +22,6 @@ from dagster_leasehold.lease_store.retention import (
     Portion,
     ShardSummary,
 )
-from dagster_leasehold.lease_store.rules import retention as rules
-from dagster_leasehold.lease_store.rules.order_proof import check_order
-from dagster_leasehold.lease_store.rules.shard_proof import Force, Opening
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
 from dagster_leasehold.lease_store.sql_store import statements as ledger
 from dagster_leasehold.lease_store.sql_store.rows import (

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Insert, Select, Update, bindparam, insert, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.sql_store.statements import of_group
 from dagster_leasehold.lease_store.tables import batch, rewrite_claim
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
 from dagster_leasehold.lease_store.rules.rewrite_rules import may_claim, rewrite_note
 from dagster_leasehold.lease_store.sql_store import rewrite_statements as statements
 from dagster_leasehold.lease_store.sql_store import statements as ledger
@@ -16,7 +17,6 @@ from dagster_leasehold.lease_store.sql_store.rows import (
     rewrite_claim_from,
 )
 from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
-from dagster_leasehold.lease_store.store import Changed, RewriteByOther, Stale
 from dagster_leasehold.lease_store.transactions import Transaction
 
 

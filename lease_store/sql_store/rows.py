@@ -8,29 +8,24 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from dagster_leasehold.lease_store.history import LedgerHead, ShardTotals
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import (
-    AssignmentMode,
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchState,
     BatchStatistics,
     DataFile,
-    Gap,
-    GapPolicy,
-    Group,
-    JournalEntry,
-    Node,
-    OutboxEvent,
-    Progress,
+    LedgerHead,
     RewriteClaim,
     RewriteKind,
-    ShardLease,
+    ShardTotals,
     Throughput,
 )
 from dagster_leasehold.lease_store.rules.event_spans import span_of
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Note
+from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.sql_store.statements import GROUP_PREFIX
 from dagster_leasehold.lease_store.tables import NAME_LENGTH_MAX
 

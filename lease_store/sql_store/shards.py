@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dagster_leasehold.lease_store.history import page_sizes
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, ShardLease, ShardListing
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.rules.refusals import unknown_shard
 from dagster_leasehold.lease_store.rules.reopening import (
     Reopening,
@@ -29,12 +29,13 @@ from dagster_leasehold.lease_store.rules.transitions import (
     transfer_completed,
 )
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger
+from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import statements
+from dagster_leasehold.lease_store.sql_store.paging import page_sizes
 from dagster_leasehold.lease_store.sql_store.retention_statements import look_again
 from dagster_leasehold.lease_store.sql_store.rows import batch_from, shard_from
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
-from dagster_leasehold.lease_store.store import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.transactions import Transaction
 
 WITHDRAWN_PER_STATEMENT = 10_000

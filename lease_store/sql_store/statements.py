@@ -28,8 +28,9 @@ from sqlalchemy import (
 )
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
-from dagster_leasehold.lease_store.records import BatchState, BatchStatistics, Tenure
+from dagster_leasehold.lease_store.ledger_rows import BatchState, BatchStatistics
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.tables import (
     batch,
     consumer_group,

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import ShardLease, Tenure
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.rules.batch_rules import check_onwards, next_in_line
 from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_group, unknown_shard
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import statements
 from dagster_leasehold.lease_store.sql_store.rows import shard_from
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
-from dagster_leasehold.lease_store.store import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.transactions import Mark, Outcome, Transaction
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)

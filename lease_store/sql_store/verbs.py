@@ -14,10 +14,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from dagster_leasehold.lease_store import schema
 from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import StoreReadOnly
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, Group, ShardLease
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.transitions import Note, Step
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import statements
 from dagster_leasehold.lease_store.sql_store.rows import (
@@ -28,7 +31,6 @@ from dagster_leasehold.lease_store.sql_store.rows import (
     shard_from,
     shard_values,
 )
-from dagster_leasehold.lease_store.store import Changed
 from dagster_leasehold.lease_store.transactions import (
     Mark,
     Outcome,

@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy.exc import IntegrityError
 
-from dagster_leasehold.lease_store.event_windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.sql_store import window_statements as statements
 from dagster_leasehold.lease_store.sql_store.rows import Row, file_from, file_values, key_values
 from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
-from dagster_leasehold.lease_store.store import Changed, Stale
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
@@ -27,7 +27,7 @@ class SqlWindows(SqlTenures):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        """See `WindowStore.windows`."""
+        """See `Windows.windows`."""
 
         def work(tx: Transaction) -> list[EventWindow]:
             self._group(tx, key)
@@ -39,7 +39,7 @@ class SqlWindows(SqlTenures):
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
-        """See `WindowStore.put_window`."""
+        """See `Windows.put_window`."""
 
         def stored(tx: Transaction) -> EventWindow | None:
             statement = statements.select_window(key, window.asset, window.start)
@@ -78,7 +78,7 @@ class SqlWindows(SqlTenures):
         return self._write("put_window", work, mark=mark)
 
     def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
-        """See `WindowStore.begin_window`."""
+        """See `Windows.begin_window`."""
 
         def work(tx: Transaction) -> Changed:
             self._group(tx, key)
@@ -104,7 +104,7 @@ class SqlWindows(SqlTenures):
         return self._write("begin_window", work)
 
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
-        """See `WindowStore.end_window`."""
+        """See `Windows.end_window`."""
         sent = False
 
         def work(tx: Transaction) -> Changed | Stale:
@@ -119,7 +119,7 @@ class SqlWindows(SqlTenures):
         return self._write("end_window", work)
 
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
-        """See `WindowStore.window_attempts`."""
+        """See `Windows.window_attempts`."""
 
         def work(tx: Transaction) -> list[WindowAttempt]:
             self._group(tx, key)

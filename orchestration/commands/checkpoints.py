@@ -25,7 +25,7 @@ from dagster_leasehold.orchestration.presentation import show_json, show_table, 
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-    from dagster_leasehold.lease_store.store import Changed
+    from dagster_leasehold.lease_store.outcomes import Changed
     from dagster_leasehold.shard_sources.source import ShardSource
 
 app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.store import Changed
 from dagster_leasehold.orchestration.commands.groups import OBSERVER
 from dagster_leasehold.orchestration.commands.options import (
     GroupName,

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import AssignmentMode, GapPolicy, Group, Timing
 from dagster_leasehold.orchestration.commands.drain_report import (
     say_open,
     show_drained,
@@ -273,13 +273,13 @@ def drain(
 
     key = _set_paused(name, stream, home, paused=True)
     began = time.monotonic()
+    store = Target.at(home).store
     found = wait_until_drained(
-        Target.at(home).store,
-        key,
+        lambda: store.draining(key),
         timeout_s=timeout_s,
         clock=time.monotonic,
         sleep=time.sleep,
-        told=(lambda _: None) if as_json else say_open,
+        report=(lambda _: None) if as_json else say_open,
     )
     waited_s = time.monotonic() - began
     if as_json:

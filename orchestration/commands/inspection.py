@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dagster_leasehold.lease_store.records import EventKind
+from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
@@ -21,8 +21,10 @@ from dagster_leasehold.shard_sources.lag import lags_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dagster_leasehold.lease_store.outbox import WaitingEvents
-    from dagster_leasehold.lease_store.records import JournalEntry, Node, ShardLease
+    from dagster_leasehold.lease_store.group_rows import Node
+    from dagster_leasehold.lease_store.journal_rows import JournalEntry
+    from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
+    from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 def status(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-    from dagster_leasehold.lease_store.records import ShardLease
+    from dagster_leasehold.lease_store.shard_rows import ShardLease
     from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
     from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
     from dagster_leasehold.shard_sources.loghub.log import LogHub

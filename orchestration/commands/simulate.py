@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dagster_leasehold.lease_store.records import TIMEOUT_DEFAULT_S, AssignmentMode
+from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.orchestration.commands.options import Json
 from dagster_leasehold.orchestration.commands.progress import progress
 from dagster_leasehold.orchestration.presentation import say, show_json, show_table

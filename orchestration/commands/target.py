@@ -17,9 +17,10 @@ from dagster_leasehold.lease_store.errors import (
     UnknownStream,
     shown,
 )
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, ShardId
-from dagster_leasehold.lease_store.records import Group, ShardLease
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.orchestration.settings import Settings, StreamSettings, load_settings
 from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 

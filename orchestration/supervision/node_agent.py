@@ -29,10 +29,10 @@ from dagster_leasehold.lease_store.errors import (
     UserMistake,
     shown,
 )
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.node_membership import PLANNER_LOOK_S, NodeMembership
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
-from dagster_leasehold.lease_store.records import Node
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.presentation import say

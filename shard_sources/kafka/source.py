@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from dagster_leasehold.lease_store.errors import SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kafka.failures import error_of
 from dagster_leasehold.shard_sources.kafka.progress import commit_progress
 from dagster_leasehold.shard_sources.kafka.reading import KafkaReader, payload

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from dagster_leasehold.lease_store.errors import UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis.cursors import created_s
 from dagster_leasehold.shard_sources.kinesis.records import HashRange
 from dagster_leasehold.shard_sources.kinesis.service import KinesisService, service_time

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from dagster_leasehold.lease_store.errors import CursorExpired, LogNotFound
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, at, start
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import BatchState
+from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog

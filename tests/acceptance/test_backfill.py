@@ -11,7 +11,8 @@ import pytest
 from dagster_leasehold.assets.partitions import asset_op_name
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import EventKind, RewriteKind
+from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings

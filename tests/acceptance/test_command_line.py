@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import make_url
 
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import Group
 from dagster_leasehold.lease_store.schema import VERSION_TABLE
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -252,15 +252,15 @@ class TestMariaDB:
 
 def test_a_missing_committed_file_is_named_by_cat(home: Path, tmp_path: Path) -> None:
     """Goal: output that somebody deleted is never passed over in silence."""
+    from dagster_leasehold.lease_store.group_rows import Node
     from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-    from dagster_leasehold.lease_store.records import (
+    from dagster_leasehold.lease_store.ledger_rows import (
         BatchCommit,
         BatchStatistics,
         DataFile,
         Intent,
-        Node,
     )
-    from dagster_leasehold.lease_store.store import Opened
+    from dagster_leasehold.lease_store.outcomes import Opened
 
     store = open_store(Settings(home=home).store_url)
     node = NodeName("n")

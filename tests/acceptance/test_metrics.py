@@ -11,8 +11,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dagster_leasehold.lease_store.records import JournalEntry
-from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
+from dagster_leasehold.lease_store.outcomes import Changed
 from tests.acceptance.leasehold_process import COMMAND, environment
 from tests.dagster_deployment import ROOT
 from tests.unit.docs.recorded_output import assert_printed

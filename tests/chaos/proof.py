@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Batch
+from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.chaos.stream import KEY

@@ -9,15 +9,10 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import IntentConflict, UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupName, ShardId
-from dagster_leasehold.lease_store.records import (
-    BatchState,
-    BatchStatistics,
-    DataFile,
-    Intent,
-    ShardListing,
-)
+from dagster_leasehold.lease_store.ledger_rows import BatchState, BatchStatistics, DataFile, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.world import NOON, A, B, World, X, Y, Z, a_commit
 
 

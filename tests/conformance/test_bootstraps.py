@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownShard
-from dagster_leasehold.lease_store.records import AssignmentMode, BatchState
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
+from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, Stale
 from tests.conformance.world import A, B, World, X
 
 

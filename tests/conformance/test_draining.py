@@ -8,8 +8,8 @@ import pytest
 
 from dagster_leasehold.lease_store.draining import Draining, wait_until_drained
 from dagster_leasehold.lease_store.errors import UnknownGroup
-from dagster_leasehold.lease_store.records import Group
-from dagster_leasehold.lease_store.store import NotHeld
+from dagster_leasehold.lease_store.group_rows import Group
+from dagster_leasehold.lease_store.outcomes import NotHeld
 from tests.conformance.world import A, World, X, Y
 
 
@@ -40,14 +40,14 @@ def test_everything_under_way_is_seen(world: World) -> None:
     world.consume(tenure, "0", "5")
     world.intend(tenure, "5", "9", 1)
     paused(world, group)
-    found = world.store.draining(world.key)
-    first, second = found.shards
+    draining = world.store.draining(world.key)
+    first, second = draining.shards
     assert (first.shard, first.check_point, first.run, first.holder) == (X, "5", "run-1", A)
     assert first.intent is not None
     assert (first.intent.start, first.intent.end) == ("5", "9")
     assert (second.run, second.check_point, second.intent) == ("run-1", None, None)
-    assert [shard.shard for shard in found.open] == [X, Y]
-    assert not found.drained
+    assert [shard.shard for shard in draining.open] == [X, Y]
+    assert not draining.drained
 
 
 def test_a_group_is_drained_once_all_tenures_are_closed(world: World) -> None:
@@ -56,18 +56,22 @@ def test_a_group_is_drained_once_all_tenures_are_closed(world: World) -> None:
     world.add(X, Y)
     tenures = world.hold(A, X, Y)
     paused(world, group)
-    time, told = Time(), list[Draining]()
+    time, reports = Time(), list[Draining]()
 
     def sleep(seconds: float) -> None:
         time.sleep(seconds)
         if tenures and len(time.slept) % 2 == 0:
             world.store.close_tenure(tenures.pop(), reason="paused")
 
-    found = wait_until_drained(
-        world.store, world.key, timeout_s=60, clock=time.clock, sleep=sleep, told=told.append
+    draining = wait_until_drained(
+        lambda: world.store.draining(world.key),
+        timeout_s=60,
+        clock=time.clock,
+        sleep=sleep,
+        report=reports.append,
     )
-    assert found.drained
-    assert [len(each.open) for each in told] == [2, 1, 0]
+    assert draining.drained
+    assert [len(each.open) for each in reports] == [2, 1, 0]
     assert isinstance(world.store.open_tenure(world.key, X, A, "run-2"), NotHeld)
     paused(world, group, now=False)
     assert world.open(A, X, "run-2").tenure.epoch == 2
@@ -81,10 +85,10 @@ def test_a_drain_ends_when_its_time_is_up(world: World) -> None:
     world.hold(A, X)
     paused(world, group)
     time = Time()
-    found = wait_until_drained(
-        world.store, world.key, timeout_s=1.2, clock=time.clock, sleep=time.sleep
+    draining = wait_until_drained(
+        lambda: world.store.draining(world.key), timeout_s=1.2, clock=time.clock, sleep=time.sleep
     )
-    assert [shard.shard for shard in found.open] == [X]
+    assert [shard.shard for shard in draining.open] == [X]
     assert time.now_s == pytest.approx(1.2)
 
 
@@ -100,8 +104,10 @@ def test_a_drain_ends_when_somebody_resumes_the_group(world: World) -> None:
         time.sleep(seconds)
         paused(world, group, now=False)
 
-    found = wait_until_drained(world.store, world.key, timeout_s=60, clock=time.clock, sleep=sleep)
-    assert (found.paused, found.drained, len(time.slept)) == (False, False, 1)
+    draining = wait_until_drained(
+        lambda: world.store.draining(world.key), timeout_s=60, clock=time.clock, sleep=sleep
+    )
+    assert (draining.paused, draining.drained, len(time.slept)) == (False, False, 1)
 
 
 def test_what_a_dead_run_intended_is_reported_and_does_not_hold_a_drain_up(world: World) -> None:
@@ -112,9 +118,9 @@ def test_what_a_dead_run_intended_is_reported_and_does_not_hold_a_drain_up(world
     world.intend(tenure, "0", "9")
     world.store.leave(world.key, A, world.incarnations[A])
     paused(world, group)
-    found = world.store.draining(world.key)
-    (shard,) = found.shards
-    assert found.drained
+    draining = world.store.draining(world.key)
+    (shard,) = draining.shards
+    assert draining.drained
     assert shard.intent is not None
     assert shard.intent.batch_id == "x.0"
 

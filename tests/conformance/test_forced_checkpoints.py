@@ -8,11 +8,12 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import BatchState, DataFile, ShardListing, Tenure
+from dagster_leasehold.lease_store.ledger_rows import BatchState, DataFile
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import check_history, verify
-from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from tests.conformance.world import A, B, World, X, Y, Z, a_commit
 
 W = ShardId("w")

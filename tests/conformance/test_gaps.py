@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
-from dagster_leasehold.lease_store.records import Gap, GapPolicy, Tenure
-from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.group_rows import GapPolicy
+from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.conformance.world import NOON, A, World, X, Z
 
 

@@ -12,20 +12,15 @@ from dagster_leasehold.lease_store.errors import (
     GroupLimitReached,
     UnknownGroup,
 )
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, StreamName
-from dagster_leasehold.lease_store.outbox import DeliveryClaim
-from dagster_leasehold.lease_store.records import (
-    AssignmentMode,
-    EventKind,
-    Gap,
-    Group,
-    Intent,
-    RewriteKind,
-    ShardListing,
-    Tenure,
-)
+from dagster_leasehold.lease_store.journal_rows import EventKind, Gap
+from dagster_leasehold.lease_store.ledger_rows import Intent, RewriteKind
+from dagster_leasehold.lease_store.outcomes import BeatRefused, Changed
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import BeatRefused, Changed, LeaseStore
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import NOON, A, B, World, X, Y, a_commit
 
 

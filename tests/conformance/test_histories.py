@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.ledger_rows import Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Gap, Group, Intent, Node, ShardListing, Tenure
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.reopening import Reopening
-from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import a_commit
 
 HISTORIES = range(150, 158)  # chosen so that together they reach everything

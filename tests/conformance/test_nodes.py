@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict
-from dagster_leasehold.lease_store.records import AssignmentMode, ShardListing
-from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import (
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
+from dagster_leasehold.lease_store.outcomes import (
     Beaten,
     BeatRefused,
     Changed,
@@ -15,6 +14,8 @@ from dagster_leasehold.lease_store.store import (
     Registered,
     Stale,
 )
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.world import A, B, C, World, X, Y, Z
 
 

@@ -9,10 +9,10 @@ from time import sleep
 from typing import TypeVar
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict, LeaseLost
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import AssignmentMode, BatchState, Node, ShardListing
-from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import (
+from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.outcomes import (
     Beaten,
     BeatRefused,
     Changed,
@@ -21,6 +21,8 @@ from dagster_leasehold.lease_store.store import (
     Registered,
     Stale,
 )
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.world import A, B, World, X, Y, a_commit
 
 ROUNDS = 8

@@ -8,22 +8,20 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup
-from dagster_leasehold.lease_store.pruning import PruneRound, prune
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.journal_rows import EventKind, Gap
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchRewrite,
     BatchState,
     BatchStatistics,
     DataFile,
-    EventKind,
-    Gap,
     RewriteKind,
-    ShardListing,
-    Tenure,
 )
-from dagster_leasehold.lease_store.retention import Portion, ShardSummary
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.pruning import PruneRound, prune
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
+from dagster_leasehold.lease_store.shard_summary import Portion, ShardSummary
 from tests.conformance.world import NOON, A, B, World, X, Y, Z
 
 FAR = datetime(2200, 1, 1, tzinfo=UTC)

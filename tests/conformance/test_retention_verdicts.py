@@ -15,22 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchRewrite,
     BatchState,
     DataFile,
     Intent,
-    JournalEntry,
-    Node,
     RewriteKind,
-    ShardLease,
-    ShardListing,
 )
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 from tests.conformance.test_histories import Player
 from tests.conformance.world import a_commit
 

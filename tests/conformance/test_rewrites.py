@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from dagster_leasehold.lease_store.errors import UnknownShard
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.ledger_rows import (
     BatchRewrite,
     BatchStatistics,
     DataFile,
     RewriteKind,
-    Tenure,
 )
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, World, X, Y, Z
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import AssignmentMode, Node
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.test_histories import NODES, Player, rows_of

@@ -9,11 +9,12 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import LeaseLost, UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import BatchState, ShardListing
+from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.rules.planning import orphans
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, ShardsSynced, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.world import A, B, C, World, X, Y, Z
 
 LISTED = ShardListing(X, hash_begin="00", hash_end="7f", read_only=True, subscribable=False)

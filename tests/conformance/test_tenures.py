@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused, LeaseLost, UnknownShard
-from dagster_leasehold.lease_store.records import BatchState, ShardListing, Tenure
+from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Changed, NotHeld, OpenByOther, Opened, TenureView
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from tests.conformance.world import A, B, World, X, Y
 
 
@@ -189,7 +190,7 @@ def test_finishing_an_empty_shard(ready: World) -> None:
 
 
 def test_finishing_needs_the_tenure_and_its_checkpoint(ready: World) -> None:
-    from dagster_leasehold.lease_store.store import Stale
+    from dagster_leasehold.lease_store.outcomes import Stale
 
     tenure = ready.open(A, X).tenure
     ready.consume(tenure, "0", "5")

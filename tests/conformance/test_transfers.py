@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dagster_leasehold.lease_store.errors import LeaseLost
-from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, OpenByOther, Stale
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Changed, NotHeld, OpenByOther, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.world import A, B, C, World, X, Y
 
 
@@ -175,7 +175,7 @@ def test_an_announced_eta_is_published_and_cleared_at_the_end(moving: World) -> 
 
 
 def tenure_of(world: World):
-    from dagster_leasehold.lease_store.records import Tenure
+    from dagster_leasehold.lease_store.shard_rows import Tenure
 
     row = world.shard(X)
     assert row.consumer_owner is not None

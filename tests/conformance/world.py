@@ -5,27 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    DataFile,
-    Group,
-    Intent,
-    JournalEntry,
-    Node,
-    ShardLease,
-    ShardListing,
-    Tenure,
-)
-from dagster_leasehold.lease_store.store import (
-    Changed,
-    LeaseStore,
-    NameTaken,
-    Opened,
-    Registered,
-    Stale,
-)
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, NameTaken, Opened, Registered, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing, Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 
 A, B, C = NodeName("a"), NodeName("b"), NodeName("c")
 X, Y, Z = ShardId("x"), ShardId("y"), ShardId("z")

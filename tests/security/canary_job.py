@@ -14,8 +14,8 @@ import dagster as dg
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import Node
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog

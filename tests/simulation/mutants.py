@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreError
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchState
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed, Stale
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import BatchCommit, BatchState, Tenure
 from dagster_leasehold.lease_store.rules.transitions import closed
-from dagster_leasehold.lease_store.store import Beaten, BeatRefused, Changed, Stale
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.orchestration.simulated_consumption import consume
 from dagster_leasehold.simulation import Parts, Run
 from dagster_leasehold.simulation.schedule import Crashed

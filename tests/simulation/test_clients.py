@@ -6,8 +6,8 @@ import pytest
 
 from dagster_leasehold.lease_store.client.beat_trust import BeatTrust
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Tenure
 from dagster_leasehold.lease_store.rules.transitions import holds
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.orchestration.simulated_consumption import consume
 from dagster_leasehold.simulation import (
     Faults,

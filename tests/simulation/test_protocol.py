@@ -14,10 +14,11 @@ from statistics import median
 
 import pytest
 
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import AssignmentMode, Group, Node, ShardLease, Snapshot
 from dagster_leasehold.lease_store.rules.liveness import Observations
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.orchestration.simulated_consumption import consume
 from dagster_leasehold.simulation import (
     Faults,
@@ -166,7 +167,8 @@ def canary(run: object) -> None:
     """A consumer that, in one simulation of a hundred, reports a batch that it never committed."""
     consume(run)
     if run.name == "run-1" and run.heartbeat._incarnation and run.log.canary:
-        from dagster_leasehold.lease_store.records import BatchCommit, BatchStatistics, Tenure
+        from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics
+        from dagster_leasehold.lease_store.shard_rows import Tenure
 
         tenure = Tenure(run.key, run.shards[0], run.node, 10**6, run.name)
         run.acknowledge([BatchCommit(tenure, 10**6, "0", "1", "", (), BatchStatistics())])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import AssignmentMode, Node
-from dagster_leasehold.lease_store.store import Changed
 from dagster_leasehold.orchestration.simulated_consumption import consume
 from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, run_seed
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import AssignmentMode
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.simulated_consumption import consume
 from dagster_leasehold.simulation import Faults, Parts, SimulationConfig

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from dagster_leasehold.lease_store.columns import ExactText
-from dagster_leasehold.lease_store.records import DataFile
+from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.rules.event_spans import span_of
 
 revision = "0007"

@@ -12,15 +12,10 @@ from dagster_leasehold.assets.output.committed_output import committed_paths, it
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.lease_store.errors import IntentConflict, LeaseLost
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    DataFile,
-    Intent,
-    Tenure,
-)
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, Opened, Stale
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.mariadb import MariaDB
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome

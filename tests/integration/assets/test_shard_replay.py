@@ -12,7 +12,7 @@ import pytest
 from dagster_leasehold.assets.partitions import asset_key, asset_op_name
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import RECORDS
 from tests.integration.assets.test_dagster_runs import Scene, expected

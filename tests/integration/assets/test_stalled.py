@@ -27,8 +27,8 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Timing
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of

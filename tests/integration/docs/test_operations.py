@@ -15,17 +15,11 @@ from sqlalchemy.exc import DBAPIError
 
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    DataFile,
-    Group,
-    Intent,
-    Node,
-    ShardListing,
-)
-from dagster_leasehold.lease_store.store import Changed, Opened, Registered
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.mariadb import MariaDB
 
 ROOT = Path(__file__).resolve().parents[3]

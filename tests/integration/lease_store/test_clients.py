@@ -17,10 +17,11 @@ import pytest
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.client import GroupMember, ProcessorWorker, PullClient, Record
 from dagster_leasehold.lease_store.errors import LeaseholdError, LeaseLost, ShardNotOpen
+from dagster_leasehold.lease_store.group_rows import GapPolicy, Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import GapPolicy, Group
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from tests.freezing import freeze

@@ -12,9 +12,10 @@ import pytest
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.draining import Draining
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.outcomes import NotHeld, Opened
 from dagster_leasehold.lease_store.sql_store import SqlStore
 from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
-from dagster_leasehold.lease_store.store import LeaseStore, NotHeld, Opened
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import A, World, X
 from tests.mariadb import MariaDB
 

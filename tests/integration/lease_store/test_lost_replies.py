@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.errors import OutcomeUnknown
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.group_rows import Group
+from dagster_leasehold.lease_store.ledger_rows import (
     BatchRewrite,
     BatchStatistics,
     DataFile,
-    Group,
     Intent,
     RewriteKind,
-    ShardListing,
 )
-from dagster_leasehold.lease_store.store import Beaten, Changed, Opened, Registered
+from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Opened, Registered
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.commit_proxy import CommitProxy, Cut
@@ -37,7 +37,7 @@ class Case:
 
 
 def tenure(world: World):
-    from dagster_leasehold.lease_store.records import Tenure
+    from dagster_leasehold.lease_store.shard_rows import Tenure
 
     row = world.shard(X)
     assert row.consumer_owner is not None

@@ -22,11 +22,13 @@ import pytest
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.group_rows import Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import Group, ShardListing, Timing
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.store import LeaseStore
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(700)]
 

@@ -18,8 +18,8 @@ from sqlalchemy import Engine, text
 from dagster_leasehold.lease_store import open_store, schema
 from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld, StoreError
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import Group
 from dagster_leasehold.lease_store.schema import HEAD, REVISIONS, VERSION_TABLE
 from dagster_leasehold.lease_store.tables import metadata
 
@@ -179,7 +179,7 @@ def test_an_upgrade_that_fails_says_what_to_do(
 @pytest.mark.servers("mariadb", "mysql")
 def test_least_privilege(server: Any, server_url: str) -> None:
     """The account of a running node needs no DELETE and no DDL."""
-    from dagster_leasehold.lease_store.store import Changed
+    from dagster_leasehold.lease_store.outcomes import Changed
     from tests.conformance.world import A, World, X
 
     open_store(server_url, upgrade=True).close()

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 from dagster_leasehold.lease_store.errors import StoreReadOnly, StoreUnavailable
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.store import Beaten, Changed
+from dagster_leasehold.lease_store.outcomes import Beaten, Changed
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y
 from tests.database_server import DatabaseServer

@@ -17,9 +17,10 @@ from dagster_leasehold.lease_store.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import Group, Tenure
-from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, World, X, Y
 

@@ -13,8 +13,8 @@ import pytest
 
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import StoreError, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import Group
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision import private_mariadb
 from dagster_leasehold.orchestration.supervision.private_mariadb import (

@@ -16,8 +16,9 @@ import pytest
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import EventKind, Timing
+from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.sensors.hook_delivery import HookDelivery
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 

@@ -24,9 +24,9 @@ from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.client import GroupMember, ProcessorWorker, Record
+from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Timing
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.shard_sources.local_log import LocalLog

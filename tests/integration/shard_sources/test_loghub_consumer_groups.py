@@ -12,8 +12,8 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Node
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor

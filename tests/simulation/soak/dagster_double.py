@@ -24,10 +24,10 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
+from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT
-from dagster_leasehold.lease_store.records import Timing
 from dagster_leasehold.orchestration.supervision.code_server import CodeServer
 from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from dagster_leasehold.lease_store.errors import CursorExpired, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.removed_shards import (
     GONE,
     removed_bounds,

@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.windows.event_frontier import HOUR
-from dagster_leasehold.lease_store.event_windows import EventWindow
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import ShardLease
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from tests.simulation.soak.memory_sizes import entries_of
 from tests.simulation.soak.run_double import REFUSED
 from tests.simulation.soak.watched_store import Cost

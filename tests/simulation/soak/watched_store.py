@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dagster_leasehold.lease_store.errors import StoreUnavailable
-from dagster_leasehold.lease_store.records import Snapshot
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.simulation.soak.virtual_time import Killed, Process, VirtualTime
 

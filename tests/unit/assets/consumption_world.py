@@ -19,10 +19,11 @@ from dagster_leasehold.assets.output.attempt_reports import RangeStatistics
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.output.shard_files import ERROR_COLUMN, ShardFiles
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import BatchStatistics, Node
-from dagster_leasehold.lease_store.store import Changed
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 

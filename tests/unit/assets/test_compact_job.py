@@ -12,7 +12,8 @@ import pytest
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import compact_op_name
-from dagster_leasehold.lease_store.records import RewriteKind, Timing
+from dagster_leasehold.lease_store.group_rows import Timing
+from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from tests.unit.assets.rewriting.test_compaction import ONE, ZERO, Scene
 
 

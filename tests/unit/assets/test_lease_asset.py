@@ -24,9 +24,11 @@ from dagster_leasehold.assets.lease_pictures import (
     ownership_picture,
 )
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import JournalEntry, Node, ShardListing
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.aged_store import KEY, RECORDS, Age, fill
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 

@@ -9,7 +9,7 @@ from dagster_leasehold.assets.materialization import (
     range_metadata,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Gap, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import Gap, OutboxEvent
 from tests.unit.sensors.streams import scripted_stream
 
 EARLY = "2026-01-02T03:00:00+00:00"

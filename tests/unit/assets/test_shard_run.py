@@ -9,16 +9,12 @@ from dagster_leasehold.assets.consuming.consumption_report import ConsumptionRep
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_run import REPORT_EVERY_S, ProgressReports, ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    Intent,
-    Node,
-    ShardListing,
-)
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.sensors.streams import scripted_stream
 
 A, ZERO, ONE = NodeName("a"), ShardId("0"), ShardId("1")

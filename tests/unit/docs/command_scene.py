@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import Node
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import PREFIX
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from dagster_leasehold.lease_store.event_windows import EventWindow
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.outbox import DeliveryClaim
-from dagster_leasehold.lease_store.records import DataFile, Gap, RewriteKind
-from dagster_leasehold.lease_store.store import Changed, Registered
+from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.ledger_rows import DataFile, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed, Registered
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
+from dagster_leasehold.lease_store.roles.windows import EventWindow
 from tests.conformance.world import NOON, A, World, X, Y
 
 KEY = GroupKey.parse("default", "stream")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_leasehold.lease_store.group_rows import Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Group, Node, ShardLease, Snapshot
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     BeginTransfer,
     CancelTransfer,
@@ -13,6 +13,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
     Plan,
 )
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 KEY = GroupKey.parse("group", "stream")
 NODES = [NodeName(f"node-{letter}") for letter in "abcdefg"]

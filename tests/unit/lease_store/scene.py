@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_leasehold.lease_store.group_rows import Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import Group, ShardListing, Timing
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.tick_report import TickReport
 
 KEY = GroupKey.parse("group", "stream")

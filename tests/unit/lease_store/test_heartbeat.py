@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Group, Node, Timing
-from dagster_leasehold.lease_store.store import Beaten, BeatRefused
+from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused
 
 KEY = GroupKey.parse("group", "stream")
 NODE = NodeName("node-a")

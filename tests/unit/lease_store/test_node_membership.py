@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from dagster_leasehold.lease_store.errors import NodeNameTaken, OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.node_membership import NodeMembership
-from dagster_leasehold.lease_store.records import Group, Node, ShardListing
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 KEY = GroupKey.parse("default", "orders")
 A, ZERO = NodeName("a"), ShardId("0")

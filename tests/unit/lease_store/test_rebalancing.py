@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from dagster_leasehold.lease_store.errors import ModuloCountMismatch, ModuloIdTaken, NodeNameTaken
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.records import AssignmentMode, Node, ShardListing, Timing
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.scene import KEY, Scene
 
 

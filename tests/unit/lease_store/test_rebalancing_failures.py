@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Node
 from tests.unit.lease_store.scene import KEY, Scene
 
 

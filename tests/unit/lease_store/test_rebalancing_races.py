@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Node, ShardListing
+from dagster_leasehold.lease_store.outcomes import Stale
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Stale
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.scene import KEY, TICK_S, Scene
 
 

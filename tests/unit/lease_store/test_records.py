@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, Node, Tenure, Timing, batch_id
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, batch_id
+from dagster_leasehold.lease_store.shard_rows import Tenure
 
 ROOT = Path(__file__).parents[3]
 

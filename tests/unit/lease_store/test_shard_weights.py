@@ -7,23 +7,22 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.ledger_rows import (
     BatchCommit,
     BatchStatistics,
-    Group,
     Intent,
-    Node,
-    ShardListing,
     Throughput,
 )
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.shard_weights import (
     learned_weights,
     planning_snapshot,
     quantised,
 )
-from dagster_leasehold.lease_store.store import Changed, Opened
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
 X, Y, Z = ShardId("x"), ShardId("y"), ShardId("z")

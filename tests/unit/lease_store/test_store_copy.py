@@ -23,7 +23,8 @@ from dagster_leasehold.lease_store.errors import (
     StoreError,
 )
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.records import RewriteKind, ShardListing
+from dagster_leasehold.lease_store.ledger_rows import RewriteKind
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store_copy import copy_store
 from dagster_leasehold.lease_store.table_copy import PORTION_ROWS
 from tests.conformance.world import A, B, World, X, Y

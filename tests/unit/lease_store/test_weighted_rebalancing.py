@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from dagster_leasehold.lease_store.group_rows import Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import WEIGHING_S, Rebalancer
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    Group,
-    Intent,
-    ShardListing,
-    Timing,
-)
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 KEY = GroupKey.parse("group", "stream")
 A, B = NodeName("a"), NodeName("b")

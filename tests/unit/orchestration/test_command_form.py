@@ -16,8 +16,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
 from tests.unit.docs.command_line_page import commands, root

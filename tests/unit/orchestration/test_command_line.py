@@ -11,17 +11,12 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    DataFile,
-    Group,
-    Intent,
-    Node,
-    ShardListing,
-)
-from dagster_leasehold.lease_store.store import LeaseStore, Opened
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
+from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import Settings

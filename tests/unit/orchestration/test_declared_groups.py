@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import AssignmentMode
 from dagster_leasehold.orchestration import build
 from dagster_leasehold.orchestration.declared_groups import memberships_of
 from dagster_leasehold.orchestration.settings import Settings, StreamSettings
@@ -19,7 +19,7 @@ EAST = NodeName("east")
 MODULE = """
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned
-from dagster_leasehold.lease_store.records import AssignmentMode
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog

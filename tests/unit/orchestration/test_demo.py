@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, UserMistake
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Group, Node
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.orchestration.demo.access_log import access_log
 from dagster_leasehold.orchestration.demo.course import DemoInput, reshard
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone

@@ -13,9 +13,9 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.lease_store.draining import Draining
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Intent
+from dagster_leasehold.lease_store.ledger_rows import Intent
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Opened
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands import groups
 from dagster_leasehold.orchestration.commands.drain_report import say_open

@@ -15,7 +15,7 @@ import pytest
 import dagster_leasehold.assets.consuming.spark_sweeper
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.vacuum import duration
 from tests.dagster_deployment import ROOT

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import AssignmentMode
 from dagster_leasehold.lease_store.rules.node_settings import Modulo
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.orchestration.streams import declared_streams

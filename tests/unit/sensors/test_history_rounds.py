@@ -10,11 +10,12 @@ import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import ShardListing, Timing
-from dagster_leasehold.lease_store.retention import ENTRIES_KEPT
 from dagster_leasehold.lease_store.rules.retention import REFERENCE_ENTRIES
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.shard_summary import ENTRIES_KEPT
 from dagster_leasehold.sensors.history_rounds import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds
 from tests.conformance.world import A, World, X
 

@@ -14,21 +14,13 @@ from dagster_leasehold.assets.commit_hook import CommittedBatch
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import without_secrets
+from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    DataFile,
-    EventKind,
-    Intent,
-    Node,
-    OutboxEvent,
-    ShardListing,
-    Tenure,
-    Timing,
-)
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.sensors.hook_delivery import RETRY_FIRST_S, TICK_BUDGET_S, HookDelivery
 from tests.unit.sensors.streams import ScriptedSource
 

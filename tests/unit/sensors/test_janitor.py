@@ -11,9 +11,9 @@ from dagster_leasehold.assets.consuming.run_process import process_note
 from dagster_leasehold.assets.instance_address import ensure_instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Node
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
 from dagster_leasehold.sensors.launching import Launch
 from dagster_leasehold.sensors.run_requests import run_request

@@ -15,16 +15,12 @@ from dagster_leasehold.assets.materialization import (
 )
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import (
-    BatchCommit,
-    BatchStatistics,
-    Intent,
-    Node,
-    ShardListing,
-)
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.sensors.outbox import build_outbox_sensor, delivered_before
 from dagster_leasehold.sensors.unreported import not_shown
 from tests.unit.sensors.streams import MirroringSource, memory_deployment, scripted_stream

@@ -13,13 +13,14 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import NODE_TAG, STREAM_TAG
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import AssignmentMode, ShardListing
+from dagster_leasehold.lease_store.outcomes import Opened, Stale
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.lease_store.rules.node_settings import Pinned
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import Opened, Stale
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import sync_listing

@@ -16,9 +16,10 @@ from dagster_leasehold.assets.commit_hook import CommittedBatch
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.instance_address import ensure_instance_address
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import BatchCommit, BatchStatistics, Intent, Node
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
 from dagster_leasehold.sensors.launching import Launch
 from dagster_leasehold.sensors.on_commit import build_on_commit_sensor

@@ -6,8 +6,8 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import ShardListing
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.sensors.shard_list import (
     PARTITIONS_OF_TICK_MAX,
     TICKS_BETWEEN_REPEATS,

@@ -18,11 +18,11 @@ from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.instance_address import ensure_instance_address
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.node_membership import PLANNER_LOOK_S, NodeMembership
-from dagster_leasehold.lease_store.records import Node, Pulse
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.sensors.tick_mark import tick_marks

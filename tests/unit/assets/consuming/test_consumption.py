@@ -14,9 +14,9 @@ from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
 from dagster_leasehold.lease_store.errors import InvalidSetting, StoreUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import BatchState, BatchStatistics, DataFile
+from dagster_leasehold.lease_store.ledger_rows import BatchState, BatchStatistics, DataFile
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
-from dagster_leasehold.lease_store.store import Opened
 from dagster_leasehold.shard_sources.source import Position, ReadRange
 from tests.unit.assets.consumption_world import NODE, OTHER, ArrowSweeper, World
 

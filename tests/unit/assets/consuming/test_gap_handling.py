@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import BatchState, GapPolicy, Intent
+from dagster_leasehold.lease_store.ledger_rows import BatchState, Intent
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, Opened
 from dagster_leasehold.shard_sources.local_log.catalog import Catalog, load_catalog, save_catalog
 from tests.unit.assets.consumption_world import NODE, World
 

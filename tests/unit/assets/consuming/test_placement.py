@@ -7,9 +7,10 @@ import pytest
 
 from dagster_leasehold.assets.consuming.placement import Placer
 from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Node, Tenure
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 

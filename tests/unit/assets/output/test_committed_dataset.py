@@ -27,7 +27,7 @@ from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import DataFile
+from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.shard_sources.local_log.format import Record
 from tests.unit.assets.consumption_world import World
 

@@ -21,7 +21,7 @@ from dagster_leasehold.assets.output.committed_input import (
 from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.lease_store.group_rows import Timing
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.output.test_committed_dataset import NOON, append
 

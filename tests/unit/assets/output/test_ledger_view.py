@@ -24,11 +24,12 @@ from dagster_leasehold.assets.output.ledger_view import (
     units_of,
 )
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.history import PAGE_FIRST_ROWS
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, LeaseStore
+from dagster_leasehold.lease_store.sql_store.paging import PAGE_FIRST_ROWS
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.aged_store import KEY, RECORDS, Age, fill
 
 FAR = datetime(2200, 1, 1, tzinfo=UTC)

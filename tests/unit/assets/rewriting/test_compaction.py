@@ -29,7 +29,7 @@ from dagster_leasehold.assets.rewriting.compaction import (
 )
 from dagster_leasehold.lease_store.errors import CheckpointRefused
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchRewrite,
     BatchState,

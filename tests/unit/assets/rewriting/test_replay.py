@@ -17,10 +17,10 @@ from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Batch, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.rules.withdrawal import ledger_of
-from dagster_leasehold.lease_store.store import Changed
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.unit.assets.consumption_world import ArrowSweeper, World
 

@@ -15,8 +15,8 @@ from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import Intent, RewriteClaim, RewriteKind
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.ledger_rows import Intent, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from tests.unit.assets.consumption_world import NODE
 from tests.unit.assets.rewriting.test_compaction import Scene
 

@@ -17,7 +17,7 @@ from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.assets.windows import window_run
 from dagster_leasehold.assets.windows.window_run import WindowMade, _files, make_window
-from dagster_leasehold.lease_store.records import Timing
+from dagster_leasehold.lease_store.group_rows import Timing
 from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 

@@ -18,18 +18,14 @@ from dagster_leasehold.lease_store.errors import (
     ShardNotOpen,
     StoreUnavailable,
 )
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import (
-    AssignmentMode,
-    BatchCommit,
-    BatchStatistics,
-    Intent,
-    Tenure,
-)
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -8,9 +8,9 @@ from dagster_leasehold.lease_store.client import GroupMember
 from dagster_leasehold.lease_store.errors import LeaseLost, ShardNotOpen, StoreUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Tenure
+from dagster_leasehold.lease_store.outcomes import NotHeld, Opened
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import NotHeld, Opened
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 
 from dagster_leasehold.lease_store.errors import ShardOccupied, UnknownShard
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import AssignmentMode, ShardListing
-from dagster_leasehold.lease_store.store import Stale
+from dagster_leasehold.lease_store.outcomes import Stale
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -15,12 +15,13 @@ from dagster_leasehold.lease_store.errors import (
     RunStalled,
     StoreUnavailable,
 )
+from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, Group
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import STALL_LIMIT_DEFAULT_S, Group, ShardListing
 from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -20,10 +20,11 @@ from dagster_leasehold.lease_store.errors import (
     ShardOccupied,
     UnknownShard,
 )
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import AssignmentMode, GapPolicy, Group, ShardListing
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

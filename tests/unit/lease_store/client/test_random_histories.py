@@ -27,8 +27,8 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Tenure
 from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

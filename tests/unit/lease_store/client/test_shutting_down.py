@@ -10,7 +10,7 @@ from dagster_leasehold.lease_store.client import GroupMember
 from dagster_leasehold.lease_store.errors import CheckpointUnsaved, LeaseLost, StoreUnavailable
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.outcomes import Opened
 from tests.unit.lease_store.client.world import (
     KEY,
     S0,

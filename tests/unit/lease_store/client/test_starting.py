@@ -6,11 +6,13 @@ import pytest
 
 from dagster_leasehold.lease_store.client import Fetched, ProcessorWorker, PullClient
 from dagster_leasehold.lease_store.errors import GapHeld, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import GapPolicy, Group
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import GapPolicy, Group, Intent, ShardListing
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

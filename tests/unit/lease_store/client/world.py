@@ -13,9 +13,10 @@ from dagster_leasehold.lease_store.client import (
     Record,
 )
 from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 
 KEY = GroupKey.parse("readers", "events")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import Node, ShardLease
 from dagster_leasehold.lease_store.rules.liveness import (
     Observations,
     PlannerWatch,
@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.rules.liveness import (
     steady_clock,
 )
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 A = NodeName("node-a")
 B = NodeName("node-b")

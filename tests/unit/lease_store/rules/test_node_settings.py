@@ -17,8 +17,8 @@ from dagster_leasehold.lease_store.errors import (
     ModuloSettingMissing,
     ShardOccupied,
 )
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.records import AssignmentMode
 from dagster_leasehold.lease_store.rules.node_settings import (
     SOURCE_COUNT_MAX,
     Modulo,

@@ -10,8 +10,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.records import ShardLease, Snapshot
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     BeginTransfer,
     CancelTransfer,
@@ -19,6 +19,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
 )
 from dagster_leasehold.lease_store.rules.planning import orphans, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from tests.unit.lease_store.group_pictures import (
     NODES,
     carried_out,

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, DataFile, ShardLease
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, DataFile
 from dagster_leasehold.lease_store.rules.reopening import concerned
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.withdrawal import first_withdrawn, ledger_of
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 KEY = GroupKey.parse("group", "stream")
 X = ShardId("x")

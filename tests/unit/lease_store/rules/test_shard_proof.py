@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_leasehold.lease_store.history import LedgerHead
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchState, DataFile, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchState,
+    DataFile,
+    LedgerHead,
+    RewriteKind,
+)
 from dagster_leasehold.lease_store.rules.order_proof import OrderProof
 from dagster_leasehold.lease_store.rules.shard_proof import (
     NOTHING_PROVEN,

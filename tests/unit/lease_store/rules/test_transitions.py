@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import ShardLease, Tenure
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
 from dagster_leasehold.lease_store.rules.transitions import (
     Step,
@@ -24,6 +23,7 @@ from dagster_leasehold.lease_store.rules.transitions import (
     transfer_cancelled,
     transfer_completed,
 )
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
 A, B, C = NodeName("a"), NodeName("b"), NodeName("c")
 X = ShardId("x")

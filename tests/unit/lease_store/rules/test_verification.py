@@ -7,27 +7,22 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from dagster_leasehold.lease_store.group_rows import Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchCommit,
     BatchState,
     BatchStatistics,
     DataFile,
-    Gap,
-    Group,
     Intent,
-    JournalEntry,
-    Node,
-    ShardLease,
-    ShardListing,
-    Snapshot,
-    Tenure,
 )
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import Violation, check_history, verify
-from dagster_leasehold.lease_store.store import Changed, Opened
+from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing, Tenure
 
 KEY = GroupKey.parse("group", "stream")
 A = NodeName("node-a")

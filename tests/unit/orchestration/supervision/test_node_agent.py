@@ -13,13 +13,14 @@ import pytest
 
 from dagster_leasehold.assets.instance_address import ensure_instance_address
 from dagster_leasehold.lease_store.errors import NodeNameTaken
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
-from dagster_leasehold.lease_store.records import Group, Node, ShardListing
 from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer
 from dagster_leasehold.lease_store.rules.planning import plan
-from dagster_leasehold.lease_store.store import Opened
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.supervision import node_agent
 from dagster_leasehold.orchestration.supervision.code_server import CodeServer
 from dagster_leasehold.orchestration.supervision.node_agent import (

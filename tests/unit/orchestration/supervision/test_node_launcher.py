@@ -14,9 +14,10 @@ from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from dagster_leasehold.assets.instance_address import ensure_instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.records import Group, Node, ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.supervision import node_launcher
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
 from dagster_leasehold.orchestration.supervision.node_launcher import NodeRunLauncher

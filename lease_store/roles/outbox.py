@@ -15,13 +15,12 @@ So every batch is delivered at least once and, while no deliverer is taken for d
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.records import Batch, BatchCommit, EventKind, OutboxEvent
-from dagster_leasehold.lease_store.rules.transitions import materialization_payload
+from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +39,6 @@ class DeliveryClaim:
     key: GroupKey
     node: NodeName
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnTaken:
-    """The turn to deliver is another's.
-
-    Attributes:
-        node: the live node that has it; None where the one that asked is not alive itself.
-    """
-
-    node: NodeName | None
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The turn was current, and the write took effect."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnOver:
-    """The turn has passed to another since; nothing was changed."""
 
 
 class Outbox(Protocol):
@@ -109,36 +87,3 @@ class Outbox(Protocol):
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
         """Give the turn back, for whoever comes next."""
         ...
-
-
-def hook_payload(commit: BatchCommit) -> dict[str, Any]:
-    """What a hook is told of a batch: what Dagster is told, and its files as they were committed.
-
-    Paths are relative to the output folder of the stream and group.
-    """
-    return materialization_payload(commit) | {
-        "files": [file.path for file in commit.files if not file.quarantine],
-    }
-
-
-def payloads(commit: BatchCommit) -> dict[EventKind, dict[str, Any]]:
-    """The events that a commit leaves, by kind."""
-    found: dict[EventKind, dict[str, Any]] = {
-        EventKind.MATERIALIZATION: materialization_payload(commit)
-    }
-    if commit.hooked:
-        found[EventKind.HOOK] = hook_payload(commit)
-    return found
-
-
-def events_of(batch: Batch, commit: BatchCommit) -> list[OutboxEvent]:
-    """The events that a commit leaves, not numbered yet."""
-    return [
-        OutboxEvent(0, kind.value, batch.shard, batch.batch_id, payload, batch.run)
-        for kind, payload in payloads(commit).items()
-    ]
-
-
-def failed_attempt(event: OutboxEvent, error: str) -> OutboxEvent:
-    """The event after one more failed attempt."""
-    return replace(event, attempts=event.attempts + 1, error=one_line(error) or "no message")

@@ -14,75 +14,23 @@ version has moved once more.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import (
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchState,
-    BatchStatistics,
-    Gap,
-    JournalEntry,
+    LedgerHead,
+    ShardTotals,
     Throughput,
 )
 
 THROUGHPUT_BATCHES = 32
-PAGE_FIRST_ROWS = 64
-PAGE_ROWS_MAX = 2_048
-_PAGE_GROWTH = 4
 
 
-def page_sizes(first: int = PAGE_FIRST_ROWS) -> Iterator[int]:
-    """The rows to ask for with each page: few at first, for a reader who takes only those."""
-    size = first
-    while True:
-        yield size
-        size = min(size * _PAGE_GROWTH, PAGE_ROWS_MAX)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerHead:
-    """Where the ledger of a shard ends now.
-
-    Attributes:
-        check_point: of the shard's row, read together with the rest.
-        next_number: the number of the shard's next batch, that of an open intent included.
-        intent: the open intent's run, if there is one.
-        version: rises whenever committed rows of the shard are changed or removed, or its
-            checkpoint is forced.
-    """
-
-    shard: ShardId
-    check_point: str | None
-    next_number: int
-    intent: str | None
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTotals:
-    """What was ever committed to a shard; it never falls, not by a forced checkpoint either."""
-
-    shard: ShardId
-    batches: int = 0
-    records: int = 0
-    bytes: int = 0
-    quarantined: int = 0
-
-    def after(self, statistics: BatchStatistics) -> ShardTotals:
-        """The totals with one more batch."""
-        return ShardTotals(
-            self.shard,
-            self.batches + 1,
-            self.records + statistics.written,
-            self.bytes + (statistics.bytes or 0),
-            self.quarantined + statistics.quarantined,
-        )
-
-
-class History(Protocol):
+class Ledger(Protocol):
     """The verbs of a lease store that read ledger, journal and gaps; they change nothing.
 
     An iterator has read its first page when it is returned, and reads the next when it is asked

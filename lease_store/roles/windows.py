@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.records import DataFile
-
-if TYPE_CHECKING:
-    from dagster_leasehold.lease_store.store import Changed, Stale
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class WindowAttempt:
     at: datetime
 
 
-class WindowStore(Protocol):
+class Windows(Protocol):
     """The verbs of a lease store that concern windows of event time."""
 
     def windows(

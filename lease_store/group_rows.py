@@ -1,0 +1,151 @@
+"""The rows of consumer groups and their nodes as frozen values, and pictures of a whole group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+
+TIMEOUT_DEFAULT_S = 20.0
+HANDOFF_LIMIT_DEFAULT_S = 120.0
+STALL_LIMIT_DEFAULT_S = 600.0
+TRUST_FRACTION = 0.75
+BEAT_FRACTION_MAX = 1 / 3
+GROUPS_PER_STREAM_MAX = 5
+
+
+class AssignmentMode(StrEnum):
+    """How a group shares its shards among its nodes."""
+
+    BALANCED = "balanced"
+    MODULO = "modulo"
+    PINNED = "pinned"
+
+
+class GapPolicy(StrEnum):
+    """What becomes of records that retention removed before the group read them.
+
+    `hold`: nothing moves until somebody acknowledges the loss; `begin`: go on with the first
+    record that is still there; `end`: go on behind the last one. Every such range is recorded.
+    """
+
+    HOLD = "hold"
+    BEGIN = "begin"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The durations of the protocol, in seconds; it cannot be built unsafe.
+
+    Attributes:
+        timeout_s: T, after which a node whose counter stood still is judged dead.
+        beat_s: the interval between two beats; at most T/3.
+
+    Raises:
+        InvalidSetting: the durations break `0 < beat <= T/3`.
+    """
+
+    timeout_s: float = TIMEOUT_DEFAULT_S
+    beat_s: float = TIMEOUT_DEFAULT_S / 3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s <= 86_400:
+            raise InvalidSetting(
+                f"The lease timeout is {self.timeout_s} s: use more than 0 and at most 86400 s."
+            )
+        if not 0 < self.beat_s <= self.timeout_s * BEAT_FRACTION_MAX * (1 + 1e-9):
+            raise InvalidSetting(
+                f"The beat interval is {self.beat_s} s with a lease timeout of {self.timeout_s} s: "
+                "use at most a third of the timeout."
+            )
+
+    @property
+    def trust_s(self) -> float:
+        """How long a holder trusts itself, counted from before it sent its last beat."""
+        return self.timeout_s * TRUST_FRACTION
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group: row of `consumer_group`.
+
+    Attributes:
+        ordered: whether a child shard waits until all its parents are finished.
+        timeout_s: T, the volume lease timeout of its nodes.
+        handoff_limit_s: the longest that a transfer may take, whatever its holder announces.
+        initial_position: `begin`, `end` or an ISO 8601 time, used only where nothing is stored.
+        node_cap: the most shards one node may hold, or None.
+        weighted: balance the sum of the shards' weights instead of their number.
+        paused: nothing is claimed or opened; holders stop at their next batch boundary.
+        gap_policy: what becomes of records that were removed before they were read.
+        generation: rises on any change of membership, shard list or ownership.
+    """
+
+    key: GroupKey
+    ordered: bool = True
+    timeout_s: float = TIMEOUT_DEFAULT_S
+    handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
+    assignment: AssignmentMode = AssignmentMode.BALANCED
+    initial_position: str = "begin"
+    node_cap: int | None = None
+    weighted: bool = False
+    paused: bool = False
+    gap_policy: GapPolicy = GapPolicy.HOLD
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a group: row of `loghub_client_worker_instance`.
+
+    Attributes:
+        lease_id: the volume lease: +1 per beat.
+        incarnation: who answers to this name; empty when nobody does (it left or was evicted).
+        source_count: modulo assignment: the number of members, or None.
+        node_id: modulo assignment: this member's remainder, or None.
+        pinned: pinned assignment: shard to bootstrap cursor, or None to continue from the store.
+        accepts_runs: False while the node's code server takes no runs, or its deployment launches
+            none: it gives its shards away.
+    """
+
+    name: NodeName
+    lease_id: int
+    incarnation: str
+    address: str = ""
+    source_count: int | None = None
+    node_id: int | None = None
+    pinned: dict[ShardId, str | None] | None = None
+    accepts_runs: bool = True
+
+    @property
+    def member(self) -> bool:
+        """Whether somebody answers to this name, as far as the store knows."""
+        return self.incarnation != ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What an idle tick reads: the group's row and its nodes' counters, in one statement."""
+
+    group: Group
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One consistent picture of a group: what planning sees.
+
+    Attributes:
+        weights: records per second of the shards where they are known; none where the group
+            balances by count.
+    """
+
+    group: Group
+    nodes: tuple[Node, ...]
+    shards: tuple[ShardLease, ...]
+    weights: Mapping[ShardId, float] = field(default_factory=dict[ShardId, float])

@@ -1,0 +1,83 @@
+"""The rows that tell what happened as frozen values: journal, gaps, events of the outbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.states import ShardState
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A row of the journal: one change of membership, ownership, tenure or checkpoint.
+
+    `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack,
+    rewrite, accept`. For `edge` the number of the edge of `lease_store.rules.states` is in `edge`;
+    `resume` is a member that registered again with other settings; `group` is a change of the
+    group's settings; `gap` is a range that was found missing or was skipped, and `ack` one that
+    somebody accepted; `rewrite` is committed output that was replaced; `accept` is a shard that
+    goes on although somebody reopened its parent.
+    """
+
+    sequence: int
+    kind: str
+    reason: str
+    observer: str
+    at: datetime
+    shard: ShardId | None = None
+    edge: int | None = None
+    from_state: ShardState | None = None
+    to_state: ShardState | None = None
+    from_owner: NodeName | None = None
+    to_owner: NodeName | None = None
+    epoch: int = 0
+    run: str = ""
+    check_point: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records that were never consumed: `[start, end)` of a shard, and why.
+
+    Attributes:
+        acknowledged: somebody has accepted the loss.
+        skipped: the checkpoint has moved past it; otherwise the shard holds at `start`.
+    """
+
+    shard: ShardId
+    start: str
+    end: str
+    reason: str
+    at: datetime
+    acknowledged: bool = False
+    skipped: bool = True
+
+
+class EventKind(StrEnum):
+    """Whom an event of the outbox is for: Dagster, or the hook of the stream's declaration."""
+
+    MATERIALIZATION = "materialization"
+    HOOK = "hook"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEvent:
+    """A row of the outbox: delivered at least once, with `batch_id` as its idempotency key.
+
+    Attributes:
+        attempts: how often its delivery has failed.
+        error: how it failed last, in one line; empty where it did not.
+    """
+
+    sequence: int
+    kind: str
+    shard: ShardId
+    batch_id: str
+    payload: dict[str, Any]
+    run: str
+    attempts: int = 0
+    error: str = ""

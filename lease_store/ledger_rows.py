@@ -1,0 +1,235 @@
+"""The rows of the ledger as frozen values: batches, their files, and totals over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.shard_rows import Tenure
+
+
+class BatchState(StrEnum):
+    """Whether a batch is only intended or committed, or was given up.
+
+    `abandoned` was intended only; `withdrawn` was committed until a forced checkpoint went back
+    before it: its range is read again, and its files are no committed output any more.
+    """
+
+    INTENT = "intent"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of committed output: path relative to the stream's output folder, size in bytes.
+
+    `batches` is the number of consecutive batches of the shard whose records it holds: those of
+    the batch that lists it, and of the following ones, which then list no file of this kind. A row
+    that others were folded into counts as all of its batches.
+    `first_event_time` and `last_event_time` bound the column `event_time` of its records, as the
+    transform left it; None where they are not known.
+    """
+
+    path: str
+    records: int
+    bytes: int
+    quarantine: bool = False
+    batches: int = 1
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """What was seen while a batch was read and written; it never decides a cursor.
+
+    Attributes:
+        records: records read; None when the reader was stopped early by the transform.
+        bytes: bytes of keys and values read.
+        written: records written to committed output.
+        quarantined: records that could not be parsed.
+        first_event_time: the smallest event time read, or None.
+        last_event_time: the largest event time read, or None.
+    """
+
+    records: int | None = 0
+    bytes: int | None = 0
+    written: int = 0
+    quarantined: int = 0
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A row of the ledger: the range `[start, end)` of one shard, intended or committed.
+
+    `batch_id` is `<shard>.<sequence>`, the same for every attempt at the range.
+
+    An old row may stand for several `batches`, which were folded into the first of them: it has
+    their whole range and all their statistics, and names the last one's number and epoch.
+    """
+
+    shard: ShardId
+    sequence: int
+    start: str
+    end: str
+    state: BatchState
+    epoch: int
+    run: str
+    holder: NodeName
+    attempt: str = ""
+    generation: int = 0
+    files: tuple[DataFile, ...] = ()
+    statistics: BatchStatistics = field(default_factory=BatchStatistics)
+    finished: bool = False
+    committed_at: datetime | None = None
+    last_sequence: int | None = None
+    last_epoch: int | None = None
+    batches: int = 1
+
+    @property
+    def last(self) -> int:
+        """The number of the last batch that the row stands for."""
+        return self.sequence if self.last_sequence is None else self.last_sequence
+
+    @property
+    def batch_id(self) -> str:
+        """The batch's stable id: an idempotency key within its stream and group."""
+        return batch_id(self.shard, self.sequence)
+
+
+def batch_id(shard: ShardId, sequence: int) -> str:
+    """The id of a batch: `<shard>.<sequence>`."""
+    return f"{shard}.{sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A range about to be consumed under a tenure."""
+
+    tenure: Tenure
+    sequence: int
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommit:
+    """All that one shard's commit makes visible at once.
+
+    Attributes:
+        attempt: the folder of the attempt, relative to the stream's output folder.
+        finished: a read-only shard's checkpoint reached its end with this batch.
+        watermark: the shard's new watermark, or None to leave it.
+        hooked: the stream's own hook is to be told of it too.
+    """
+
+    tenure: Tenure
+    sequence: int
+    start: str
+    end: str
+    attempt: str
+    files: tuple[DataFile, ...]
+    statistics: BatchStatistics
+    finished: bool = False
+    watermark: datetime | None = None
+    hooked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What the newest committed batches of a shard amount to.
+
+    Attributes:
+        batches: how many they are.
+        records: how many records they read, or wrote where the reading was stopped early.
+        first_at: when the oldest of them was committed.
+        last_at: when the newest of them was committed.
+    """
+
+    shard: ShardId
+    batches: int
+    records: int
+    first_at: datetime
+    last_at: datetime
+
+
+class RewriteKind(StrEnum):
+    """Why committed output is replaced by other files with the same meaning to the ledger."""
+
+    REPLAY = "replay"
+    COMPACTION = "compaction"
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteClaim:
+    """Who may replace the committed output of a shard; consuming it goes on beside.
+
+    Attributes:
+        run: unique to one rewrite, so that it fences all earlier ones.
+        at: when it began; for people only.
+    """
+
+    shard: ShardId
+    run: str
+    kind: RewriteKind
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRewrite:
+    """Other output for a committed batch; its range, number and tenure stay.
+
+    Attributes:
+        generation: of the output that it was made from; it takes effect only in its place.
+    """
+
+    sequence: int
+    generation: int
+    files: tuple[DataFile, ...]
+    statistics: BatchStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHead:
+    """Where the ledger of a shard ends now.
+
+    Attributes:
+        check_point: of the shard's row, read together with the rest.
+        next_number: the number of the shard's next batch, that of an open intent included.
+        intent: the open intent's run, if there is one.
+        version: rises whenever committed rows of the shard are changed or removed, or its
+            checkpoint is forced.
+    """
+
+    shard: ShardId
+    check_point: str | None
+    next_number: int
+    intent: str | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTotals:
+    """What was ever committed to a shard; it never falls, not by a forced checkpoint either."""
+
+    shard: ShardId
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    quarantined: int = 0
+
+    def after(self, statistics: BatchStatistics) -> ShardTotals:
+        """The totals with one more batch."""
+        return ShardTotals(
+            self.shard,
+            self.batches + 1,
+            self.records + statistics.written,
+            self.bytes + (statistics.bytes or 0),
+            self.quarantined + statistics.quarantined,
+        )

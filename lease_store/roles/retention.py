@@ -1,0 +1,73 @@
+"""The verbs that keep history bounded, and what they leave of the rows that they delete.
+
+Journal entries, delivered events, accepted gaps and ledger rows without files of their own are
+deleted once they are old, in portions of a bounded number of rows, each in a short transaction.
+The transaction that deletes a portion adds to the shard's summary what `verify` needs to go on
+from there, and every broken promise that the portion shows: deleting changes no verdict.
+
+What is rare stays in the journal for good, since proofs look back to it from any distance:
+changes of a group's settings, forced checkpoints, accepted reopenings, and the first sight, the
+end and the reopening of a shard.
+
+Ages are judged by the dates in the rows, relative to the newest rows of the group, never by the
+clock of the process that deletes; and the newest rows of each shard stay whatever their dates
+say. So a clock that jumps a year ahead can shorten a history, and cannot remove it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Protocol
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.shard_summary import (
+    BATCHES_KEPT,
+    ENTRIES_KEPT,
+    EVENTS_KEPT,
+    Portion,
+    ShardSummary,
+)
+
+
+class Retention(Protocol):
+    """The verbs of a lease store that delete history; part of every `LeaseStore`.
+
+    Each is one transaction of bounded size. Losing a race with another process that deletes the
+    same is harmless: every step looks again.
+    """
+
+    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
+        """What was deleted, of one shard or by shard; that of no shard comes first."""
+        ...
+
+    def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
+        """The dates of a group's newest journal entries, newest entry first."""
+        ...
+
+    def prune_journal(
+        self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
+    ) -> Portion:
+        """Delete the oldest entries of a shard, or of none, that are dated before a moment.
+
+        An entry stays while a committed batch refers to it that was not proven yet.
+        """
+        ...
+
+    def prune_batches(
+        self, key: GroupKey, shard: ShardId, *, before: datetime, keep: int = BATCHES_KEPT
+    ) -> Portion:
+        """Prove old committed rows of a shard, then fold and delete what needs no row any more.
+
+        A committed row without files goes into the row before it, if that ends where it starts
+        and its events are delivered; a row that was abandoned or withdrawn goes. Nothing is
+        folded while a run holds the claim to rewrite the shard's output.
+        """
+        ...
+
+    def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
+        """Delete the oldest delivered events; one that is undelivered never goes."""
+        ...
+
+    def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
+        """Delete gaps of one shard that are accepted, skipped and old; its summary has them."""
+        ...

@@ -1,0 +1,55 @@
+"""The role of a lease store that replaces committed output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
+
+
+class Rewrites(Protocol):
+    """The verbs on rewriting a shard's committed output."""
+
+    def claim_rewrite(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        kind: RewriteKind,
+        *,
+        replaces: str | None = None,
+    ) -> Changed | RewriteByOther:
+        """Reserve the shard's committed output for one rewriting run, beside its consumption.
+
+        `replaces` names a run that the caller knows to have ended; its claim is over then.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        ...
+
+    def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
+        """Give the claim of `run` back; `Stale` where it is over already."""
+        ...
+
+    def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
+        """All claims that were not given back, by shard."""
+        ...
+
+    def rewrite_batches(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        run: str,
+        rewrites: Sequence[BatchRewrite],
+        *,
+        reason: str,
+    ) -> Changed | Stale:
+        """Swap the output of committed batches: all of them in one transaction, or none.
+
+        `Stale` where `run` does not hold the claim any more, or a batch has another generation.
+        """
+        ...

@@ -1,0 +1,106 @@
+"""The role of a lease store that assigns shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
+from dagster_leasehold.lease_store.rules.reopening import Reopening
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+
+
+class Shards(Protocol):
+    """The verbs on shards that whoever plans or operates a group calls, without a tenure."""
+
+    def sync_shards(
+        self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
+    ) -> ShardsSynced:
+        """Add shards that are new (edge 1), update lineage and flags; never removes one."""
+        ...
+
+    def claim(
+        self,
+        key: GroupKey,
+        claims: Mapping[ShardId, tuple[NodeName, int]],
+        *,
+        observer: str,
+        reason: str,
+    ) -> dict[ShardId, Changed | Stale]:
+        """Edge 3 for each shard whose `lease_id` is still the one given with its node."""
+        ...
+
+    def begin_transfer(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        seen_lease_id: int,
+        to: NodeName,
+        *,
+        observer: str,
+        reason: str,
+    ) -> Changed | Stale:
+        """Edge 5; a holder without an open run lets go in the same transaction (edge 6)."""
+        ...
+
+    def cancel_transfer(
+        self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """Edge 6, back to the holder: the next node died or is no longer wanted."""
+        ...
+
+    def complete_transfer(
+        self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """Edge 6 without the holder: it is idle, or its deadline has passed; fences its tenure."""
+        ...
+
+    def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
+        """Edges 2, 4, 6 and 9 for shards whose holder, next or parents ended unnoticed.
+
+        Heals what cannot be reached by the other verbs alone: a shard owned by a node that is
+        no member, a waiting shard whose parents are all over.
+        """
+        ...
+
+    def force_checkpoint(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
+        reopen: Reopening = Reopening.REFUSE,
+    ) -> Changed:
+        """Set a checkpoint as an operator: a new epoch, journalled, an open intent abandoned.
+
+        Committed batches behind the new checkpoint are withdrawn in the same transaction. A shard
+        that was over is reopened; `reopen` says what becomes of those that began after it, if
+        they were read already: where they were not, they wait again in an ordered group. One that
+        is over at just this cursor stays over: `Changed` names no shard then.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+            CheckpointRefused: the cursor divides a committed batch, or shards that began after
+                this one were read and `reopen` refuses.
+        """
+        ...
+
+    def bootstrap(
+        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+    ) -> Changed | Stale:
+        """Force a shard that `node` holds to its bootstrap cursor, each cursor once.
+
+        `Stale`: done before, not its own, or open in another run. Raises as `force_checkpoint`."""
+        ...
+
+    def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
+        """Accept the loss of exactly this range; `Stale` where it is not waiting for that.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        ...

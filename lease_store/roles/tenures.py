@@ -1,0 +1,100 @@
+"""The role of a lease store that a holder uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, Intent
+from dagster_leasehold.lease_store.outcomes import (
+    Changed,
+    NotHeld,
+    OpenByOther,
+    Opened,
+    Stale,
+    TenureView,
+)
+from dagster_leasehold.lease_store.shard_rows import Tenure
+
+
+class Tenures(Protocol):
+    """The verbs of a shard's holder."""
+
+    def open_tenure(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        run: str,
+        *,
+        replaces: str | None = None,
+    ) -> Opened | OpenByOther | NotHeld:
+        """Begin a tenure: epoch + 1, `consumer_run` := run, in one compare-and-set.
+
+        `replaces` names a run that the caller knows to have ended; its tenure is closed.
+        """
+        ...
+
+    def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
+        """What holders look at before each batch, in one statement; all of one group."""
+        ...
+
+    def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
+        """Publish how long the holder needs to its next batch boundary.
+
+        Raises:
+            LeaseLost: the tenure is over.
+        """
+        ...
+
+    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+        """End a tenure; a shard in transfer goes to the next node at once (edge 6).
+
+        Raises:
+            LeaseLost: the tenure is over.
+        """
+        ...
+
+    def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
+        """Persist a checkpoint without a batch, for clients that keep no ledger.
+
+        Raises:
+            CheckpointRefused: it is known to lie before the one that is stored.
+            LeaseLost: the tenure is over.
+        """
+        ...
+
+    def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
+        """Record the ranges about to be consumed; an equal intent of an earlier tenure is adopted.
+
+        `Stale` for a shard means that its tenure is over.
+        """
+        ...
+
+    def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        """Make batches visible: tenure check, ledger, checkpoint, state, journal, outbox.
+
+        One transaction; a shard whose tenure is over is left out (`Stale`), the others commit.
+        `Changed.shards` names the shards that this commit let start (edge 2). Repeating a commit
+        that already happened under the same tenure and attempt is `Changed` again.
+        """
+        ...
+
+    def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
+        """Edge 8 for a read-only shard that has nothing left to read at `cursor`."""
+        ...
+
+    def record_gap(
+        self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """Record records that cannot be consumed, and with `skip` move the checkpoint past them.
+
+        Without `skip` nothing moves: the shard holds at `start` until the gap is acknowledged.
+        A range that already holds there grows to the new end.
+
+        Raises:
+            LeaseLost: the tenure is over.
+            CheckpointRefused: the gap does not begin at the checkpoint.
+        """
+        ...
