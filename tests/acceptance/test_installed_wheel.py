@@ -1,0 +1,210 @@
+"""The wheel, installed beside a project whose own packages are named like rooms of the tree.
+
+Method: build the wheel, install it into an empty environment that finds the dependencies of the
+tests' own, but not this checkout, and let a project with its own `assets`, `sensors` and
+`orchestration` consume one partition of a small log with Spark, from a folder elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.leasehold_process import environment
+from tests.unit.test_layout import FILES, PACKAGE, PACKAGES, ROOT, name
+
+PROJECT = {
+    "assets/__init__.py": '"""Streams of the project."""\n',
+    "assets/visits.py": """
+from dagster_leasehold import LocalLog, ShardStream, load_settings, parse_json
+
+
+def parsed(records):
+    return parse_json(records, "path string, status int")
+
+
+visits = ShardStream("visits", LocalLog(load_settings().log_folder("visits")), transform=parsed)
+""",
+    "sensors/__init__.py": '"""Sensors of the project."""\n',
+    "sensors/hourly.py": """
+import dagster as dg
+
+
+@dg.sensor(target="*")
+def quiet(context):
+    return dg.SkipReason("nothing to do")
+""",
+    "orchestration/__init__.py": '"""What Dagster loads of the project."""\n',
+    "orchestration/definitions.py": """
+import dagster as dg
+
+from assets.visits import visits
+from dagster_leasehold import build_definitions
+from lease_store import TEAM
+from sensors.hourly import quiet
+
+defs = dg.Definitions.merge(
+    build_definitions([visits]), dg.Definitions(sensors=[quiet], metadata={"team": TEAM})
+)
+""",
+    "lease_store.py": 'TEAM = "shop"\n',
+    "shard_sources.py": "SOURCES = ()\n",
+    "simulation.py": "SEEDS = ()\n",
+    # Two ticks as Dagster's daemon makes them, and one partition as its web page materializes it.
+    "play.py": """
+import json
+
+import dagster as dg
+
+import assets, lease_store, orchestration, sensors, shard_sources, simulation
+import dagster_leasehold
+import dagster_leasehold.assets.shard_stream
+from orchestration.definitions import defs
+
+repository = defs.get_repository_def()
+with dg.DagsterInstance.ephemeral() as instance:
+    for sensor, ticks in (("visits_shard_list", 1), ("visits_rebalance", 2)):
+        cursor = None
+        for _ in range(ticks):
+            context = dg.build_sensor_context(
+                instance, cursor=cursor, repository_def=repository
+            )
+            tick = repository.get_sensor_def(sensor).evaluate_tick(context)
+            cursor = tick.cursor
+            for request in tick.dynamic_partitions_requests or ():
+                instance.add_dynamic_partitions(
+                    request.partitions_def_name, list(request.partition_keys)
+                )
+    run = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance,
+        asset_selection=[dg.AssetKey("visits")],
+        partition_key="0",
+        tags={"dagster/partition": "0"},
+    )
+    [event] = [
+        event for event in run.get_asset_materialization_events() if event.partition == "0"
+    ]
+own = (assets, lease_store, orchestration, sensors, shard_sources, simulation)
+print(json.dumps({
+    "records": event.materialization.metadata["records"].value,
+    "own": [module.__file__ for module in own],
+    "installed": [dagster_leasehold.__file__, dagster_leasehold.assets.shard_stream.__file__],
+}))
+""",
+}
+LINES = '{"path": "/cart", "status": 200}\n{"path": "/search", "status": 404}\nno visit\n'
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel in it, a project, and a folder elsewhere to work from."""
+
+    python: Path
+    project: Path
+    elsewhere: Path
+
+    def run(self, *command: object, path: str = "") -> subprocess.CompletedProcess[str]:
+        variables = {
+            "LEASEHOLD_HOME": str(self.elsewhere / "home"),
+            "LEASEHOLD_STREAMS": json.dumps([{"name": "visits"}]),
+            "LEASEHOLD_SPARK": "classic",
+            "PYTHONPATH": path,
+        }
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=self.elsewhere,
+            env=environment() | variables,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=180,
+            check=False,
+        )
+
+    def output(self, *command: object, path: str = "") -> str:
+        done = self.run(*command, path=path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
+    command = [sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("installed")
+    venv = folder / "venv"
+    python = venv / "bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
+    # A line of a .pth file adds a folder without reading the .pth files in it: what the tests'
+    # environment says of this checkout is not followed.
+    [packages] = (venv / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True, timeout=120)
+    project, elsewhere = folder / "project", folder / "elsewhere"
+    elsewhere.mkdir()
+    for path, text in PROJECT.items():
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(text, "utf-8")
+    return Installed(python, project, elsewhere)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    """Goal: no room of the tree is installed at the top, and no file of a room is forgotten."""
+    held = set(zipfile.ZipFile(wheel).namelist())
+    metadata = {each for each in held if each.split("/")[0].endswith(".dist-info")}
+    files = {name(path) for path in FILES}
+    doors = {each for each in files if each.startswith(f"{PACKAGE}/")}
+    rooms = {f"{PACKAGE}/{each}" for each in files if each.split("/")[0] in PACKAGES}
+    assert held - metadata == doors | rooms
+    assert f"{PACKAGE}/py.typed" in held
+    assert f"{PACKAGE}/lease_store/migrations/script.py.mako" in held
+    assert {Path(each).name for each in metadata} >= {"METADATA", "entry_points.txt", "LICENSE"}
+
+
+@pytest.mark.parametrize("room", PACKAGES)
+def test_the_environment_does_not_see_the_checkout(installed: Installed, room: str) -> None:
+    done = installed.run(installed.python, "-c", f"import {room}")
+    assert f"ModuleNotFoundError: No module named '{room}'" in done.stderr
+
+
+@pytest.mark.spark
+def test_a_project_with_packages_of_the_same_names_consumes_its_stream(
+    installed: Installed,
+) -> None:
+    command = installed.python.parent / "leasehold"
+    log = installed.elsewhere / "visits.log"
+    log.write_text(LINES, "utf-8")
+    installed.output(command, "load", log, "--stream", "visits", "--shards", 1)
+
+    played = installed.output(
+        installed.python, "-P", installed.project / "play.py", path=str(installed.project)
+    )
+    answer = json.loads(played.splitlines()[-1])
+    assert answer["records"] == 3
+    assert all(Path(file).is_relative_to(installed.project) for file in answer["own"])
+    environment_folder = installed.python.parents[1]
+    assert all(Path(file).is_relative_to(environment_folder) for file in answer["installed"])
+
+    read = installed.output(command, "cat", "visits")
+    rows = [json.loads(line) for line in read.splitlines()]
+    assert [(row["path"], row["status"]) for row in rows] == [("/cart", 200), ("/search", 404)]
+    quarantined = installed.output(command, "quarantine", "list", "visits", "--json")
+    assert "no visit" in quarantined
+    installed.output(command, "verify", "--stream", "visits")
