@@ -38,8 +38,8 @@ from benchmarks.figures.source_reading import (
 )
 from dagster_leasehold.assets.spark.spark_session import cores
 from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
-from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
-from dagster_leasehold.shard_sources.loghub.log import LogHub
+from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.source import LogHub
 from tests.sls_server.server import SlsServer
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, plain_client, written_with_sdk
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
     from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisStream
     from dagster_leasehold.shard_sources.local_log import LocalLog
-    from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
-    from dagster_leasehold.shard_sources.loghub.log import LogHub
+    from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
+    from dagster_leasehold.shard_sources.loghub.source import LogHub
     from dagster_leasehold.shard_sources.source import Limits
 
 __all__ = [
@@ -84,8 +84,8 @@ _HOMES = {
     "LeaseholdError": "dagster_leasehold.lease_store.errors",
     "Limits": "dagster_leasehold.shard_sources.source",
     "LocalLog": "dagster_leasehold.shard_sources.local_log",
-    "LogHub": "dagster_leasehold.shard_sources.loghub.log",
-    "LogHubOptions": "dagster_leasehold.shard_sources.loghub.kind",
+    "LogHub": "dagster_leasehold.shard_sources.loghub.source",
+    "LogHubOptions": "dagster_leasehold.shard_sources.loghub.options",
     "Modulo": "dagster_leasehold.lease_store.rules.node_settings",
     "Pinned": "dagster_leasehold.lease_store.rules.node_settings",
     "Settings": "dagster_leasehold.orchestration.settings",

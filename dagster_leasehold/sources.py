@@ -19,7 +19,8 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.local_log import Record
-from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.retrying import ask
 from dagster_leasehold.shard_sources.source import (
     BoundedFromCursors,
@@ -33,7 +34,6 @@ from dagster_leasehold.shard_sources.source import (
     ShardSource,
     record_schema,
 )
-from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 __all__ = [
     "BoundedFromCursors",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.orchestration.settings import Settings, StreamSettings
-from dagster_leasehold.shard_sources.registry import open_source
+from dagster_leasehold.shard_sources.registry import StreamPlace, open_source
 from dagster_leasehold.shard_sources.source import Limits
-from dagster_leasehold.shard_sources.source_kind import StreamPlace
 
 
 def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream:

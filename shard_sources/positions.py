@@ -1,10 +1,15 @@
-"""Places in a shard as people write them: `begin`, `end`, or a time."""
+"""Places in a shard: as people write them, as counted records, and as the shard still has them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from dagster_leasehold.shard_sources.source import Position
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import Limits, Position, ShardSource
+
+OFFSET_MAX = 2**63 - 1
+_DIGITS_MAX = len(str(OFFSET_MAX))
 
 
 def parse_time(text: str) -> datetime | None:
@@ -34,3 +39,36 @@ def parse_position(text: str) -> Position | datetime | None:
     if text in (Position.BEGIN, Position.END):
         return Position(text)
     return parse_time(text)
+
+
+def parse_offset(shard: ShardId, cursor: str) -> int:
+    """A cursor as an offset.
+
+    Raises:
+        CursorInvalid: it is not of that form.
+    """
+    if cursor.isascii() and cursor.isdecimal() and len(cursor) <= _DIGITS_MAX:
+        offset = int(cursor)
+        if offset <= OFFSET_MAX:
+            return offset
+    raise CursorInvalid(f"{shown(cursor)} is not a cursor of shard {shard}.")
+
+
+def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
+    """`cursor`, or the nearest that the shard can be read from.
+
+    Raises:
+        CursorInvalid: it is no cursor of the shard at all.
+        SourceError: the source does not answer.
+    """
+    try:
+        source.plan(shard, cursor, Limits(records_max=1, bytes_max=1))
+    except CursorExpired:
+        return source.bounds([shard])[shard].begin
+    except CursorInvalid:
+        end = source.bounds([shard])[shard].end
+        # Only cursors that count records can be told apart from text that is no cursor.
+        if cursor.isdecimal() and end.isdecimal() and int(cursor) > int(end):
+            return end
+        raise
+    return cursor

@@ -10,8 +10,7 @@ from typing import Any
 from dagster_leasehold.lease_store.client.feed import Fetched, Record
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.clamping import clamped
-from dagster_leasehold.shard_sources.positions import parse_position
+from dagster_leasehold.shard_sources.positions import clamped, parse_position
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
 
 BYTES_MAX_DEFAULT = 16 * 1024 * 1024

@@ -6,11 +6,13 @@ name is what `source` says in the settings, its object a `SourceKind`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -21,18 +23,52 @@ from dagster_leasehold.lease_store.errors import (
     UnknownSource,
     shown,
 )
+from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.shard_sources.source import ShardReader, ShardSource
-from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 ENTRY_POINT_GROUP = "leasehold.sources"
 LOCAL_LOG = "local_log"
 # Named, not imported: a deployment pays for the source that it uses.
 _BUILT_IN = {
-    "kafka": "dagster_leasehold.shard_sources.kafka.kind",
-    "kinesis": "dagster_leasehold.shard_sources.kinesis.kind",
-    LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.kind",
-    "loghub": "dagster_leasehold.shard_sources.loghub.kind",
+    "kafka": "dagster_leasehold.shard_sources.kafka.source",
+    "kinesis": "dagster_leasehold.shard_sources.kinesis.source",
+    LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.log",
+    "loghub": "dagster_leasehold.shard_sources.loghub.source",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """The stream that a source is opened for.
+
+    Attributes:
+        stream: its name; a source takes it for the name in the service where no option says
+            otherwise.
+        folder: a folder of the stream's own in the home; it may not exist yet.
+    """
+
+    stream: StreamName
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """How sources of one kind are declared, opened, and read in Spark's workers.
+
+    Attributes:
+        options: the pydantic model of `[streams.options]`. It forbids unknown options, and none
+            of them is a secret: an option names the environment variable that holds one.
+        open: from checked options to a source; it asks the service nothing yet.
+        reader: from `ShardSource.spark_options` to a reader.
+        library: the top-level module of the client library; empty where none is needed.
+        install: the command that installs that library.
+    """
+
+    options: type[BaseModel]
+    open: Callable[[Any, StreamPlace], ShardSource]
+    reader: Callable[[Mapping[str, str]], ShardReader]
+    library: str = ""
+    install: str = ""
 
 
 def source_names() -> list[str]:

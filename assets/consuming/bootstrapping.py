@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.shard_sources.clamping import clamped
+from dagster_leasehold.shard_sources.positions import clamped
 from dagster_leasehold.shard_sources.source import ShardSource
 
 

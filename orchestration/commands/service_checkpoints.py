@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.shard_rows import ShardLease
     from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
     from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-    from dagster_leasehold.shard_sources.loghub.log import LogHub
+    from dagster_leasehold.shard_sources.loghub.source import LogHub
 
 ServiceGroup = Annotated[
     str | None,
@@ -154,7 +154,7 @@ def _both(
         InvalidSetting: the stream is no logstore.
     """
     from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
-    from dagster_leasehold.shard_sources.loghub.log import LogHub
+    from dagster_leasehold.shard_sources.loghub.source import LogHub
 
     declared = target.declared(stream)
     key = target.group(stream, group).key

@@ -6,7 +6,7 @@ in Spark's workers; neither connects before it is asked.
 """
 
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
-from dagster_leasehold.shard_sources.kafka.reading import KafkaReader
+from dagster_leasehold.shard_sources.kafka.reader import KafkaReader
 from dagster_leasehold.shard_sources.kafka.source import KafkaSource
 
 __all__ = ["KafkaOptions", "KafkaReader", "KafkaSource"]

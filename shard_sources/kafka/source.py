@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from dagster_leasehold.lease_store.errors import SourceError
+from dagster_leasehold.lease_store.errors import SourceError, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import error_of
-from dagster_leasehold.shard_sources.kafka.progress import commit_progress
-from dagster_leasehold.shard_sources.kafka.reading import KafkaReader, payload
-from dagster_leasehold.shard_sources.offsets import parse_offset
-from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Position, ShardBounds
+from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
+from dagster_leasehold.shard_sources.kafka.reader import KafkaReader, payload
+from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ShardBounds,
+    ShardReader,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition
 
 SOURCE_NAME = "kafka"
 ORIGIN = "0"
+READERS_MAX = 8
 
 
 class KafkaSource(KafkaReader):
@@ -176,3 +186,55 @@ class KafkaSource(KafkaReader):
             raise SourceError(
                 f"Kafka's group {group} was not told the progress of topic {self.topic}: {refused}."
             )
+
+
+def commit_progress(client: KafkaClient, group: str, offsets: Mapping[int, int]) -> str:
+    """Commit these offsets for a group that nobody has joined.
+
+    Args:
+        client: of the cluster.
+        group: Kafka's group.
+        offsets: for each partition, the offset of the next record to read.
+
+    Returns:
+        Why Kafka refused, in its words; empty when it did not.
+
+    Raises:
+        SourceError: nobody answered, or the credentials were refused.
+    """
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    partitions = [
+        TopicPartition(client.topic, partition, offset) for partition, offset in offsets.items()
+    ]
+    with client.admin(f"group {group}") as admin:
+        asked = admin.alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, partitions)],
+            request_timeout=client.options.timeout_s,
+        )
+        outcome = asked[group].result()
+    errors = [part.error for part in outcome.topic_partitions or () if part.error is not None]
+    return shown(errors[0].str()) if errors else ""
+
+
+def _open(options: KafkaOptions, place: StreamPlace) -> KafkaSource:
+    return KafkaSource(options, options.topic or place.stream)
+
+
+@lru_cache(maxsize=READERS_MAX)
+def _cached_reader(options: str, topic: str) -> KafkaReader:
+    return KafkaReader(KafkaOptions.model_validate_json(options), topic)
+
+
+def _reader(options: Mapping[str, str]) -> ShardReader:
+    """A reader whose connections are kept for the next task of this Spark worker."""
+    return _cached_reader(options["options"], options["topic"])
+
+
+KIND = SourceKind(
+    KafkaOptions,
+    _open,
+    _reader,
+    library="confluent_kafka",
+    install="pip install 'dagster-leasehold[kafka]'",
+)

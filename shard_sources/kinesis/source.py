@@ -27,12 +27,19 @@ from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
 from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS
 from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
 from dagster_leasehold.shard_sources.kinesis.tail import Tail
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.removed_shards import (
     removed_bounds,
     removed_error,
     removed_lag,
 )
-from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Position, ShardBounds
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ShardBounds,
+    ShardReader,
+)
 
 Found = TypeVar("Found")
 ONE_RECORD = Limits(records_max=1)
@@ -210,3 +217,22 @@ class KinesisStream(KinesisReader):
 
 def _removed() -> ShardBounds:
     return removed_bounds(str(start(0)))
+
+
+def _open(options: KinesisOptions, place: StreamPlace) -> KinesisStream:
+    """The stream; one that does not exist is reported by the first call that needs it."""
+    return KinesisStream(options, options.stream or place.stream, place.folder)
+
+
+def _reader(options: Mapping[str, str]) -> ShardReader:
+    parsed = KinesisOptions.model_validate_json(options["options"])
+    return KinesisReader(parsed, options["stream"], Path(options["folder"]))
+
+
+KIND = SourceKind(
+    KinesisOptions,
+    _open,
+    _reader,
+    library="boto3",
+    install="pip install 'dagster-leasehold[kinesis]'",
+)

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from pydantic import BaseModel, ConfigDict
+
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -37,7 +39,8 @@ from dagster_leasehold.shard_sources.local_log.writing import (
     AppendedRange,
     ShardWriter,
 )
-from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.removed_shards import (
     GONE,
     removed_bounds,
@@ -51,6 +54,7 @@ from dagster_leasehold.shard_sources.source import (
     Position,
     ReadRange,
     ShardBounds,
+    ShardReader,
 )
 
 if TYPE_CHECKING:
@@ -344,3 +348,27 @@ class LocalLog(LocalLogReader):
     def spark_options(self) -> Mapping[str, str]:
         """What a Spark worker needs to build the reader again."""
         return {"source": SOURCE_NAME, "root": str(self.root)}
+
+
+class LocalLogOptions(BaseModel):
+    """Options of a local log.
+
+    Attributes:
+        root: the log's folder; by default `logs/STREAM` in the home.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    root: Path | None = None
+
+
+def _open(options: LocalLogOptions, place: StreamPlace) -> LocalLog:
+    """The log; one that does not exist yet is reported by the first call that needs it."""
+    return LocalLog(options.root or place.folder)
+
+
+def _reader(options: Mapping[str, str]) -> ShardReader:
+    return LocalLogReader(options["root"])
+
+
+KIND = SourceKind(LocalLogOptions, _open, _reader)

@@ -29,7 +29,7 @@ from dagster_leasehold.shard_sources.local_log.tails import (
     tail_without_head,
     whole_tail,
 )
-from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.positions import parse_offset
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
 
 _YIELD_RECORDS = 8192

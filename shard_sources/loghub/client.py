@@ -30,16 +30,14 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.shard_sources.decompression import Codec, decompress
 from dagster_leasehold.shard_sources.loghub.credentials import FoundCredentials
 from dagster_leasehold.shard_sources.loghub.failures import Asked, ServiceRefusal, failure
-from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
+from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.retrying import ask
 
 TIMEOUT_S = (5.0, 20.0)
 """To connect, and to wait for bytes."""
 BODY_BYTES_MAX = 256 * 1024 * 1024
 """The service sends about 10 MiB at once; more than this is no answer of its."""
-GROUPS_MAX = 1000
-"""The most LogGroups that the service sends at once."""
 _CODECS = {
     "lz4": Codec.LZ4_BLOCK,
     "zstd": Codec.ZSTD,

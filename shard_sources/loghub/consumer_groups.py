@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-from dagster_leasehold.shard_sources.loghub.log import LogHub
+from dagster_leasehold.shard_sources.loghub.source import LogHub
 
 NAMES_SHOWN_MAX = 10
 

@@ -19,8 +19,7 @@ from dagster_leasehold.lease_store.rules.liveness import Observations
 from dagster_leasehold.sensors.outbox import delivered_before
 from dagster_leasehold.shard_sources.kinesis.cursors import Place
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-from dagster_leasehold.shard_sources.offsets import parse_offset
-from dagster_leasehold.shard_sources.positions import parse_position
+from dagster_leasehold.shard_sources.positions import parse_offset, parse_position
 
 INPUTS = 10_000
 CURSOR = '{"format": 1, "nodes": {"a": [7, 1.5, "a-1"]}, "incarnations": {"a": "a-1"}}'

@@ -12,7 +12,7 @@ import pytest
 from dagster_leasehold.lease_store.errors import LeaseholdError, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.positions import parse_offset
 from tests.unit.lease_store.test_identifiers import HOSTILE
 
 FORGED = "x\n2026-01-01 00:00:00 - dagster - INFO - all is well\x1b[31m%s%n\r\u2028y"

@@ -21,8 +21,8 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET, TOKEN
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
-from dagster_leasehold.shard_sources.loghub.log import LogHub
+from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.source import LogHub
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.sls_server.store import ServiceError
 from tests.sources.world import START, STEP

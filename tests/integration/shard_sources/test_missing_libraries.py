@@ -77,6 +77,6 @@ def test_nothing_starts_and_the_sentence_says_what_to_install(
 @pytest.mark.parametrize("source", sorted(STREAMS))
 def test_the_extra_that_is_named_is_there(source: str) -> None:
     declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
-    [extra] = re.findall(r"'leasehold\[(\w+)\]'", source_kind(source).install)
+    [extra] = re.findall(r"'dagster-leasehold\[(\w+)\]'", source_kind(source).install)
     assert extra == source
     assert declared["project"]["optional-dependencies"][extra]

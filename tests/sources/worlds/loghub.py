@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.loghub.kind import LogHubOptions
-from dagster_leasehold.shard_sources.loghub.log import LogHub
+from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.source import LogHub
 from dagster_leasehold.shard_sources.source import ShardSource
 from tests.ports import free_port
 from tests.sls_server.server import SlsServer

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
-from dagster_leasehold.shard_sources.registry import open_source, source_options
-from dagster_leasehold.shard_sources.source_kind import StreamPlace
+from dagster_leasehold.shard_sources.registry import StreamPlace, open_source, source_options
 from tests.sources.world import NewRecord, Notion, SourceWorld
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/own-source.md"

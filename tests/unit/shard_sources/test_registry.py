@@ -19,13 +19,14 @@ from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.shard_sources import registry
 from dagster_leasehold.shard_sources.local_log import LocalLog, LocalLogReader
 from dagster_leasehold.shard_sources.registry import (
+    SourceKind,
+    StreamPlace,
     open_source,
     reader_from_options,
     source_kind,
     source_names,
     source_options,
 )
-from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
 
 PLACE = StreamPlace(StreamName("orders"), Path("logs/orders"))
 

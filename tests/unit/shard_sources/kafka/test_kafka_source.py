@@ -10,7 +10,7 @@ import pytest
 from dagster_leasehold.lease_store.errors import CursorInvalid, SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
-from dagster_leasehold.shard_sources.kafka.reading import attributes
+from dagster_leasehold.shard_sources.kafka.reader import attributes
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored

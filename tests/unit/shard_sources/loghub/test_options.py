@@ -10,14 +10,14 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
-from dagster_leasehold.shard_sources.loghub.kind import KIND
+from dagster_leasehold.shard_sources.loghub.source import KIND
 from dagster_leasehold.shard_sources.registry import (
+    StreamPlace,
     open_source,
     reader_from_options,
     source_options,
 )
 from dagster_leasehold.shard_sources.source import Position
-from dagster_leasehold.shard_sources.source_kind import StreamPlace
 
 GIVEN = {"endpoint": "cn-hangzhou.log.aliyuncs.com", "project": "my-project"}
 
@@ -81,7 +81,7 @@ def test_declaring_a_logstore_does_not_load_the_sdk() -> None:
         "import sys; from pathlib import Path\n"
         "from dagster_leasehold.lease_store.identifiers import StreamName\n"
         "from dagster_leasehold.shard_sources.registry import open_source, source_options\n"
-        "from dagster_leasehold.shard_sources.source_kind import StreamPlace\n"
+        "from dagster_leasehold.shard_sources.registry import StreamPlace\n"
         "options = source_options('loghub', {'endpoint': 'h', 'project': 'pp'})\n"
         "open_source('loghub', options, StreamPlace(StreamName('s-s'), Path('.')))\n"
         "sys.exit('aliyun.log' in sys.modules or 'requests' in sys.modules)"

@@ -1,21 +1,13 @@
-"""LogHub as settings name it."""
+"""The options of a logstore, checked before anything connects."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from dagster_leasehold.shard_sources.source import ShardReader, ShardSource
-from dagster_leasehold.shard_sources.source_kind import SourceKind, StreamPlace
-
-SOURCE_NAME = "loghub"
-SDK = "aliyun-log-python-sdk==0.9.52"
-INSTALL = f"pip install 'dagster-leasehold[loghub]' && pip install --no-deps {SDK}"
-"""Two steps: the SDK asks for an older protobuf than Dagster and Spark Connect allow."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{1,62}", re.ASCII)
 
 
@@ -89,19 +81,3 @@ def _is_address(text: str) -> bool:
         )
     except ValueError:
         return False
-
-
-def _open(options: LogHubOptions, place: StreamPlace) -> ShardSource:
-    from dagster_leasehold.shard_sources.loghub.log import LogHub
-
-    return LogHub(options.model_copy(update={"logstore": options.logstore or place.stream}))
-
-
-def _reader(options: Mapping[str, str]) -> ShardReader:
-    from dagster_leasehold.shard_sources.loghub.log import LogHubReader
-
-    given = {name: text for name, text in options.items() if name in LogHubOptions.model_fields}
-    return LogHubReader(LogHubOptions(**given))  # pyright: ignore[reportArgumentType]
-
-
-KIND = SourceKind(LogHubOptions, _open, _reader, library="aliyun", install=INSTALL)

@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
-from dagster_leasehold.shard_sources.offsets import parse_offset
+from dagster_leasehold.shard_sources.positions import parse_offset
 from dagster_leasehold.shard_sources.source import ReadRange, record_schema
 
 if TYPE_CHECKING:

@@ -1,0 +1,155 @@
+"""A logstore as a source: its shards, their bounds, and the ends of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+from dagster_leasehold.lease_store.errors import UnknownShard, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
+from dagster_leasehold.shard_sources.loghub.lineage import ListedShard, with_parents
+from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
+from dagster_leasehold.shard_sources.loghub.reader import LogHubReader
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
+from dagster_leasehold.shard_sources.removed_shards import (
+    GONE,
+    removed_bounds,
+    removed_lag,
+    removed_plan,
+)
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ShardBounds,
+    ShardReader,
+    ShardSource,
+)
+
+SOURCE_NAME = "loghub"
+SDK = "aliyun-log-python-sdk==0.9.52"
+INSTALL = f"pip install 'dagster-leasehold[loghub]' && pip install --no-deps {SDK}"
+"""Two steps: the SDK asks for an older protobuf than Dagster and Spark Connect allow."""
+_BOUNDS_AT_ONCE = 8
+
+
+class LogHub(LogHubReader):
+    """A logstore."""
+
+    def list_shards(self) -> list[ShardListing]:
+        """All shards that the service lists, in order of creation, with their parents."""
+        return with_parents(self.client.shards())
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """The bounds of these shards: one request for all, and two for each, some at a time."""
+        if not shards:
+            return {}
+        # The list first: a shard that it calls read-only had its last record before that.
+        answer = self.client.shards()
+        listed = {str(each.number): each for each in answer}
+        gone = {shard for shard in shards if self.removed(shard, answer)}
+        kept = [shard for shard in shards if shard not in gone]
+        for shard in kept:
+            self._listed(listed, shard)
+        with ThreadPoolExecutor(_BOUNDS_AT_ONCE) as pool:
+            found = pool.map(
+                lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), kept
+            )
+            return dict.fromkeys(gone, removed_bounds(str(GroupCursor(0)))) | {
+                shard: ShardBounds(str(begin), str(end), listed[shard].read_only)
+                for shard, (begin, end) in zip(kept, found, strict=True)
+            }
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """The cursor at a position; a time is that at which the service received a LogGroup.
+
+        The service knows whole seconds: a time within one means all that came in it.
+        """
+        at = position
+        if isinstance(at, datetime):
+            at = max(0, int(at.timestamp() // 1))
+        self.number_of(shard)
+        try:
+            return str(self._cursor(shard, at))
+        except UnknownShard:
+            if self.removed(shard, self.client.shards()):
+                return GONE
+            raise
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """Where a batch ends: at least one record; bytes are those of the messages.
+
+        It ends between LogGroups where it holds the whole rest of one, because the service sends
+        whole groups and its consumer groups cannot point into one. Otherwise it ends within one.
+
+        Raises:
+            CursorExpired: retention has removed `start`.
+            CursorInvalid: `start` is not a cursor of the shard.
+        """
+        self.number_of(shard)
+        if start == GONE and self.removed(shard, self.client.shards()):
+            return removed_plan(shard, start)
+        first = GroupCursor.parse(shard, start)
+        end, whole, records, bytes_ = first, 0, 0, 0
+        # Each group holds a record: no more groups are asked for than records are wanted.
+        for placed in self.groups(shard, first.group, None, count=limits.records_max):
+            begin = first.index if placed.number == first.group else 0
+            self._check_index(shard, placed, begin)
+            for index, log in enumerate(placed.group.Logs[begin:], begin):
+                size = log.ByteSize()
+                full = records >= limits.records_max or bytes_ + size > limits.bytes_max
+                if whole and full:
+                    return PlannedRange(str(end), whole, last=False)
+                if records and full:
+                    return PlannedRange(str(GroupCursor(placed.number, index)), records, last=False)
+                records, bytes_ = records + 1, bytes_ + size
+            end, whole = GroupCursor(placed.following), records
+            if records >= limits.records_max or bytes_ >= limits.bytes_max:
+                break
+        return PlannedRange(str(end), records, last=self._is_last(shard, end))
+
+    def _is_last(self, shard: ShardId, cursor: GroupCursor) -> bool:
+        # 1. nothing more was there to read; 2. a writer appends; 3. the shard is split. Only an
+        # end that is asked for after the shard was found read-only does not move any more.
+        listed = {str(each.number): each for each in self.client.shards()}
+        return self._listed(listed, shard).read_only and cursor >= self._end(shard)
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """0 at the end; None before it, because the service counts LogGroups, not records.
+
+        Raises:
+            CursorInvalid: it is not a cursor.
+        """
+        if bounds.removed:
+            return removed_lag(cursor)
+        end = GroupCursor.parse(shard, bounds.end)
+        return 0 if GroupCursor.parse(shard, cursor) >= end else None
+
+    def spark_options(self) -> Mapping[str, str]:
+        """What a Spark worker needs to build the reader again."""
+        given = self.options.model_dump(exclude_defaults=True)
+        return {"source": SOURCE_NAME, **{name: str(value) for name, value in given.items()}}
+
+    def _end(self, shard: ShardId) -> GroupCursor:
+        return self._cursor(shard, Position.END)
+
+    def _listed(self, listed: Mapping[str, ListedShard], shard: ShardId) -> ListedShard:
+        found = listed.get(self.number_of(shard))
+        if found is None:
+            raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
+        return found
+
+
+def _open(options: LogHubOptions, place: StreamPlace) -> ShardSource:
+    return LogHub(options.model_copy(update={"logstore": options.logstore or place.stream}))
+
+
+def _reader(options: Mapping[str, str]) -> ShardReader:
+    given = {name: text for name, text in options.items() if name in LogHubOptions.model_fields}
+    return LogHubReader(LogHubOptions(**given))  # pyright: ignore[reportArgumentType]
+
+
+KIND = SourceKind(LogHubOptions, _open, _reader, library="aliyun", install=INSTALL)
