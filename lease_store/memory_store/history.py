@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -28,13 +28,8 @@ class MemoryHistory(MemoryRows):
     ) -> dict[ShardId, LedgerHead]:
         """See `Ledger.heads`."""
         with self._rows("heads", key) as rows:
-            newest: dict[ShardId, Batch] = {}
-            for batch in rows.batches.values():
-                known = newest.get(batch.shard)
-                if known is None or known.sequence < batch.sequence:
-                    newest[batch.shard] = batch
             return {
-                shard: _head(rows.shards[shard], newest.get(shard), rows.versions[shard])
+                shard: _head(rows.shards[shard], rows.batches.of(shard), rows.versions[shard])
                 for shard in sorted(rows.shards)
                 if shards is None or shard in shards
             }
@@ -78,15 +73,15 @@ class MemoryHistory(MemoryRows):
     ) -> Iterator[Batch]:
         """See `Ledger.each_batch`."""
         with self._rows("batches", key) as rows:
-            found = [
+            owned = rows.batches.all() if shard is None else rows.batches.of(shard)
+            wanted = [
                 batch
-                for (owner, number), batch in rows.batches.items()
-                if (shard is None or owner == shard)
-                and (state is None or batch.state is state)
-                and (shard is None or numbers is None or number in numbers)
+                for batch in owned
+                if (state is None or batch.state is state)
+                and (shard is None or numbers is None or batch.sequence in numbers)
             ]
-        found.sort(key=lambda batch: (batch.shard, batch.sequence))
-        return reversed(found) if newest_first else iter(found)
+        wanted.sort(key=lambda batch: batch.shard)
+        return reversed(wanted) if newest_first else iter(wanted)
 
     def batches(
         self,
@@ -117,8 +112,9 @@ class MemoryHistory(MemoryRows):
         """See `Ledger.batches_since`."""
         return (
             batch
-            for batch in self.each_batch(key)
-            if batch.shard in numbers and batch.last >= numbers[batch.shard]
+            for shard, number in sorted(numbers.items())
+            for batch in self.each_batch(key, shard)
+            if batch.last >= number
         )
 
     # -- journal --------------------------------------------------------------------------------
@@ -134,14 +130,14 @@ class MemoryHistory(MemoryRows):
     ) -> Iterator[JournalEntry]:
         """See `Ledger.each_entry`."""
         with self._rows("journal", key) as rows:
-            found = [
+            owned = rows.journal.all() if shard is None else rows.journal.of(shard)
+            wanted = [
                 entry
-                for entry in rows.journal
-                if entry.sequence > after
-                and (until is None or entry.sequence <= until)
-                and (shard is None or entry.shard == shard)
+                for entry in owned
+                if entry.sequence > after and (until is None or entry.sequence <= until)
             ]
-        return reversed(found) if newest_first else iter(found)
+        wanted.sort(key=lambda entry: entry.sequence)
+        return reversed(wanted) if newest_first else iter(wanted)
 
     def journal(
         self,
@@ -185,9 +181,10 @@ class MemoryHistory(MemoryRows):
         return {value: acknowledged.count(value) for value in (True, False)}
 
 
-def _head(lease: ShardLease, newest: Batch | None, version: int) -> LedgerHead:
-    if newest is None:
+def _head(lease: ShardLease, batches: Sequence[Batch], version: int) -> LedgerHead:
+    if not batches:
         return LedgerHead(lease.shard, lease.check_point, 0, None, version)
+    newest = batches[-1]
     intended = newest.state is BatchState.INTENT
     return LedgerHead(
         shard=lease.shard,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 from datetime import datetime
 
@@ -33,7 +34,8 @@ class MemoryRetention(MemoryRows):
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
         """See `Retention.newest_times`."""
         with self._rows("newest_times", key) as rows:
-            return [entry.at for entry in reversed(rows.journal[-number:])]
+            newest = heapq.nlargest(number, rows.journal.values(), key=_sequence)
+            return [entry.at for entry in newest]
 
     def prune_journal(
         self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
@@ -41,14 +43,12 @@ class MemoryRetention(MemoryRows):
         """See `Retention.prune_journal`."""
         with self._rows("prune_journal", key) as rows:
             summary = rows.summary(shard)
-            own = [entry for entry in rows.journal if entry.shard == shard]
-            following = [entry for entry in own[:-keep] if entry.sequence > summary.journal_until]
+            own = rows.journal.of(shard)[:-keep]
+            following = [entry for entry in own if entry.sequence > summary.journal_until]
             unproven = [
                 batch.epoch
-                for (owner, number), batch in sorted(rows.batches.items())
-                if owner == shard
-                and number >= summary.proven_until
-                and batch.state is BatchState.COMMITTED
+                for batch in (rows.batches.of(shard) if shard is not None else ())
+                if batch.sequence >= summary.proven_until and batch.state is BatchState.COMMITTED
             ]
             entries = rules.old_entries(
                 following[:PORTION_ROWS],
@@ -60,8 +60,8 @@ class MemoryRetention(MemoryRows):
             too_early = _too_early(rows, shard, entries[-1].sequence) if shard else ""
             outcome, gone = rules.summarised(summary, entries, too_early=too_early)
             rows.summaries[shard] = replace(outcome, version=summary.version + 1)
-            deleted = set(gone)
-            rows.journal = [entry for entry in rows.journal if entry.sequence not in deleted]
+            for sequence in gone:
+                del rows.journal[shard, sequence]
             return Portion(len(gone), len(entries) == PORTION_ROWS)
 
     def prune_batches(
@@ -71,8 +71,7 @@ class MemoryRetention(MemoryRows):
         with self._rows("prune_batches", key) as rows:
             rows.shard(shard)
             summary = rows.summary(shard)
-            owned = sorted(number for owner, number in rows.batches if owner == shard)[:-keep]
-            old = [rows.batches[shard, number] for number in owned]
+            old = rows.batches.of(shard)[:-keep]
             batches = rules.provable(
                 (
                     batch
@@ -83,7 +82,7 @@ class MemoryRetention(MemoryRows):
                 before=before,
             )
             if batches:
-                known = rules.tenures_of((e for e in rows.journal if e.shard == shard), summary)
+                known = rules.tenures_of(rows.journal.of(shard), summary)
                 outcome = rules.proven(summary, batches, known)
                 rows.summaries[shard] = replace(outcome, version=summary.version + 1)
                 return Portion(0, more=True)
@@ -94,7 +93,7 @@ class MemoryRetention(MemoryRows):
                 [batch for batch in old if batch.sequence >= summary.folded_until],
                 before=before,
                 undelivered={event.batch_id for event in rows.outbox.values()},
-                forced=rules.forces_of(entry for entry in rows.journal if entry.shard == shard),
+                forced=rules.forces_of(rows.journal.of(shard)),
             )
             if folding.summary != summary or folding.gone:
                 rows.summaries[shard] = replace(folding.summary, version=summary.version + 1)
@@ -126,14 +125,19 @@ class MemoryRetention(MemoryRows):
             return Portion()
 
 
+def _sequence(entry: JournalEntry) -> int:
+    return entry.sequence
+
+
 def _named(shard: ShardId | None) -> str:
     return shard or ""
 
 
 def _too_early(rows: GroupRows, shard: ShardId, last: int) -> str:
     """How a shard started before its parents were over, if its entries up to one show that."""
-    journal: list[JournalEntry] = [
-        entry for entry in rows.journal if entry.shard != shard or entry.sequence <= last
-    ]
     parents = {shard: rows.shard(shard).parents}
+    journal = [entry for entry in rows.journal.of(shard) if entry.sequence <= last]
+    # Beside its own entries, the proof reads its parents' and those on the group's setting alone.
+    for other in (*parents[shard], None):
+        journal += rows.journal.of(other)
     return dict(check_order(parents, journal, ordered=rows.group.ordered)).get(shard, "")

@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Grou
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, RewriteClaim, ShardTotals
+from dagster_leasehold.lease_store.memory_store.by_shard import ByShard
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_shard
 from dagster_leasehold.lease_store.rules.transitions import Note, Step, holds
@@ -28,10 +29,10 @@ class GroupRows:
     group: Group
     nodes: dict[NodeName, Node] = field(default_factory=dict[NodeName, Node])
     shards: dict[ShardId, ShardLease] = field(default_factory=dict[ShardId, ShardLease])
-    batches: dict[tuple[ShardId, int], Batch] = field(
-        default_factory=dict[tuple[ShardId, int], Batch]
+    batches: ByShard[ShardId, Batch] = field(default_factory=ByShard[ShardId, Batch])
+    journal: ByShard[ShardId | None, JournalEntry] = field(
+        default_factory=ByShard[ShardId | None, JournalEntry]
     )
-    journal: list[JournalEntry] = field(default_factory=list[JournalEntry])
     outbox: dict[int, OutboxEvent] = field(default_factory=dict[int, OutboxEvent])
     gaps: list[Gap] = field(default_factory=list[Gap])
     rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
@@ -53,8 +54,8 @@ class GroupRows:
             self.group,
             dict(self.nodes),
             dict(self.shards),
-            dict(self.batches),
-            list(self.journal),
+            self.batches.copy(),
+            self.journal.copy(),
             dict(self.outbox),
             list(self.gaps),
             dict(self.rewrites),
@@ -105,11 +106,7 @@ class GroupRows:
 
     def intents(self, shard: ShardId) -> list[Batch]:
         """The shard's batches that are only intended."""
-        return [
-            batch
-            for batch in self.batches.values()
-            if batch.shard == shard and batch.state is BatchState.INTENT
-        ]
+        return [batch for batch in self.batches.of(shard) if batch.state is BatchState.INTENT]
 
     def abandon_intents(self, shard: ShardId) -> None:
         """Give up what was intended for a shard."""
@@ -119,9 +116,7 @@ class GroupRows:
     def next_sequence(self, shard: ShardId) -> int:
         """The number of the shard's next batch: that of an intent, if there is one."""
         settled = [
-            batch.last
-            for (owner, _), batch in self.batches.items()
-            if owner == shard and batch.state is not BatchState.INTENT
+            batch.last for batch in self.batches.of(shard) if batch.state is not BatchState.INTENT
         ]
         return max(settled, default=-1) + 1
 
@@ -189,23 +184,22 @@ class MemoryRows:
         return tuple(changed)
 
     def _note(self, rows: GroupRows, note: Note, observer: str) -> None:
-        rows.journal.append(
-            JournalEntry(
-                sequence=self._next_sequence(),
-                kind=note.kind,
-                reason=note.reason,
-                observer=observer,
-                at=self._clock(),
-                shard=note.shard,
-                edge=note.edge,
-                from_state=note.from_state,
-                to_state=note.to_state,
-                from_owner=note.from_owner,
-                to_owner=note.to_owner,
-                epoch=note.epoch,
-                run=note.run,
-                check_point=note.check_point,
-            )
+        sequence = self._next_sequence()
+        rows.journal[note.shard, sequence] = JournalEntry(
+            sequence=sequence,
+            kind=note.kind,
+            reason=note.reason,
+            observer=observer,
+            at=self._clock(),
+            shard=note.shard,
+            edge=note.edge,
+            from_state=note.from_state,
+            to_state=note.to_state,
+            from_owner=note.from_owner,
+            to_owner=note.to_owner,
+            epoch=note.epoch,
+            run=note.run,
+            check_point=note.check_point,
         )
 
     def _snapshot(self, rows: GroupRows) -> Snapshot:

@@ -175,9 +175,7 @@ class MemoryShards(MemoryRows):
 
 
 def _committed(rows: GroupRows, shard: ShardId) -> list[Batch]:
-    found = (batch for (owner, _), batch in rows.batches.items() if owner == shard)
-    settled = (batch for batch in found if batch.state is BatchState.COMMITTED)
-    return sorted(settled, key=lambda batch: batch.sequence)
+    return [batch for batch in rows.batches.of(shard) if batch.state is BatchState.COMMITTED]
 
 
 def _forcing(

@@ -23,13 +23,14 @@ class MemoryWindows(MemoryRows):
     ) -> list[EventWindow]:
         """See `Windows.windows`."""
         with self._rows("windows", key) as rows:
-            return [
+            wanted = [
                 window
-                for _, window in sorted(rows.windows.items(), key=lambda item: item[0])
-                if (asset is None or window.asset == asset)
-                and (since is None or window.end > since)
+                for window in rows.windows.values()
+                if (since is None or window.end > since)
                 and (until is None or window.start < until)
+                and (asset is None or window.asset == asset)
             ]
+            return sorted(wanted, key=lambda window: (window.asset, window.start))
 
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None

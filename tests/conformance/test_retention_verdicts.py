@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteKind,
 )
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.memory_store.by_shard import ByShard
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
@@ -47,8 +48,8 @@ class Lied:
     """The rows of the group, to be falsified, and before which batches they are cut."""
 
     shards: dict[ShardId, ShardLease]
-    batches: dict[tuple[ShardId, int], Batch]
-    journal: list[JournalEntry]
+    batches: ByShard[ShardId, Batch]
+    journal: ByShard[ShardId | None, JournalEntry]
     cut: dict[ShardId | None, int]
 
 
@@ -147,11 +148,12 @@ def second_opening(rows: Lied) -> None:
     """Two openings of an old epoch, without an end between."""
     for shard, row in rows.shards.items():
         if row.consumer_epoch:
-            last = rows.journal[-1]
+            last = max(rows.journal.values(), key=lambda each: each.sequence)
             again = replace(
                 last, sequence=last.sequence + 1, kind="open", shard=shard, run="twice", epoch=1
             )
-            rows.journal += [again, replace(again, sequence=last.sequence + 2, run="thrice")]
+            for entry in (again, replace(again, sequence=last.sequence + 2, run="thrice")):
+                rows.journal[shard, entry.sequence] = entry
 
 
 def lost_checkpoint(rows: Lied) -> None:

@@ -36,10 +36,11 @@ def test_an_entry_that_appears_behind_a_newer_one_is_read_and_none_twice() -> No
     scene.write("before")
     assert scene.read() == [], "what was there before is not new"
     scene.write("slow")
-    slow = scene.rows.journal.pop()
+    newest = list(scene.rows.journal)[-1]
+    slow = scene.rows.journal.pop(newest)
     scene.write("fast")
     assert scene.read() == ["fast"]
-    scene.rows.journal.insert(-1, slow)
+    scene.rows.journal[newest] = slow
     assert scene.read() == ["slow"]
     assert scene.read() == []
     scene.write("later")
