@@ -72,9 +72,9 @@ __all__ = [
 
 # The module that each name comes from: the same as the imports above, which no program runs.
 _HOMES = {
-    "AssignmentMode": "dagster_leasehold.lease_store.records",
+    "AssignmentMode": "dagster_leasehold.lease_store.group_rows",
     "CommittedBatch": "dagster_leasehold.assets.commit_hook",
-    "GapPolicy": "dagster_leasehold.lease_store.records",
+    "GapPolicy": "dagster_leasehold.lease_store.group_rows",
     "KafkaOptions": "dagster_leasehold.shard_sources.kafka",
     "KafkaSource": "dagster_leasehold.shard_sources.kafka",
     "KinesisOptions": "dagster_leasehold.shard_sources.kinesis",
