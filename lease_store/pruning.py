@@ -14,7 +14,7 @@ from typing import Literal
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.retention import REFERENCE_ENTRIES, reference_time
+from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.lease_store.shard_summary import Portion
 from dagster_leasehold.lease_store.store import LeaseStore
 

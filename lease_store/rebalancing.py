@@ -39,11 +39,11 @@ from dagster_leasehold.lease_store.rules.liveness import (
     Clock,
     Observations,
     handoff_deadline_s,
-    recall_incarnations,
     steady_clock,
 )
 from dagster_leasehold.lease_store.rules.planning import orphans, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.tick_memory import recall_incarnations
 from dagster_leasehold.lease_store.shard_weights import planning_snapshot
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.shard_proof import Finding, Opening, Proven
+from dagster_leasehold.lease_store.rules.journal_proof import Finding, Opening, Proven
 
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError, UserMistake
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.node_membership import NodeMembership
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
@@ -119,9 +119,9 @@ class AgentHost(Host):
         settings = self.settings[self.name]
         return replace(settings, incarnation=self.incarnations.get(self.name, ""))
 
-    def _new_membership(self, store: LeaseStore) -> NodeMembership:
+    def _new_membership(self, store: LeaseStore) -> AgentMembership:
         self._published = False
-        return NodeMembership(store, self._world.key, self._row(), self.clock)
+        return AgentMembership(store, self._world.key, self._row(), self.clock)
 
     def _keep(self, process: Process) -> None:
         world = self._world
@@ -142,7 +142,7 @@ class AgentHost(Host):
         self.up = False
         process.dead = True
 
-    def _keep_once(self, membership: NodeMembership) -> bool:
+    def _keep_once(self, membership: AgentMembership) -> bool:
         """Beat if that is due; whether the node may be a member."""
         world = self._world
         self.refused = False

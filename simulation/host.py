@@ -13,8 +13,8 @@ from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.rules.assignment_modes import pending_bootstraps
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
 from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport

@@ -1,8 +1,8 @@
 """The batch loop: one node consumes a set of shards until they are read, or until it must stop.
 
-For every shard the loop drives the state machine of `lease_store.rules.consumer_states`, as workers
-and clients do; what moves it is looked at between two batches only, so that a shard is always let
-go at a checkpoint. What a stale holder could break, and why it does not:
+For every shard the loop drives the state machine of `lease_store.rules.consumer_lifecycle`, as
+workers and clients do; what moves it is looked at between two batches only, so that a shard is
+always let go at a checkpoint. What a stale holder could break, and why it does not:
 
 1. This run reads a batch and is paused by its machine for longer than the lease.
 2. The node is judged dead, and another run opens a new tenure with a higher epoch.
@@ -42,7 +42,7 @@ from dagster_leasehold.lease_store.heartbeat import Trust
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, OpenByOther, Opened
-from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState, ShardConsumer
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore

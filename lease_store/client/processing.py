@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.client.shard_worker import Processor, ShardWo
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseLost, RunStalled
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 
 _LOG = logging.getLogger(__name__)

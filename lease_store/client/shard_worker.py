@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState, ShardConsumer
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Tenure
 

@@ -9,7 +9,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent, ShardTotals
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.rules.batch_rules import (
+from dagster_leasehold.lease_store.rules.ledger import (
     already_committed,
     check_intended,
     check_next_in_line,
@@ -20,12 +20,8 @@ from dagster_leasehold.lease_store.rules.batch_rules import (
     may_advance,
     raised,
 )
-from dagster_leasehold.lease_store.rules.transitions import (
-    FINISHED,
-    PARENTS_OVER,
-    finished,
-    freed_to_start,
-)
+from dagster_leasehold.lease_store.rules.lineage import PARENTS_OVER, freed_to_start
+from dagster_leasehold.lease_store.rules.transitions import FINISHED, finished
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
@@ -48,7 +44,7 @@ class MemoryBatches(MemoryRows):
                     continue
                 check_next_in_line(
                     intent,
-                    known=rows.batches.get((shard, intent.sequence)),
+                    intended=rows.batches.get((shard, intent.sequence)),
                     next_sequence=rows.next_sequence(shard),
                     check_point=row.check_point,
                 )

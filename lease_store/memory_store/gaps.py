@@ -9,7 +9,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.memory_store.tenures import held
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.rules.gap_rules import acknowledgement, found, gap_note
+from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement, found, gap_note
 from dagster_leasehold.lease_store.rules.refusals import gap_refused
 from dagster_leasehold.lease_store.shard_rows import Tenure
 

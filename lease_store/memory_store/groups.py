@@ -9,8 +9,9 @@ from dagster_leasehold.lease_store.draining import Draining, draining_of
 from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.rules.lineage import UNORDERED, freed_to_start
 from dagster_leasehold.lease_store.rules.refusals import group_exists, group_in_use, group_limit
-from dagster_leasehold.lease_store.rules.transitions import UNORDERED, freed_to_start, settings_note
+from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
 
 

@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.outcomes import (
     Stale,
 )
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
-from dagster_leasehold.lease_store.rules.membership import (
+from dagster_leasehold.lease_store.rules.registration import (
     departure_note,
     displacement_reason,
     registration,

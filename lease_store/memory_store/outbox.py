@@ -9,7 +9,7 @@ from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
-from dagster_leasehold.lease_store.rules.batch_rules import failed_attempt
+from dagster_leasehold.lease_store.rules.ledger import failed_attempt
 
 
 class MemoryOutbox(MemoryRows):

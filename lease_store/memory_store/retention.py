@@ -10,7 +10,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.rules import retention as rules
+from dagster_leasehold.lease_store.rules import deletable_history as rules
 from dagster_leasehold.lease_store.rules.order_proof import check_order
 from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,

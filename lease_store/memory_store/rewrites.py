@@ -8,7 +8,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteClaim, RewriteKind
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
-from dagster_leasehold.lease_store.rules.rewrite_rules import may_claim, rewrite_note, rewritten
+from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note, rewritten
 
 
 class MemoryRewrites(MemoryRows):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
-from dagster_leasehold.lease_store.rules.batch_rules import check_onwards
+from dagster_leasehold.lease_store.rules.ledger import check_onwards
 from dagster_leasehold.lease_store.rules.refusals import lease_lost
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import closed, opened

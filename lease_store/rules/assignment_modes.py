@@ -171,20 +171,6 @@ def plan_pinned(
     )  # fmt: skip
 
 
-def pending_bootstraps(snapshot: Snapshot) -> frozenset[ShardId]:
-    """The shards whose holders pin them at a cursor that has not taken effect yet."""
-    if snapshot.group.assignment is not AssignmentMode.PINNED:
-        return frozenset()
-    pinned = {node.name: node.pinned or {} for node in snapshot.nodes}
-    return frozenset(
-        lease.shard
-        for lease in snapshot.shards
-        if lease.consumer_owner is not None
-        and (cursor := pinned.get(lease.consumer_owner, {}).get(lease.shard)) is not None
-        and cursor != lease.bootstrap
-    )
-
-
 def _unknown(group: Group, node: NodeName, shard: ShardId) -> UnknownShard:
     return UnknownShard(
         f"Node {shown(node)} asks for shard {shown(shard)}, which {group.key} does not have: "

@@ -1,4 +1,4 @@
-"""Who is dead, judged by own memory and own clock.
+"""Verdicts of death and silence, from the observer's own memory and its own monotonic clock.
 
 A node lives as long as its counter moves. An observer remembers which value it saw first and
 when, on its own monotonic clock; a value that has not moved for longer than the timeout means a
@@ -25,61 +25,93 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import Self
 
 from dagster_leasehold.lease_store.errors import InvalidIdentifier
 from dagster_leasehold.lease_store.group_rows import Group, Node
-from dagster_leasehold.lease_store.identifiers import IDENTIFIER_LENGTH_MAX, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.rules.tick_memory import FORMAT, entries, floor_to_tenth
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 Clock = Callable[[], float]
 """Seconds since some moment of the past; it never steps back."""
 
 REMEMBERED_TRANSFERS_MAX = 256
-REMEMBERED_CHARACTERS_MAX = 1_000_000
-UNCHANGED_MAX_S = 1e9
 LOOK_FRACTION = 0.6
 """The part of T that one interval between two looks may count at most.
 
 Less than two thirds: a node that beats every third of T and beat in time before its observer
 stood still, or slept with the whole machine, has not lapsed at the observer's first look after it.
 """
-_FORMAT = 1
 
 
 def steady_clock() -> float:
-    """Seconds that go on while the machine sleeps, so that a woken holder knows what it missed."""
+    """Return seconds that go on while the machine sleeps: a woken holder knows what it missed."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
+class _Looks:
+    """The looks of one observer, and how much of the time between two of them counts as silence.
+
+    Time in which the observer could not look is not the others' silence. After a look that failed
+    nothing counts until the next one; of any other interval at most a given part counts, since an
+    observer that was frozen, perhaps with the whole machine, has heard nobody.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._blind = False
+        self.last = clock()
+
+    def lose_sight(self) -> None:
+        """Take note that a look failed."""
+        self._blind = True
+
+    def look(self, countable_s: float) -> tuple[float, float]:
+        """Take note of a look now; return the seconds since the last that count, and the others.
+
+        `countable_s` is the most that may count. The others are infinite after failed looks that
+        lasted longer than that: whatever was counted before then is worth nothing any more.
+        """
+        now = self._clock()
+        interval_s = now - self.last
+        left_out_s = self._left_out_s(interval_s, countable_s)
+        self.last, self._blind = now, False
+        return max(interval_s - left_out_s, 0.0), left_out_s
+
+    def _left_out_s(self, interval_s: float, countable_s: float) -> float:
+        if not self._blind:
+            return max(interval_s - countable_s, 0.0)
+        return interval_s if interval_s <= countable_s else float("inf")
+
+
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """A counter's value, whose it is, and when it was first seen."""
+    """The value of a counter, its incarnation, and the time when it was first seen."""
 
     value: int
     since: float
     incarnation: str = ""
 
     def begun_later(self, seconds: float, now: float) -> _Sight:
-        """The same sight, as if it had begun some seconds later, but not after now."""
+        """Return the same sight, as if it had begun some seconds later, but not after now."""
         return replace(self, since=min(self.since + seconds, now))
 
 
 class Observations:
-    """How long each node's counter, and each transfer, has stood still before this observer."""
+    """The time for which each node's counter and each transfer stood still for one observer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._nodes: dict[NodeName, _Sight] = {}
         self._transfers: dict[ShardId, _Sight] = {}
-        self._looked_at = clock()
-        self._blind = False
+        self._looks = _Looks(clock)
 
     def lose_sight(self) -> None:
         """Take note that a look failed: the time until the next one is nobody's silence."""
-        self._blind = True
+        self._looks.lose_sight()
 
     def see(self, nodes: Iterable[Node], timeout_s: float) -> None:
         """Take note of the group's nodes; those that are no members any more are forgotten.
@@ -87,9 +119,9 @@ class Observations:
         A first sight starts the count; a counter or an incarnation that changed restarts it.
         `timeout_s` is the group's T.
         """
-        now = self._clock()
-        self._leave_out(self._uncounted_s(now - self._looked_at, timeout_s), now)
-        self._looked_at, self._blind = now, False
+        _, left_out_s = self._looks.look(timeout_s * LOOK_FRACTION)
+        now = self._looks.last
+        self._leave_out(left_out_s, now)
         seen: dict[NodeName, _Sight] = {}
         for node in nodes:
             if not node.member:
@@ -104,13 +136,6 @@ class Observations:
                 before if before and same else _Sight(node.lease_id, now, node.incarnation)
             )
         self._nodes = seen
-
-    def _uncounted_s(self, interval_s: float, timeout_s: float) -> float:
-        """How much of the time since the last look is left out of all counts."""
-        countable_s = timeout_s * LOOK_FRACTION
-        if not self._blind:
-            return max(interval_s - countable_s, 0.0)
-        return interval_s if interval_s <= countable_s else float("inf")
 
     def _leave_out(self, seconds: float, now: float) -> None:
         """Begin all counts later by some seconds, at most now."""
@@ -135,17 +160,17 @@ class Observations:
         self._transfers = seen
 
     def unchanged_s(self, node: NodeName) -> float:
-        """For how many seconds at least the node's counter stood still; 0 for one never seen."""
+        """Return the least number of seconds that a node's counter stood still; 0 if never seen."""
         sight = self._nodes.get(node)
         return self._clock() - sight.since if sight else 0.0
 
     def transfer_s(self, shard: ShardId) -> float:
-        """For how many seconds at least the shard has been in its present transfer."""
+        """Return the least number of seconds that the shard has been in its present transfer."""
         sight = self._transfers.get(shard)
         return self._clock() - sight.since if sight else 0.0
 
     def lapsed(self, timeout_s: float) -> dict[NodeName, int]:
-        """The nodes whose counter stood still for longer than `timeout_s`, and at which value."""
+        """Return the nodes whose counter stood still for over `timeout_s`, each with its value."""
         return {
             node: sight.value
             for node, sight in self._nodes.items()
@@ -153,23 +178,23 @@ class Observations:
         }
 
     def remember(self, **further: object) -> str:
-        """What was observed, as text for `recall`: "unchanged for at least s seconds".
+        """Return the observations as text for `recall`: "unchanged for at least s seconds".
 
         Time after the last look is left out, because nothing was seen in it. `further` JSON values
-        are kept beside it for the caller, who finds them again with `parse_memory`. Of many
+        are kept beside it for the caller, who gets them back from `parse_memory`. Of many
         transfers only those that last longest are kept.
         """
-        at = self._looked_at
+        at = self._looks.last
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
         return json.dumps(
             {
-                "format": _FORMAT,
+                "format": FORMAT,
                 "nodes": {
-                    node: [sight.value, _floor(at - sight.since), sight.incarnation]
+                    node: [sight.value, floor_to_tenth(at - sight.since), sight.incarnation]
                     for node, sight in sorted(self._nodes.items())
                 },
                 "transfers": {
-                    shard: [sight.value, _floor(at - sight.since)]
+                    shard: [sight.value, floor_to_tenth(at - sight.since)]
                     for shard, sight in oldest[:REMEMBERED_TRANSFERS_MAX]
                 },
                 **further,
@@ -179,20 +204,20 @@ class Observations:
 
     @classmethod
     def recall(cls, text: str, clock: Clock) -> Self:
-        """Go on from what another process remembered; from nothing, where the text is not that.
+        """Go on from the observations of another process; from nothing if the text is no memory.
 
         The time between the two processes counts as no time: what is lost makes this observer
         more patient, never less.
         """
         observations = cls(clock)
         now = clock()
-        for node, value, unchanged_s, incarnation in _entries(text, "nodes"):
+        for node, value, unchanged_s, incarnation in entries(text, "nodes"):
             try:
                 name = NodeName(node)
             except InvalidIdentifier:
                 continue
             observations._nodes[name] = _Sight(value, now - unchanged_s, incarnation)
-        for shard, value, unchanged_s, _ in _entries(text, "transfers"):
+        for shard, value, unchanged_s, _ in entries(text, "transfers"):
             try:
                 observations._transfers[ShardId(shard)] = _Sight(value, now - unchanged_s)
             except InvalidIdentifier:
@@ -215,33 +240,28 @@ class PlannerWatch:
     """
 
     def __init__(self, clock: Clock, look_max_s: float) -> None:
-        self._clock = clock
         self._look_max_s = look_max_s
-        self._looked_at = clock()
+        self._looks = _Looks(clock)
         self._mark: str | None = None
         self._unchanged_s = 0.0
         self._unanswered_s = 0.0
-        self._blind = False
 
     @property
     def silent_s(self) -> float:
-        """For how many seconds at least the planner has been silent."""
+        """The number of seconds for which, at least, the planner has been silent."""
         return max(self._unchanged_s, self._unanswered_s)
 
     def lose_sight(self) -> None:
         """Take note that the lease store does not answer: no planner can tick without it."""
-        self._blind = True
+        self._looks.lose_sight()
 
     def see(self, mark: str | None) -> None:
         """Take note of the mark of the planner's last tick.
 
-        Empty where it never left one, so that there is nothing to judge by; None where the mark
-        could not be read.
+        It is empty if the planner never left one, so that there is nothing to judge by, and None
+        if it could not be read.
         """
-        now = self._clock()
-        passed_s = min(now - self._looked_at, self._look_max_s)
-        passed_s = 0.0 if self._blind else passed_s
-        self._looked_at, self._blind = now, False
+        passed_s, _ = self._looks.look(self._look_max_s)
         if mark is None:
             self._unanswered_s += passed_s
             return
@@ -252,65 +272,8 @@ class PlannerWatch:
         self._mark, self._unanswered_s = mark, 0.0
 
 
-def _floor(seconds: float) -> float:
-    """Rounded down to a tenth: an observer may only ever claim to have waited less."""
-    return max(int(seconds * 10) / 10, 0.0)
-
-
-def parse_memory(text: str) -> dict[str, Any]:
-    """Remembered text as a mapping; an empty one where the text is not what was remembered."""
-    if not text or len(text) > REMEMBERED_CHARACTERS_MAX:
-        return {}
-    try:
-        memory = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(memory, dict):
-        return {}
-    memory = cast("dict[str, Any]", memory)
-    return memory if memory.get("format") == _FORMAT else {}
-
-
-def recall_incarnations(text: str, place: str) -> dict[str, str]:
-    """Return the incarnations that a predecessor in the same place remembered, by node.
-
-    In another place (after a reboot, in a new container) nobody can see what became of the runs
-    that were launched under them, so that the nodes begin anew there: their former incarnations
-    fall silent, and what dead runs had open is freed.
-    """
-    memory = parse_memory(text)
-    section = memory.get("incarnations")
-    if memory.get("place", "") != place or not isinstance(section, dict):
-        return {}
-    return {
-        name: incarnation
-        for name, incarnation in cast("dict[str, Any]", section).items()
-        if isinstance(incarnation, str) and 0 < len(incarnation) <= IDENTIFIER_LENGTH_MAX
-    }
-
-
-def _entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
-    section = parse_memory(text).get(part)
-    if not isinstance(section, dict):
-        return []
-    found: list[tuple[str, int, float, str]] = []
-    for name, entry in cast("dict[str, Any]", section).items():
-        if not isinstance(entry, list):
-            continue
-        entry = cast("list[Any]", entry)
-        value, unchanged_s, incarnation = [*entry, None, None, None][:3]
-        # A bool is an int to Python, and NaN compares as false with everything.
-        if type(value) is not int or isinstance(unchanged_s, bool):
-            continue
-        if not isinstance(unchanged_s, int | float) or not 0 <= unchanged_s < UNCHANGED_MAX_S:
-            continue
-        whose = incarnation if isinstance(incarnation, str) else ""
-        found.append((name, value, float(unchanged_s), whose))
-    return found
-
-
 def handoff_deadline_s(group: Group, lease: ShardLease) -> float:
-    """How long a transfer may take: what its holder announced, at most what the group allows."""
+    """Return the seconds that a transfer may take: as announced, up to the group's limit."""
     if lease.handoff_eta_s is None:
         return group.handoff_limit_s
     return min(lease.handoff_eta_s, group.handoff_limit_s)

@@ -58,22 +58,6 @@ class Forcing:
         return replace(self, steps=(marked, *others))
 
 
-def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> bool:
-    """Whether a bootstrap cursor takes effect now: once, for the holder, and beside no other run.
-
-    1. Two runs of a node see a cursor that has not been applied.
-    2. The first applies it, reads and commits.
-    3. The second must not go back, which would read again what the first has committed.
-    """
-    holds = row.state is ShardState.ALREADY_ALLOC and row.consumer_owner == node
-    return holds and row.consumer_run in ("", run) and row.bootstrap != cursor
-
-
-def bootstrap_reason(node: NodeName, cursor: str) -> str:
-    """For the journal."""
-    return f"the settings of {node} start it at {cursor}"
-
-
 def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[ShardId]:
     """The shard, and if it is over all that began after it, nearest first, ids in order."""
     found = [shard]

@@ -6,18 +6,15 @@ conditions. Nothing here reads a clock, and nothing here decides whether an edge
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.ledger_rows import BatchCommit
-from dagster_leasehold.lease_store.rules.states import EDGES, ShardState, first_state, may_start
-from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing, Tenure
+from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
 FINISHED = "its checkpoint reached the end of a read-only shard"
-PARENTS_OVER = "all its parents are over"
-UNORDERED = "the group became unordered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,75 +97,6 @@ def _edge(before: ShardLease, after: ShardLease, reason: str, *, closes: bool) -
     after = replace(after, lease_id=before.lease_id + 1)
     notes = (edge_note(before, after, reason),)
     return Step(before, after, (_closing(before, reason) if closes else ()) + notes)
-
-
-def first_seen(
-    listing: ShardListing, *, ordered: bool, known: Mapping[str, ShardState]
-) -> tuple[ShardLease, Note]:
-    """Edge 1."""
-    state = first_state(
-        ordered=ordered, parents=listing.parents, known=known, gone=listing.gone_parents
-    )
-    shard = ShardLease(
-        shard=listing.shard,
-        state=state,
-        parents=listing.parents,
-        hash_begin=listing.hash_begin,
-        hash_end=listing.hash_end,
-        read_only=listing.read_only,
-        subscribable=listing.subscribable,
-        gone_parents=listing.gone_parents,
-    )
-    return shard, edge_note(None, shard, "first seen in the source's shard list")
-
-
-def shards_first_seen(
-    listing: Iterable[ShardListing], shards: Mapping[ShardId, ShardLease], *, ordered: bool
-) -> list[tuple[ShardLease, Note]]:
-    """Edge 1 for every shard of a listing that the group does not know yet, by id.
-
-    A parent of the same listing counts as known and unfinished, in whichever order they come.
-    """
-    new = {listed.shard: listed for listed in listing if listed.shard not in shards}
-    known: dict[str, ShardState] = {shard: row.state for shard, row in shards.items()}
-    known |= dict.fromkeys(new, ShardState.NOT_ALLOC)
-    return [first_seen(new[shard], ordered=ordered, known=known) for shard in sorted(new)]
-
-
-def listed_again(
-    shard: ShardLease, listing: ShardListing, listed: Collection[ShardId]
-) -> ShardLease:
-    """A known shard with the lineage and flags of a newer listing of the shards `listed`.
-
-    A source that infers lineage leaves out a parent that it has forgotten, and so does not list.
-    The shard still came from it: its own beginning counts, and a parent that the group has is
-    still to be finished first.
-    """
-    named = {*listing.parents, *listed}
-    forgotten = tuple(parent for parent in shard.parents if parent not in named)
-    return replace(
-        shard,
-        parents=listing.parents + forgotten,
-        gone_parents=listing.gone_parents + forgotten,
-        hash_begin=listing.hash_begin,
-        hash_end=listing.hash_end,
-        read_only=listing.read_only,
-        subscribable=listing.subscribable,
-    )
-
-
-def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) -> list[Step]:
-    """Edge 2 for every waiting shard that may start now."""
-    rows = list(shards)
-    known: dict[str, ShardState] = {row.shard: row.state for row in rows}
-    steps: list[Step] = []
-    for row in rows:
-        if row.state is not ShardState.WAIT:
-            continue
-        if may_start(ordered=ordered, parents=row.parents, known=known, gone=row.gone_parents):
-            after = replace(row, state=ShardState.NOT_ALLOC)
-            steps.append(Step(row, after, (edge_note(row, after, reason),)))
-    return steps
 
 
 def claimed(shard: ShardLease, node: NodeName, reason: str) -> Step | None:
@@ -361,23 +289,3 @@ def holds(shard: ShardLease | None, tenure: Tenure) -> bool:
         and shard.consumer_epoch == tenure.epoch
         and shard.consumer_run == tenure.run
     )
-
-
-def materialization_payload(commit: BatchCommit) -> dict[str, object]:
-    """What the outbox says about a committed batch; plain JSON values, times in ISO 8601."""
-    statistics = commit.statistics
-    first, last = statistics.first_event_time, statistics.last_event_time
-    return {
-        "start": commit.start,
-        "end": commit.end,
-        "attempt": commit.attempt,
-        "holder": str(commit.tenure.holder),
-        "epoch": commit.tenure.epoch,
-        "finished": commit.finished,
-        "records": statistics.records,
-        "bytes": statistics.bytes,
-        "written": statistics.written,
-        "quarantined": statistics.quarantined,
-        "first_event_time": first.isoformat() if first else None,
-        "last_event_time": last.isoformat() if last else None,
-    }

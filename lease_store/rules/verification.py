@@ -22,15 +22,10 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerHead
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.journal_proof import Violation
+from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
 from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_order
-from dagster_leasehold.lease_store.rules.shard_proof import (
-    PathLedger,
-    ShardHistory,
-    ShardProof,
-    Violation,
-    doubled_files,
-    prove_shard,
-)
+from dagster_leasehold.lease_store.rules.shard_proof import ShardHistory, ShardProof, prove_shard
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.store import LeaseStore

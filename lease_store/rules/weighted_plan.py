@@ -22,40 +22,41 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
     BeginTransfer,
     CancelTransfer,
     Claim,
+    Holdings,
     Plan,
     Unassigned,
     rank_key,
 )
-from dagster_leasehold.lease_store.rules.holdings import Holdings
+from dagster_leasehold.lease_store.rules.balanced_plan import tie_break
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 RELIEF_MIN = 0.1
-"""By which part the highest or lowest load has to get better for shards to move."""
+"""The part by which the highest or lowest load has to get better for shards to move."""
 LEVEL = 0.05
-"""How far from the mean, as a part of it, loads count as level."""
+"""The distance from the mean, as a part of it, within which loads count as level."""
 
 _Entry = tuple[bool, object, ShardId]
 
 
 def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, float]:
-    """The weight of each shard; empty where the group balances by count or nothing is known.
+    """Return the weight of each shard; nothing if the group balances by count or none has one.
 
     A shard without a weight of its own, such as a new one, counts like the middle of the others.
     """
     if not snapshot.group.weighted:
         return {}
     names = [lease.shard for lease in shards]
-    known = sorted(snapshot.weights[shard] for shard in names if shard in snapshot.weights)
-    if not known:
+    learned = sorted(snapshot.weights[shard] for shard in names if shard in snapshot.weights)
+    if not learned:
         return {}
-    middle = known[len(known) // 2]
+    middle = learned[len(learned) // 2]
     return {shard: snapshot.weights.get(shard, middle) for shard in names}
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one node shall have: `shelves` are its movable shards by weight, cheapest first."""
+    """The share of one node: `shelves` are its movable shards by weight, cheapest first."""
 
     node: NodeName
     load: float = 0.0
@@ -85,8 +86,8 @@ class _Share:
             del self.shelves[weight]
 
     def rank(self) -> tuple[float, int, object]:
-        """Sorts by load; among equals by count and by name."""
-        return self.load, self.count, rank_key(self.node)
+        """Sort by load, then by count, then as the rule by count breaks ties."""
+        return self.load, self.count, tie_break(self.node)
 
 
 class _Levelling:
@@ -107,7 +108,7 @@ class _Levelling:
                     self.shares[node].load += weights[lease.shard]
                     self.shares[node].count += 1
                 else:
-                    self.shares[node].put(weights[lease.shard], _entry(lease.shard, kept=True))
+                    self.shares[node].put(weights[lease.shard], _entry(lease.shard, owned=True))
 
     def place(self, leases: Iterable[ShardLease]) -> None:
         """Give shards that nobody keeps to the nodes with the least load, heaviest first."""
@@ -118,7 +119,7 @@ class _Levelling:
             taker = self._lightest()
             self.targets[lease.shard] = taker.node if taker else None
             if taker:
-                taker.put(self._weights[lease.shard], _entry(lease.shard, kept=False))
+                taker.put(self._weights[lease.shard], _entry(lease.shard, owned=False))
 
     def shed(self) -> None:
         """Take from nodes what is more than the cap allows, lightest first."""
@@ -130,10 +131,10 @@ class _Levelling:
                 self._move(share, taker, min(share.shelves))
 
     def level(self) -> None:
-        """Move shards from the heaviest nodes to the lightest; undone where it helps little."""
+        """Move shards from the heaviest nodes to the lightest, and undo that if it helps little."""
         before = self._extremes()
         moved: list[tuple[_Share, _Share, float, _Entry]] = []
-        # Givers only get lighter and the lightest only heavier: who cannot help now never can.
+        # Givers only get lighter and the lightest only heavier: one that cannot help now never can.
         stuck: set[NodeName] = set()
         while (pair := self._pair(stuck)) is not None:
             giver, taker = pair
@@ -150,7 +151,7 @@ class _Levelling:
                 self.targets[entry[2]] = giver.node
 
     def _pair(self, stuck: Collection[NodeName]) -> tuple[_Share, _Share] | None:
-        """The heaviest node that may give and the lightest that may take; None if all is level."""
+        """Return the heaviest node that may give and the lightest that may take; None if level."""
         givers = [share for share in self.shares.values() if share.node not in stuck]
         giver = max(givers, key=_Share.rank, default=None)
         taker = self._lightest(giver)
@@ -165,7 +166,7 @@ class _Levelling:
         return min(loads), max(loads)
 
     def _worth_it(self, before: tuple[float, float], after: tuple[float, float]) -> bool:
-        """Whether moves relieve the heaviest node, or help the lightest, by more than a tenth."""
+        """Return True if moves relieve the heaviest node, or help the lightest, by over a tenth."""
         relieved = after[1] < (1 - RELIEF_MIN) * before[1]
         helped = after[0] > before[0] + RELIEF_MIN * self._mean
         return relieved or helped or before[1] > self._mean + self._heaviest
@@ -177,7 +178,7 @@ class _Levelling:
         return entry
 
     def _lightest(self, giver: _Share | None = None) -> _Share | None:
-        """The node with the least load that may take one shard more."""
+        """Return the node with the least load that may take one shard more."""
         able = (
             share
             for share in self.shares.values()
@@ -186,13 +187,13 @@ class _Levelling:
         return min(able, key=_Share.rank, default=None)
 
 
-def _entry(shard: ShardId, *, kept: bool) -> _Entry:
-    """Among shards of one weight, those that somebody has move last."""
-    return kept, rank_key(shard), shard
+def _entry(shard: ShardId, *, owned: bool) -> _Entry:
+    """Order shards of one weight: those that a node has move last."""
+    return owned, rank_key(shard), shard
 
 
 def _best(giver: _Share, taker: _Share) -> float | None:
-    """The weight whose move makes the higher of two loads smallest; None where none does."""
+    """Return the weight whose move makes the higher of two loads smallest; None if none does."""
     helping = [weight for weight in giver.shelves if weight < giver.load - taker.load]
     return min(
         helping,
@@ -202,7 +203,7 @@ def _best(giver: _Share, taker: _Share) -> float | None:
 
 
 def plan_weighted(group: Group, holdings: Holdings, weights: Mapping[ShardId, float]) -> Plan:
-    """The moves that level the load; `weights` has one for every shard of `holdings`."""
+    """Return the moves that level the load; `weights` has every shard of `holdings`."""
     before = _loads(holdings, weights)
     levelling = _Levelling(holdings, weights, group.node_cap)
     levelling.place([*holdings.free, *holdings.homeless])
@@ -247,7 +248,7 @@ def _loads(holdings: Holdings, weights: Mapping[ShardId, float]) -> dict[NodeNam
 
 
 def _owned(holdings: Holdings) -> list[tuple[ShardLease, NodeName | None]]:
-    """Every shard with the node that has it, by shard; None where that node is gone."""
+    """Pair every shard with the node that has it, by shard; None if that node is gone."""
     owned: list[tuple[ShardLease, NodeName | None]] = [(lease, None) for lease in holdings.free]
     owned += [(lease, lease.lease_owner) for lease in holdings.homeless]
     for leases in holdings.kept.values():
@@ -258,7 +259,7 @@ def _owned(holdings: Holdings) -> list[tuple[ShardLease, NodeName | None]]:
 def _action(
     lease: ShardLease, owner: NodeName | None, target: NodeName, weight: float, load: float
 ) -> Action | None:
-    """The move that can be made now; None where the store has to settle something first."""
+    """Return the move that can be made now; None if the store has to settle something first."""
     share = f"{target} then carries {load:g} records/s, {weight:g} of them from it"
     if lease.state is ShardState.NOT_ALLOC:
         return Claim(lease.shard, target, lease.lease_id, f"it is free, and {share}")
@@ -276,7 +277,7 @@ def _action(
 def _proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
-    """What had to move whatever the loads, and what the other moves are for."""
+    """Explain the moves: those that every load needs, and the purpose of the others."""
     lines = [f"{needed} are nobody's, or with nodes that take no runs: each needs its move"]
     if moves > needed:
         highest = max(before.values())

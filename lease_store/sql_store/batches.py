@@ -9,7 +9,7 @@ from typing import Any
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.rules.batch_rules import (
+from dagster_leasehold.lease_store.rules.ledger import (
     already_committed,
     check_intended,
     check_next_in_line,
@@ -21,13 +21,8 @@ from dagster_leasehold.lease_store.rules.batch_rules import (
     next_in_line,
     raised,
 )
-from dagster_leasehold.lease_store.rules.transitions import (
-    FINISHED,
-    PARENTS_OVER,
-    finished,
-    freed_to_start,
-    holds,
-)
+from dagster_leasehold.lease_store.rules.lineage import PARENTS_OVER, freed_to_start
+from dagster_leasehold.lease_store.rules.transitions import FINISHED, finished, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import statements
@@ -70,7 +65,7 @@ class SqlBatches(SqlTenures):
                 next_sequence, known = next_in_line(newest.get(shard))
                 check_next_in_line(
                     intent,
-                    known=known,
+                    intended=known,
                     next_sequence=next_sequence,
                     check_point=row.check_point,
                 )

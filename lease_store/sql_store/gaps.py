@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.rules.gap_rules import acknowledgement, found, gap_note
+from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement, found, gap_note
 from dagster_leasehold.lease_store.rules.refusals import gap_refused
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.sql_store import statements

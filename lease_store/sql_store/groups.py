@@ -12,13 +12,14 @@ from dagster_leasehold.lease_store.draining import Draining, draining_of
 from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.rules.lineage import UNORDERED, freed_to_start
 from dagster_leasehold.lease_store.rules.refusals import (
     group_exists,
     group_in_use,
     group_limit,
     unknown_group,
 )
-from dagster_leasehold.lease_store.rules.transitions import UNORDERED, freed_to_start, settings_note
+from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.sql_store import statements
 from dagster_leasehold.lease_store.sql_store.rows import (

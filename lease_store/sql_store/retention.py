@@ -11,9 +11,9 @@ from sqlalchemy.exc import IntegrityError
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
-from dagster_leasehold.lease_store.rules import retention as rules
+from dagster_leasehold.lease_store.rules import deletable_history as rules
+from dagster_leasehold.lease_store.rules.journal_proof import Force, Opening
 from dagster_leasehold.lease_store.rules.order_proof import check_order
-from dagster_leasehold.lease_store.rules.shard_proof import Force, Opening
 from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
     ENTRIES_KEPT,

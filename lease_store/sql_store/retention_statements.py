@@ -24,7 +24,7 @@ from sqlalchemy import (
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.ledger_rows import BatchState
-from dagster_leasehold.lease_store.rules.retention import STATES_KEPT
+from dagster_leasehold.lease_store.rules.deletable_history import STATES_KEPT
 from dagster_leasehold.lease_store.sql_store.statements import of_group
 from dagster_leasehold.lease_store.tables import (
     batch,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteClaim, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
-from dagster_leasehold.lease_store.rules.rewrite_rules import may_claim, rewrite_note
+from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
 from dagster_leasehold.lease_store.sql_store import rewrite_statements as statements
 from dagster_leasehold.lease_store.sql_store import statements as ledger
 from dagster_leasehold.lease_store.sql_store.retention_statements import look_again

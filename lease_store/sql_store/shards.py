@@ -8,22 +8,19 @@ from typing import Any
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
-from dagster_leasehold.lease_store.rules.refusals import unknown_shard
-from dagster_leasehold.lease_store.rules.reopening import (
-    Reopening,
-    bootstrap_reason,
-    concerned,
-    force,
-    may_bootstrap,
-)
-from dagster_leasehold.lease_store.rules.transitions import (
+from dagster_leasehold.lease_store.rules.lineage import (
     PARENTS_OVER,
-    Step,
-    claimed,
     freed_to_start,
     listed_again,
-    orphan_freed,
     shards_first_seen,
+)
+from dagster_leasehold.lease_store.rules.refusals import unknown_shard
+from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned, force
+from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason, may_bootstrap
+from dagster_leasehold.lease_store.rules.transitions import (
+    Step,
+    claimed,
+    orphan_freed,
     transfer_begun,
     transfer_cancelled,
     transfer_completed,

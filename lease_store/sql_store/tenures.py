@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
-from dagster_leasehold.lease_store.rules.batch_rules import check_onwards, next_in_line
+from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
 from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_group, unknown_shard
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from dagster_leasehold.assets.consuming.run_process import process_gone
 from dagster_leasehold.assets.instance_address import instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
+from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
 from dagster_leasehold.lease_store.errors import (
     LeaseholdError,
     NodeNameTaken,
@@ -31,7 +32,6 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.node_membership import PLANNER_LOOK_S, NodeMembership
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -156,7 +156,7 @@ class NodeAgent:
         self._leave_timeout_s = leave_timeout_s
         self._clock = clock
         self._mark = folder / "leaving"
-        self._memberships: list[NodeMembership] = []
+        self._memberships: list[AgentMembership] = []
         self._accepts_runs = True
         self._beats = threading.Thread(target=self._keep_all, name="beats", daemon=True)
         self._left = threading.Event()
@@ -232,7 +232,7 @@ class NodeAgent:
             if not address:
                 return  # Dagster's sensors make it at their first tick
             self._memberships = [
-                NodeMembership(
+                AgentMembership(
                     self._store,
                     key,
                     replace(row, incarnation=self._incarnation, address=address),
@@ -283,7 +283,7 @@ class NodeAgent:
                     # An error of a driver's that nobody foresaw must not end the beating unseen.
                     say(f"A beat of node {self._node} failed: {type(error).__name__}: {error}")
 
-    def _kept(self, membership: NodeMembership) -> str:
+    def _kept(self, membership: AgentMembership) -> str:
         # Whoever gives it shards has to find it: only what can be found joins.
         return membership.keep(accepts_runs=self._accepts_runs, joins=self._published)
 

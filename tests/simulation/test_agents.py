@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import OutcomeUnknown
-from dagster_leasehold.lease_store.node_membership import NodeMembership
 from dagster_leasehold.orchestration.simulated_consumption import consume
 from dagster_leasehold.simulation import (
     Faults,
@@ -41,17 +41,17 @@ def test_an_agent_that_says_nothing_again_after_a_lost_reply_is_found(
 ) -> None:
     """It goes on beating for a row that says something else than it last said."""
 
-    def keep(self: NodeMembership, *, accepts_runs: bool) -> str:
+    def keep(self: AgentMembership, *, accepts_runs: bool) -> str:
         try:
             return sends_again(self, accepts_runs=accepts_runs)
         except OutcomeUnknown:
             self._silent = True  # pyright: ignore
             return ""
 
-    sends_again = NodeMembership.keep
+    sends_again = AgentMembership.keep
 
-    def silent(self: NodeMembership, *, accepts_runs: bool) -> str:
+    def silent(self: AgentMembership, *, accepts_runs: bool) -> str:
         return "" if hasattr(self, "_silent") else keep(self, accepts_runs=accepts_runs)
 
-    monkeypatch.setattr(NodeMembership, "keep", silent)
+    monkeypatch.setattr(AgentMembership, "keep", silent)
     assert any(outcome(seed).violations for seed in range(SEEDS))

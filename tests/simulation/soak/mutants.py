@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any
 from unittest import mock
 
+from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.node_membership import NodeMembership
 from dagster_leasehold.lease_store.rules.liveness import Observations
 from dagster_leasehold.sensors.hook_delivery import HookDelivery
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
@@ -122,7 +122,7 @@ MUTANTS = [
     Mutant(
         "a node takes shards though its daemon is down",
         "a daemon is down",
-        {f"{NodeMembership.__module__}.NodeMembership.planner_silent_s": 0.0},
+        {f"{AgentMembership.__module__}.AgentMembership.planner_silent_s": 0.0},
         "of orders/default stood still",
     ),
     Mutant(
@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant(
         "time without a look counts as silence",
         "the store is away",
-        {f"{Observations.__module__}.Observations._uncounted_s": lambda *_: 0.0},
+        {f"{Observations.__module__}._Looks._left_out_s": lambda *_: 0.0},
         "is alive and was evicted",
     ),
 ]

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.rules.retention import REFERENCE_ENTRIES
+from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.shard_summary import ENTRIES_KEPT
 from dagster_leasehold.sensors.history_rounds import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds

@@ -17,11 +17,11 @@ import pytest
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.instance_address import ensure_instance_address
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.node_membership import PLANNER_LOOK_S, NodeMembership
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import sync_listing
@@ -58,7 +58,7 @@ class Site:
         self.sensor = build_rebalance_sensor(stream, deployment, job, world.clock)
         self.cursor: str | None = None
         self.agents = [
-            NodeMembership(
+            AgentMembership(
                 world.store, stream.key, Node(NodeName(name), 0, f"{name}-1", address), world.clock
             )
             for name in names

@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, StoreUnavailabl
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
 from dagster_leasehold.shard_sources.source import Position, ReadRange
 from tests.unit.assets.consumption_world import NODE, OTHER, ArrowSweeper, World
 

@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, Group
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing

@@ -14,18 +14,16 @@ from dagster_leasehold.lease_store.ledger_rows import (
     LedgerHead,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.rules.order_proof import OrderProof
-from dagster_leasehold.lease_store.rules.shard_proof import (
+from dagster_leasehold.lease_store.rules.journal_proof import (
     NOTHING_PROVEN,
     End,
     Force,
     Opening,
-    PathLedger,
     Proven,
-    ShardHistory,
-    doubled_files,
-    prove_shard,
 )
+from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
+from dagster_leasehold.lease_store.rules.order_proof import OrderProof
+from dagster_leasehold.lease_store.rules.shard_proof import ShardHistory, prove_shard
 from dagster_leasehold.lease_store.rules.verification import audit
 from tests.unit.lease_store.rules.test_verification import (
     KEY,

@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 
+from dagster_leasehold.lease_store.rules.lineage import freed_to_start
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState, first_state, may_start
-from dagster_leasehold.lease_store.rules.transitions import FINISHED, freed_to_start
+from dagster_leasehold.lease_store.rules.transitions import FINISHED
 
 WAIT, FREE, HELD = ShardState.WAIT, ShardState.NOT_ALLOC, ShardState.ALREADY_ALLOC
 MOVING, OVER = ShardState.TRANSFER, ShardState.OVER

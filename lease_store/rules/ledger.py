@@ -1,4 +1,12 @@
-"""What the ledger accepts: the pure rules that all stores share for intents and commits."""
+"""Pure rules of the ledger that all stores share: intents, commits, and replaced output.
+
+What two rewriters could break, and why they do not:
+
+1. A replay reads batch 7 and writes new files for it; its process is paused.
+2. Somebody who knows it to be dead takes its claim over and replays the batch.
+3. The first wakes up and swaps: its run no longer holds the claim, so that nothing changes.
+4. Had its claim been given back and taken again in between, the batch's generation would differ.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +16,23 @@ from datetime import datetime
 from typing import Any
 
 from dagster_leasehold.lease_store.errors import IntentConflict, one_line, shown
-from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, BatchState, Intent
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchCommit,
+    BatchRewrite,
+    BatchState,
+    Intent,
+    RewriteClaim,
+)
 from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
-from dagster_leasehold.lease_store.rules.transitions import materialization_payload
+from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 def group_of(tenures: Sequence[Tenure]) -> GroupKey:
-    """The one group of some tenures.
+    """Return the one group of some tenures.
 
     Raises:
         ValueError: they are of several groups, or name a shard twice.
@@ -31,18 +46,17 @@ def group_of(tenures: Sequence[Tenure]) -> GroupKey:
 
 
 def raised(watermark: datetime | None, to: datetime | None) -> datetime | None:
-    """A shard's watermark after a commit: it never goes back, whatever event times come late."""
-    known = [time for time in (watermark, to) if time is not None]
-    return max(known, default=None)
+    """Return a shard's watermark after a commit: it never goes back, whatever comes late."""
+    return max((time for time in (watermark, to) if time is not None), default=None)
 
 
 def may_advance(check_point: str | None, start: str) -> bool:
-    """Whether a range that starts at `start` continues a shard: the first one starts anywhere."""
+    """Return True if a range from `start` continues a shard: the first one starts anywhere."""
     return check_point is None or check_point == start
 
 
 def is_before(cursor: str, other: str) -> bool:
-    """Tell whether a cursor is known to come before another; some sources' have no order."""
+    """Return True if a cursor certainly comes before another; some sources' have no order."""
     return cursor.isdecimal() and other.isdecimal() and int(cursor) < int(other)
 
 
@@ -57,7 +71,7 @@ def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
 
 
 def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
-    """The number of a shard's next batch, and its intent if there is one, by its newest row."""
+    """Return the number of a shard's next batch, and its intent if any, by its newest row."""
     if newest is None:
         return 0, None
     if newest.state is BatchState.INTENT:
@@ -66,7 +80,7 @@ def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
 
 
 def intended_batch(intent: Intent) -> Batch:
-    """The ledger row of an intent."""
+    """Return the ledger row of an intent."""
     tenure = intent.tenure
     return Batch(
         shard=tenure.shard,
@@ -81,7 +95,7 @@ def intended_batch(intent: Intent) -> Batch:
 
 
 def committed_batch(commit: BatchCommit) -> Batch:
-    """The ledger row of a commit, not dated yet."""
+    """Return the ledger row of a commit, not dated yet."""
     tenure = commit.tenure
     return Batch(
         shard=tenure.shard,
@@ -100,7 +114,7 @@ def committed_batch(commit: BatchCommit) -> Batch:
 
 
 def check_next_in_line(
-    intent: Intent, *, known: Batch | None, next_sequence: int, check_point: str | None
+    intent: Intent, *, intended: Batch | None, next_sequence: int, check_point: str | None
 ) -> None:
     """Refuse an intent that is not the shard's next range.
 
@@ -115,15 +129,15 @@ def check_next_in_line(
         raise IntentConflict(
             f"{name} starts at {shown(intent.start)}, but the checkpoint is {shown(check_point)}."
         )
-    if known and (known.start, known.end) != (intent.start, intent.end):
+    if intended and (intended.start, intended.end) != (intent.start, intent.end):
         raise IntentConflict(
-            f"{name} was intended as {shown(known.start)} to {shown(known.end)}: consume that "
-            "range first."
+            f"{name} was intended as {shown(intended.start)} to {shown(intended.end)}: consume "
+            "that range first."
         )
 
 
 def already_committed(batch: Batch | None, commit: BatchCommit) -> bool:
-    """Whether this very commit happened before, its reply having been lost."""
+    """Return True if this very commit happened before, and only its reply was lost."""
     if batch is None or batch.state is not BatchState.COMMITTED:
         return False
     tenure = commit.tenure
@@ -153,6 +167,50 @@ def check_intended(batch: Batch | None, commit: BatchCommit) -> None:
             f"{shown(commit.start)} to {shown(commit.end)}, was not intended under tenure "
             f"{tenure.epoch}: record the intent before committing it."
         )
+
+
+def materialization_payload(commit: BatchCommit) -> dict[str, object]:
+    """Describe a committed batch for the outbox: plain JSON values, times in ISO 8601."""
+    statistics = commit.statistics
+    first, last = statistics.first_event_time, statistics.last_event_time
+    return {
+        "start": commit.start,
+        "end": commit.end,
+        "attempt": commit.attempt,
+        "holder": str(commit.tenure.holder),
+        "epoch": commit.tenure.epoch,
+        "finished": commit.finished,
+        "records": statistics.records,
+        "bytes": statistics.bytes,
+        "written": statistics.written,
+        "quarantined": statistics.quarantined,
+        "first_event_time": first.isoformat() if first else None,
+        "last_event_time": last.isoformat() if last else None,
+    }
+
+
+def may_claim(claim: RewriteClaim | None, run: str, replaces: str | None) -> bool:
+    """Return True if a run may claim the output of a shard that has this claim now."""
+    return claim is None or claim.run in (run, replaces)
+
+
+def rewritten(batch: Batch | None, rewrite: BatchRewrite) -> Batch | None:
+    """Return the batch with its new output; None if it is not as the rewrite saw it."""
+    if batch is None or batch.state is not BatchState.COMMITTED:
+        return None
+    if batch.generation != rewrite.generation:
+        return None
+    return replace(
+        batch,
+        generation=batch.generation + 1,
+        files=rewrite.files,
+        statistics=rewrite.statistics,
+    )
+
+
+def rewrite_note(shard: ShardId, run: str, reason: str) -> Note:
+    """Return the journal entry of a swap."""
+    return Note(kind="rewrite", reason=reason, shard=shard, run=run)
 
 
 def hook_payload(commit: BatchCommit) -> dict[str, Any]:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import NodeNameTaken, OutcomeUnknown, StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.node_membership import NodeMembership
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 
@@ -30,8 +30,8 @@ def store() -> MemoryStore:
     return found
 
 
-def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> NodeMembership:
-    return NodeMembership(store, KEY, Node(A, 0, incarnation, address="here"), clock)
+def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> AgentMembership:
+    return AgentMembership(store, KEY, Node(A, 0, incarnation, address="here"), clock)
 
 
 def row(store: MemoryStore) -> Node:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_leasehold.lease_store.rules.consumer_states import ConsumerState, ShardConsumer
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 
 EVENTS = st.lists(st.sampled_from(["initialized", "stop", "fence", "stopped"]), max_size=12)
 

@@ -33,7 +33,7 @@ again take runs before its next tick: a plan made in between would move shards t
 """
 
 
-class NodeMembership:
+class AgentMembership:
     """One group of a node. `keep` has to be called at least about every second.
 
     Args:

@@ -18,11 +18,8 @@ from datetime import datetime
 
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics
-from dagster_leasehold.lease_store.rules.shard_proof import (
-    Finding,
-    Force,
-    JournalProof,
-    Tenures,
+from dagster_leasehold.lease_store.rules.journal_proof import Finding, Force, JournalProof, Tenures
+from dagster_leasehold.lease_store.rules.ledger_proof import (
     fence_details,
     until_epoch,
     withdrawal_detail,

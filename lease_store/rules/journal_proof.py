@@ -1,0 +1,166 @@
+"""Proof of one shard's journal: tenures that follow one another under rising epochs.
+
+Pure rules. Where an earlier proof has covered rows that are not there any more, its `Proven` is
+where this one begins. What is remembered is one value per tenure and per forced checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+
+Tenures = Mapping[tuple[int, str], NodeName | None]
+
+
+Finding = tuple[str, str]
+"""A broken rule and how it is broken, without the shard's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that a history breaks.
+
+    `rule` is one of `overlap` (two tenures at once), `epoch` (a fencing number that did not
+    rise), `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
+    `checkpoint` (one that is not where the ledger ends), `fence` (a batch without its tenure),
+    `files` (a file that two batches list, or one beside a merged file that holds its records),
+    `withdrawn` (a batch that was taken back without a forced checkpoint before it).
+    """
+
+    rule: str
+    shard: ShardId | None
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: shard {self.shard}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An entry of the journal that opened a tenure."""
+
+    sequence: int
+    epoch: int
+    run: str
+    owner: NodeName | None
+
+
+@dataclass(frozen=True, slots=True)
+class Force:
+    """A forced checkpoint: its epoch tells between which batches it came."""
+
+    epoch: int
+    check_point: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A committed batch that others may follow, or the last one of those that were removed."""
+
+    number: int
+    cursor: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What an earlier proof covers of a shard: rows that came first and may be removed.
+
+    The journal and the ledger are covered independently of one another, each from its beginning.
+
+    Attributes:
+        epoch: the highest epoch of the covered journal.
+        open: the tenure that was open at the covered journal's end.
+        tenures: openings of the covered journal under which batches that are not covered may
+            have been committed.
+        forces: forced checkpoints of the covered journal with a higher epoch than `last`.
+        last: the last covered batch.
+        entries_until: entries up to this number are covered, although some of them are still there.
+        fenced_until: of batches with lower numbers, which are still there, the tenures are covered.
+        fenced_epoch: the highest epoch of those.
+        skipped: gaps that were removed, from and to which cursor.
+        violations: what was found in rows that were removed, as rule and detail.
+    """
+
+    epoch: int = 0
+    open: Opening | None = None
+    tenures: tuple[Opening, ...] = ()
+    forces: tuple[Force, ...] = ()
+    last: End | None = None
+    entries_until: int = 0
+    fenced_until: int = 0
+    fenced_epoch: int = 0
+    skipped: tuple[tuple[str, str], ...] = ()
+    violations: tuple[Finding, ...] = ()
+
+
+NOTHING_PROVEN = Proven()
+
+
+class JournalProof:
+    """Tenures follow one another: each closed before the next, under a higher epoch.
+
+    Attributes:
+        violations: what was found so far.
+        opened: openings that were looked at.
+        epoch: the highest epoch so far.
+        current: the tenure that is open.
+        newest: the tenure that was opened last.
+        tenures: all of them, as far as they are remembered.
+        forces: all forced checkpoints, as far as they are remembered.
+    """
+
+    def __init__(self, shard: ShardId | None, proven: Proven) -> None:
+        self.violations: list[Violation] = []
+        self.opened = 0
+        self.epoch = proven.epoch
+        self.current = proven.open
+        self.newest = max(proven.tenures, key=lambda each: each.epoch, default=proven.open)
+        self.tenures = {(each.epoch, each.run): each.owner for each in proven.tenures}
+        self.forces = list(proven.forces)
+        self._shard = shard
+        self._until = proven.entries_until
+        if self.current is not None:
+            self.tenures[self.current.epoch, self.current.run] = self.current.owner
+
+    def take(self, entry: JournalEntry) -> None:
+        """Take the next entry."""
+        if entry.kind == "force":
+            self.forces.append(Force(entry.epoch, entry.check_point))
+        if entry.sequence <= self._until:
+            return
+        if entry.kind == "open":
+            if self.current is not None:
+                self._violated(
+                    "overlap",
+                    f"run {entry.run} opened it at entry {entry.sequence} while run "
+                    f"{self.current.run} had it open since entry {self.current.sequence}",
+                )
+            self.current = Opening(entry.sequence, entry.epoch, entry.run, entry.to_owner)
+            self.newest = self.current
+            self.tenures[entry.epoch, entry.run] = entry.to_owner
+            self.opened += 1
+        elif entry.kind == "close" and self.current and entry.run == self.current.run:
+            self.current = None
+        if entry.kind in ("open", "force"):
+            if entry.epoch <= self.epoch:
+                self._violated(
+                    "epoch",
+                    f"entry {entry.sequence} has epoch {entry.epoch} after epoch {self.epoch}",
+                )
+            self.epoch = max(self.epoch, entry.epoch)
+
+    def end(self, lease: ShardLease | None) -> None:
+        """Compare the end with the shard's row."""
+        if lease is not None and lease.consumer_epoch > self.epoch:
+            self._violated(
+                "epoch",
+                f"its row has epoch {lease.consumer_epoch}, the journal only {self.epoch}",
+            )
+
+    def _violated(self, rule: str, detail: str) -> None:
+        self.violations.append(Violation(rule, self._shard, detail))

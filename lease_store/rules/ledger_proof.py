@@ -1,0 +1,250 @@
+"""Proof of one shard's ledger: batches that join end to start, each under its tenure.
+
+Pure rules over rows in order. Which files two batches list is found by hashes, in eight bytes for
+each path.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.rules.journal_proof import (
+    End,
+    Force,
+    JournalProof,
+    Proven,
+    Tenures,
+    Violation,
+)
+from dagster_leasehold.lease_store.rules.ledger import is_before
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+
+_BUCKETS = 256
+
+
+class LedgerProof:
+    """Batches join end to start, each under its tenure; merged files hold what they say."""
+
+    def __init__(
+        self,
+        shard: ShardId,
+        proven: Proven,
+        journal: JournalProof,
+        skipped: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.committed = 0
+        self._shard = shard
+        self._last = proven.last
+        self._epoch = max(proven.last.epoch if proven.last else 0, proven.fenced_epoch)
+        self._fenced_until = proven.fenced_until
+        self._tenures: Tenures = journal.tenures
+        self._forces = journal.forces
+        self._skipped = skipped
+        self._carriers = {False: ("", 0), True: ("", 0)}
+        self._found: dict[str, list[Violation]] = {
+            rule: [] for rule in ("ledger", "checkpoint", "fence", "withdrawn", "files")
+        }
+
+    @property
+    def violations(self) -> list[Violation]:
+        """What was found, rule by rule."""
+        return [violation for found in self._found.values() for violation in found]
+
+    def take(self, batch: Batch) -> None:
+        """Take the next committed batch."""
+        self.committed += 1
+        self._check_join(batch)
+        if batch.sequence >= self._fenced_until:
+            for detail in fence_details(batch, self._tenures, self._epoch):
+                self._violated("fence", detail)
+        self._epoch = max(self._epoch, until_epoch(batch))
+        self._check_merged(batch)
+        self._last = End(batch.last, batch.end, until_epoch(batch))
+
+    def _check_join(self, batch: Batch) -> None:
+        """Only a recorded gap or a forced checkpoint may come between two batches."""
+        former = self._last
+        if former is None:
+            return
+        if batch.start not in self._continuations(former, batch.epoch):
+            how = _difference(former.cursor, batch.start)
+            self._violated(
+                "ledger",
+                f"batch {batch.sequence} starts at {batch.start}, but batch {former.number} "
+                f"ended at {former.cursor}: {how}",
+            )
+        if batch.sequence <= former.number:
+            self._violated("ledger", f"batch {batch.sequence} is committed twice")
+
+    def _check_merged(self, batch: Batch) -> None:
+        """A merged file holds the records of whole batches, which list none themselves."""
+        for quarantine in (False, True):
+            carrier, left = self._carriers[quarantine]
+            files = [file for file in batch.files if file.quarantine == quarantine]
+            if left and files:
+                detail = f"lists {files[0].path}, but {carrier} holds its records already"
+                self._violated("files", f"batch {batch.sequence} {detail}")
+            for file in files:
+                if file.batches > left:
+                    carrier, left = file.path, file.batches
+            self._carriers[quarantine] = (carrier, max(left - batch.batches, 0))
+
+    def take_withdrawn(self, batch: Batch) -> None:
+        """What was committed is taken back only by a later forced checkpoint that lies before."""
+        if detail := withdrawal_detail(batch, self._forces):
+            self._violated("withdrawn", detail)
+
+    def end(self, lease: ShardLease | None) -> None:
+        """Compare the end with the shard's checkpoint, where a row is given.
+
+        A shard without any batch belongs to a client that keeps no ledger: its checkpoint is its
+        own.
+        """
+        for carrier, left in self._carriers.values():
+            if left:
+                detail = f"{carrier} holds {left} more batches than the ledger has behind it"
+                self._violated("files", detail)
+        last = self._last
+        if lease is None or last is None:
+            return
+        if lease.check_point is None:
+            self._violated("checkpoint", "it has batches, but no checkpoint")
+        elif lease.check_point not in self._continuations(last, None):
+            how = _difference(last.cursor, lease.check_point)
+            detail = f"it is at {lease.check_point}, but the ledger ends at {last.cursor}: {how}"
+            self._violated("checkpoint", detail)
+
+    def _continuations(self, former: End, epoch: int | None) -> set[str]:
+        """Where a shard may go on after `former` and before a batch of an epoch, or now.
+
+        A forced checkpoint that went back has withdrawn all that lay behind it, so that it
+        excuses no batch that is left.
+        """
+        cursor = former.cursor
+        for force in self._forces if epoch is None or epoch > former.epoch else ():
+            between = former.epoch < force.epoch and (epoch is None or force.epoch < epoch)
+            if between and force.check_point and not is_before(force.check_point, former.cursor):
+                cursor = force.check_point
+        return _reachable(cursor, self._skipped)
+
+    def _violated(self, rule: str, detail: str) -> None:
+        self._found[rule].append(Violation(rule, self._shard, detail))
+
+
+def until_epoch(batch: Batch) -> int:
+    """The epoch of the last batch that a ledger row stands for."""
+    return batch.epoch if batch.last_epoch is None else batch.last_epoch
+
+
+def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
+    """How a committed batch was not written under a tenure that had been opened, in its turn.
+
+    `epoch` is the highest one of the batches before it.
+    """
+    found: list[str] = []
+    tenure = (batch.epoch, batch.run)
+    if tenure not in tenures:
+        found.append(f"was committed under epoch {batch.epoch} of run {batch.run}, never opened")
+    elif tenures[tenure] != batch.holder:
+        opener = tenures[tenure]
+        found.append(f"was committed by {batch.holder}, but its tenure was opened by {opener}")
+    if batch.epoch < epoch:
+        found.append(f"has epoch {batch.epoch}, but one before it already had epoch {epoch}")
+    return [f"batch {batch.sequence} {how}" for how in found]
+
+
+def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
+    """How a withdrawn batch lacks the forced checkpoint that took it back; empty if it does not."""
+    if any(
+        force.epoch > until_epoch(batch)
+        and (force.check_point is None or not is_before(batch.start, force.check_point))
+        for force in forces
+    ):
+        return ""
+    return (
+        f"batch {batch.sequence} was committed under epoch {batch.epoch} and withdrawn, "
+        f"but no checkpoint was forced to {batch.start} or before since then"
+    )
+
+
+def skipped_ends(
+    gaps: Iterable[Gap], removed: Iterable[tuple[str, str]] = ()
+) -> dict[str, list[str]]:
+    """The ends of skipped gaps by their start; those of removed ones too."""
+    found: dict[str, list[str]] = {}
+    for start, end in removed:
+        found.setdefault(start, []).append(end)
+    for gap in gaps:
+        if gap.skipped:
+            found.setdefault(gap.start, []).append(gap.end)
+    return found
+
+
+def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
+    """The cursors at which a batch after `cursor` may start, skipped gaps followed."""
+    found: set[str] = set()
+    pending = [cursor]
+    while pending:
+        at = pending.pop()
+        if at not in found:
+            found.add(at)
+            pending += skipped.get(at, ())
+    return found
+
+
+def _difference(end: str, start: str) -> str:
+    """What lies between two cursors, where they can be told apart by their numbers."""
+    if end.isdecimal() and start.isdecimal():
+        if int(start) > int(end):
+            return f"{int(start) - int(end)} are missing, and no gap is recorded"
+        return f"{int(end) - int(start)} are committed twice, and no forced checkpoint is recorded"
+    return "neither a gap nor a forced checkpoint is recorded between them"
+
+
+class PathLedger:
+    """Finds paths that two batches list, in eight bytes for each path.
+
+    Paths are compared by their hashes; `doubled` gives the few that have to be looked at again.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = [array("q") for _ in range(_BUCKETS)]
+
+    def take(self, batch: Batch) -> None:
+        """Take the files of a committed batch."""
+        for path in {file.path for file in batch.files}:
+            hashed = hash(path)
+            self._hashes[hashed % _BUCKETS].append(hashed)
+
+    def join(self, other: PathLedger) -> None:
+        """Take all that another one has taken."""
+        for own, more in zip(self._hashes, other._hashes, strict=True):
+            own.extend(more)
+
+    def doubled(self) -> set[int]:
+        """The hashes that were taken more than once."""
+        found: set[int] = set()
+        for bucket in self._hashes:
+            ordered = sorted(bucket)
+            found.update(one for one, next_ in pairwise(ordered) if one == next_)
+        return found
+
+
+def doubled_files(batches: Iterable[Batch], hashes: set[int] | None = None) -> Iterator[Violation]:
+    """The files that two of these committed batches list; of all paths, or of some hashes."""
+    listed: dict[str, Batch] = {}
+    for batch in batches:
+        if batch.state is not BatchState.COMMITTED:
+            continue
+        for file in batch.files:
+            if hashes is not None and hash(file.path) not in hashes:
+                continue
+            other = listed.setdefault(file.path, batch)
+            if other.batch_id != batch.batch_id:
+                detail = f"{file.path} is listed by {other.batch_id} and by {batch.batch_id}"
+                yield Violation("files", batch.shard, detail)
