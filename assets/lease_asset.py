@@ -27,10 +27,11 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndLedger
 from dagster_leasehold.shard_sources.lag import lags_of
 
 JOURNAL_VERIFIED = "journal_verified"
@@ -83,7 +84,7 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     return lease_asset
 
 
-def lease_metadata(stream: ShardStream, store: LeaseStore, now: datetime) -> dict[str, Any]:
+def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -> dict[str, Any]:
     """What the asset shows; numbers stay numbers, so that they plot."""
     snapshot = store.snapshot(stream.key)
     lags, _ = lags_of(stream.source, snapshot.shards)
@@ -113,7 +114,7 @@ def lease_metadata(stream: ShardStream, store: LeaseStore, now: datetime) -> dic
 
 
 def recent_holdings(
-    store: LeaseStore, snapshot: Snapshot, now: datetime, limit: int = PICTURE_ROWS_MAX
+    store: Ledger, snapshot: Snapshot, now: datetime, limit: int = PICTURE_ROWS_MAX
 ) -> list[Holding]:
     """Who held what when, by the newest entries of the journal."""
     journal = store.journal(snapshot.group.key, limit=limit, newest=True)
@@ -124,7 +125,7 @@ def recent_holdings(
 
 
 def recent_growth(
-    store: LeaseStore, key: GroupKey, limit: int = PICTURE_ROWS_MAX
+    store: Ledger, key: GroupKey, limit: int = PICTURE_ROWS_MAX
 ) -> list[tuple[datetime, int]]:
     """How the output grew, by the newest batches of each shard.
 

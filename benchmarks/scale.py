@@ -25,6 +25,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -143,7 +144,7 @@ class Figures:
         }
 
 
-def owners(store: LeaseStore) -> dict[ShardId, NodeName | None]:
+def owners(store: Groups) -> dict[ShardId, NodeName | None]:
     """Who has each shard."""
     return {lease.shard: lease.consumer_owner for lease in store.snapshot(KEY).shards}
 

@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Registered
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.liveness import Clock, Observations, PlannerWatch
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndNodes
 
 BEAT_EARLY = 0.7
 """A beat is sent after this part of its interval, because the caller's rounds take time, too."""
@@ -43,7 +43,7 @@ class AgentMembership:
         clock: monotonic seconds.
     """
 
-    def __init__(self, store: LeaseStore, key: GroupKey, node: Node, clock: Clock) -> None:
+    def __init__(self, store: GroupsAndNodes, key: GroupKey, node: Node, clock: Clock) -> None:
         self._store = store
         self._key = key
         self._node = node

@@ -21,8 +21,8 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.outcomes import Beaten
+from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.store import LeaseStore
 
 _LOG = logging.getLogger(__name__)
 RETRIES_PER_BEAT = 4
@@ -47,7 +47,7 @@ class Heartbeat:
 
     def __init__(  # noqa: PLR0917
         self,
-        store: LeaseStore,
+        store: Nodes,
         key: GroupKey,
         node: NodeName,
         incarnation: str,

@@ -12,6 +12,7 @@ from dagster_leasehold.lease_store.errors import OutcomeUnknown
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.roles.shards import Shards
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     BeginTransfer,
     CancelTransfer,
@@ -21,7 +22,6 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
 )
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
 
 Answer = TypeVar("Answer")
 
@@ -39,7 +39,7 @@ class PlanSteps:
         decide: told of each thing that was done, in one line.
     """
 
-    store: LeaseStore
+    store: Shards
     key: GroupKey
     observer: str
     steps: FailingSteps

@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.lease_store.shard_summary import Portion
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndRetention
 
 FOREVER = "forever"
 HISTORY_DAYS_DEFAULT = 30.0
@@ -75,7 +75,7 @@ class PruneRound:
         StoreUnavailable: the store does not answer.
     """
 
-    def __init__(self, store: LeaseStore, key: GroupKey, age: timedelta) -> None:
+    def __init__(self, store: GroupsAndRetention, key: GroupKey, age: timedelta) -> None:
         self.report = PruneReport()
         self._failed = 0
         self._key = key
@@ -125,7 +125,7 @@ class PruneRound:
 
 
 def prune(
-    store: LeaseStore,
+    store: GroupsAndRetention,
     key: GroupKey,
     age: timedelta,
     progress: Callable[[int], None] = lambda _: None,

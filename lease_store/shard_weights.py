@@ -13,7 +13,7 @@ from math import frexp, ldexp
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Throughput
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndLedger
 
 SPAN_MIN_S = 1.0
 WEIGHT_MIN = 1.0
@@ -21,7 +21,7 @@ WEIGHT_RATIO_MAX = 64.0
 MANTISSA_STEPS = 8
 
 
-def planning_snapshot(store: LeaseStore, key: GroupKey) -> Snapshot:
+def planning_snapshot(store: GroupsAndLedger, key: GroupKey) -> Snapshot:
     """A snapshot to plan from: with weights, where the group wants its load levelled.
 
     Raises:

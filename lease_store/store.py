@@ -39,3 +39,27 @@ class LeaseStore(
     def close(self) -> None:
         """Let go of all connections; the store opens new ones when it is used again."""
         ...
+
+
+class GroupsAndNodes(Groups, Nodes, Protocol):
+    """The roles for whoever joins a group and stays in it."""
+
+
+class GroupsAndShards(Groups, Shards, Protocol):
+    """The roles for whoever brings a shard list into a group."""
+
+
+class GroupsAndLedger(Groups, Ledger, Protocol):
+    """The roles for whoever shows, weighs or proves what became of a group."""
+
+
+class GroupsAndRetention(Groups, Retention, Protocol):
+    """The roles for whoever deletes the old history of a group."""
+
+
+class LedgerAndRewrites(Ledger, Rewrites, Protocol):
+    """The roles for whoever replaces committed output by other files."""
+
+
+class LedgerAndWindows(Ledger, Windows, Protocol):
+    """The roles for whoever compares committed output with what was made of it by the hour."""

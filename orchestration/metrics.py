@@ -21,9 +21,10 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.journal_tail import JournalTail
 from dagster_leasehold.lease_store.ledger_rows import ShardTotals
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndLedger, LeaseStore
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.shard_sources.lag import lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
@@ -62,7 +63,7 @@ class _Changes:
         self.handovers = 0
         self._tail = JournalTail(clock)
 
-    def advance(self, store: LeaseStore, key: GroupKey) -> None:
+    def advance(self, store: Ledger, key: GroupKey) -> None:
         """Count what is new."""
         for entry in self._tail.read(store, key):
             self.kinds[entry.kind] += 1
@@ -98,7 +99,7 @@ class StoreCollector(Collector):
                 families.up.add_metric([], 1)
             return families.all()
 
-    def _collect_group(self, families: _Families, store: LeaseStore, key: GroupKey) -> None:
+    def _collect_group(self, families: _Families, store: GroupsAndLedger, key: GroupKey) -> None:
         snapshot = store.snapshot(key)
         changes = self._changes.setdefault(key, _Changes(self._clock))
         changes.advance(store, key)

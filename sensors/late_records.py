@@ -20,10 +20,10 @@ from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateActio
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import LedgerAndWindows
 
 SPANS_MAX = 8
 """The most spans of hours that are asked for one by one; more are one long span."""
@@ -46,7 +46,7 @@ def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetim
 
 
 def windows_of(
-    store: LeaseStore, hourly: HourlyAsset, hours: Collection[datetime]
+    store: Windows, hourly: HourlyAsset, hours: Collection[datetime]
 ) -> dict[datetime, EventWindow]:
     """The rows of these hours, for those that have one."""
     found: dict[datetime, EventWindow] = {}
@@ -79,7 +79,7 @@ class LateRecords:
     """
 
     hourly: HourlyAsset
-    store: LeaseStore
+    store: LedgerAndWindows
     output_root: Path
     steps: FailingSteps
     _next: dict[ShardId, int] | None = None

@@ -18,10 +18,10 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.sensors.active_runs import (
     SHARDS_PER_READ,
@@ -65,7 +65,7 @@ class LaunchRounds:
     """
 
     stream: ShardStream
-    store: LeaseStore
+    store: Tenures
     address: str
     clock: Callable[[], float]
     new_id: Callable[[], str]

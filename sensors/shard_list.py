@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndShards
 from dagster_leasehold.sensors import EVERY_LOOP_S
 
 PARTITIONS_OF_TICK_MAX = 500
@@ -34,7 +34,7 @@ class _Synced:
 
 
 def sync_listing(
-    store: LeaseStore, stream: ShardStream, listing: list[ShardListing], *, timeout_s: float
+    store: GroupsAndShards, stream: ShardStream, listing: list[ShardListing], *, timeout_s: float
 ) -> str:
     """Carry a shard list into the lease tables, creating the group on first sight.
 

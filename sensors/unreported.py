@@ -12,7 +12,7 @@ from dagster_leasehold.assets.materialization import RUN_KEY
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.roles.groups import Groups
 
 SHOWN_MAX = 2_000
 """How many of the newest materializations are looked at; older ones may be reported again."""
@@ -21,7 +21,7 @@ SHOWN_MAX = 2_000
 def left_behind(
     instance: dg.DagsterInstance,
     stream: ShardStream,
-    store: LeaseStore,
+    store: Groups,
     pending: Sequence[OutboxEvent],
 ) -> list[OutboxEvent]:
     """The events of runs that will not report them themselves any more, in order.

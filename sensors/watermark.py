@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import LedgerAndWindows
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work
 from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
@@ -183,7 +183,7 @@ class WatermarkRounds:
         return [hour for hour in hours if last is not None and hour_key(hour) <= last]
 
     def _look_late(
-        self, store: LeaseStore, leases: Sequence[ShardLease], *, remembers: bool
+        self, store: LedgerAndWindows, leases: Sequence[ShardLease], *, remembers: bool
     ) -> list[EventWindow]:
         """Settle what was made, and count what came late; the rows that changed."""
         asked, late = self._asked, self._late

@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError,
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.simulation.host import TICK_S, Host, Run
 from dagster_leasehold.simulation.schedule import Process
@@ -119,7 +119,7 @@ class AgentHost(Host):
         settings = self.settings[self.name]
         return replace(settings, incarnation=self.incarnations.get(self.name, ""))
 
-    def _new_membership(self, store: LeaseStore) -> AgentMembership:
+    def _new_membership(self, store: GroupsAndNodes) -> AgentMembership:
         self._published = False
         return AgentMembership(store, self._world.key, self._row(), self.clock)
 

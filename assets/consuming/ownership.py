@@ -10,11 +10,12 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, Opened
+from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.assignment_plan import Claim, Plan
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def _holder(
 
 
 def claim_for_run(
-    store: LeaseStore, key: GroupKey, shard: ShardId, claim: MayClaim, *, run: str
+    store: Shards, key: GroupKey, shard: ShardId, claim: MayClaim, *, run: str
 ) -> bool:
     """Claim a free shard that a run was asked for; False where somebody else was faster."""
     outcome = store.claim(
@@ -172,7 +173,7 @@ def claim_for_run(
 
 
 def close_ended_tenure(
-    store: LeaseStore, key: GroupKey, shard: ShardId, node: NodeName, *, ended: str, closing: str
+    store: Tenures, key: GroupKey, shard: ShardId, node: NodeName, *, ended: str, closing: str
 ) -> bool:
     """Close the tenure of a run that has ended without closing it.
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.shard_sources.source import ProgressMirror
 
 LOOKS_MAX = 10
 """Every further look has found a commit of another process since the one before."""
 
 
-def mirror_progress(store: LeaseStore, stream: ShardStream, shards: Iterable[ShardId]) -> str:
+def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId]) -> str:
     """Tell the service the checkpoints of these shards, if the stream's source does that.
 
     The stored checkpoints are told, not those of the commits at hand: a dead run's commits are

@@ -23,8 +23,8 @@ from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.event_spans import may_hold
-from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ ALWAYS = EventSpan()
 
 
 def committed_parts(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     *,
@@ -121,7 +121,7 @@ def committed_parts(
 
 
 def listed_parts(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     *,
@@ -160,7 +160,7 @@ def listed_parts(
 
 
 def _batches(
-    store: LeaseStore, key: GroupKey, heads: Heads, span: EventSpan, *, every: bool
+    store: Ledger, key: GroupKey, heads: Heads, span: EventSpan, *, every: bool
 ) -> Iterator[Batch]:
     """Committed batches of these shards with output in a span: of all times shard by shard."""
     if not span.everything:
@@ -207,7 +207,7 @@ def _inside(batch: Batch, numbers: range) -> bool:
 
 
 def committed_dataset(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     *,

@@ -22,7 +22,7 @@ from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ class CommittedFile:
 
 
 def committed_files(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     shard: ShardId | None = None,
@@ -55,7 +55,7 @@ def committed_files(
 
 
 def each_committed_file(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     shard: ShardId | None = None,
@@ -78,14 +78,14 @@ def each_committed_file(
 
 
 def committed_paths(
-    store: LeaseStore, key: GroupKey, output_root: Path, shard: ShardId | None = None
+    store: Ledger, key: GroupKey, output_root: Path, shard: ShardId | None = None
 ) -> list[str]:
     """The paths of committed output, for DuckDB's `read_parquet` or an Arrow dataset."""
     return [str(file.path) for file in committed_files(store, key, output_root, shard)]
 
 
 def iter_records(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     shard: ShardId | None = None,
@@ -115,7 +115,7 @@ def iter_records(
 
 def read_committed(
     spark: SparkSession,
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     *,

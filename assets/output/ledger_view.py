@@ -16,8 +16,8 @@ from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.units import Unit, each_unit
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerHead
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
-from dagster_leasehold.lease_store.store import LeaseStore
 
 READINGS_MAX = 10
 
@@ -26,7 +26,7 @@ Heads = Mapping[ShardId, LedgerHead]
 
 
 def at_one_moment(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     shards: Collection[ShardId] | None,
     read: Callable[[Heads], Iterable[tuple[ShardId, Value]]],
@@ -73,13 +73,13 @@ def at_one_moment(
     )
 
 
-def each_committed(store: LeaseStore, key: GroupKey, heads: Heads) -> Iterator[Batch]:
+def each_committed(store: Ledger, key: GroupKey, heads: Heads) -> Iterator[Batch]:
     """The committed batches below the heads of shards, by shard and number."""
     for shard, head in heads.items():
         yield from store.each_batch(key, shard, numbers=range(head.next_number))
 
 
-def units_of(store: LeaseStore, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
+def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
     """The units of a shard that hold any of some committed batches, by number.
 
     A unit that begins before the first of them is looked for backwards, no further than to the
@@ -94,7 +94,7 @@ def units_of(store: LeaseStore, key: GroupKey, shard: ShardId, numbers: range) -
         yield unit
 
 
-def _carrier(store: LeaseStore, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
+def _carrier(store: Ledger, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
     """The row before a number whose file, or which itself, holds that batch; None if none does."""
     first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
     if number == 0 or (first is not None and _lists_output(first)):

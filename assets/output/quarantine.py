@@ -11,7 +11,7 @@ from typing import Any
 from dagster_leasehold.assets.output.committed_output import CommittedFile, each_committed_file
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 ROWS_PER_READ = 256
 
@@ -36,7 +36,7 @@ class QuarantinedRecord:
 
 
 def quarantined_records(
-    store: LeaseStore,
+    store: Ledger,
     key: GroupKey,
     output_root: Path,
     shard: ShardId | None = None,
@@ -86,6 +86,6 @@ def _record(committed: CommittedFile, row: dict[str, Any]) -> QuarantinedRecord:
     )
 
 
-def quarantined_count(store: LeaseStore, key: GroupKey, shard: ShardId | None = None) -> int:
+def quarantined_count(store: Ledger, key: GroupKey, shard: ShardId | None = None) -> int:
     """How many records of committed batches are in quarantine."""
     return sum(batch.statistics.quarantined for batch in store.each_batch(key, shard))

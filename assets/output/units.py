@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 
 Unit = tuple[Batch, ...]
 Ended = Callable[[str], bool]
@@ -54,7 +54,7 @@ def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
 
 
 def swap(
-    store: LeaseStore,
+    store: Rewrites,
     key: GroupKey,
     shard: ShardId,
     run: str,
@@ -91,7 +91,7 @@ def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
 
 @contextmanager
 def rewriting(
-    store: LeaseStore,
+    store: Rewrites,
     key: GroupKey,
     shard: ShardId,
     run: str,

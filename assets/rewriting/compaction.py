@@ -31,7 +31,7 @@ from dagster_leasehold.assets.output.units import (
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Compactor:
     def __init__(
         self,
         *,
-        store: LeaseStore,
+        store: LedgerAndRewrites,
         key: GroupKey,
         output_root: Path,
         run: str,

@@ -32,7 +32,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteKind
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 
 
@@ -98,7 +98,7 @@ class Replayer:
         self,
         *,
         stream: ShardStream,
-        store: LeaseStore,
+        store: LedgerAndRewrites,
         output_root: Path,
         sweeper: Sweeper,
         run: str,

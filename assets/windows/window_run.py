@@ -32,10 +32,10 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class WindowMade:
     source_files: int
 
 
-def shard_times(
-    store: LeaseStore, stream: ShardStream
-) -> tuple[list[ShardTime], frozenset[ShardId]]:
+def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], frozenset[ShardId]]:
     """How far each shard has come, and the shards that only the source knows yet.
 
     The lease tables are read first, or an hour could be taken for complete too early:
@@ -187,7 +185,7 @@ def _window_row(
 
 
 def _check_complete(
-    store: LeaseStore,
+    store: Groups,
     stream: ShardStream,
     *,
     asset: str,
@@ -257,7 +255,7 @@ def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
 
 
 def window_paths(
-    store: LeaseStore,
+    store: Windows,
     stream: ShardStream,
     output_root: Path,
     asset: str,

@@ -10,7 +10,7 @@ from dagster_leasehold.lease_store.group_rows import TRUST_FRACTION
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.outcomes import Beaten
 from dagster_leasehold.lease_store.rules.liveness import Clock
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndNodes
 
 
 class BeatTrust:
@@ -28,7 +28,7 @@ class BeatTrust:
 
     def __init__(
         self,
-        store: LeaseStore,
+        store: GroupsAndNodes,
         key: GroupKey,
         node: NodeName,
         *,

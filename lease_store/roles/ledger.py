@@ -26,6 +26,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     ShardTotals,
     Throughput,
 )
+from dagster_leasehold.lease_store.shard_summary import ShardSummary
 
 THROUGHPUT_BATCHES = 32
 
@@ -155,4 +156,8 @@ class Ledger(Protocol):
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
         """The number of gaps that somebody has acknowledged, and of those that nobody has."""
+        ...
+
+    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
+        """Return the summaries of deleted history, of one shard or by shard; that of none first."""
         ...

@@ -25,7 +25,6 @@ from dagster_leasehold.lease_store.shard_summary import (
     ENTRIES_KEPT,
     EVENTS_KEPT,
     Portion,
-    ShardSummary,
 )
 
 
@@ -35,10 +34,6 @@ class Retention(Protocol):
     Each is one transaction of bounded size. Losing a race with another process that deletes the
     same is harmless: every step looks again.
     """
-
-    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
-        """What was deleted, of one shard or by shard; that of no shard comes first."""
-        ...
 
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
         """The dates of a group's newest journal entries, newest entry first."""

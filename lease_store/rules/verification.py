@@ -21,6 +21,7 @@ from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerHead
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.journal_proof import Violation
 from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
@@ -28,7 +29,7 @@ from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_or
 from dagster_leasehold.lease_store.rules.shard_proof import ShardHistory, ShardProof, prove_shard
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndLedger
 
 __all__ = ["Audit", "Violation", "audit", "check_history", "verify"]
 
@@ -50,7 +51,7 @@ class Audit:
     batches: int
 
 
-def verify(store: LeaseStore, key: GroupKey) -> list[Violation]:
+def verify(store: GroupsAndLedger, key: GroupKey) -> list[Violation]:
     """Check the whole history of a group as the store has it now; an empty list is the proof.
 
     Raises:
@@ -61,7 +62,7 @@ def verify(store: LeaseStore, key: GroupKey) -> list[Violation]:
 
 
 def audit(
-    store: LeaseStore,
+    store: GroupsAndLedger,
     key: GroupKey,
     *,
     progress: Callable[[int], None] = lambda _: None,
@@ -99,9 +100,7 @@ def audit(
     return Audit(tuple(violations), tenures, batches)
 
 
-def _read_shard(
-    store: LeaseStore, key: GroupKey, lease: ShardLease
-) -> tuple[ShardProof, PathLedger]:
+def _read_shard(store: Ledger, key: GroupKey, lease: ShardLease) -> tuple[ShardProof, PathLedger]:
     for _ in range(READINGS_MAX):
         paths = PathLedger()
         head = _head(store, key, lease)
@@ -130,15 +129,15 @@ def _read_shard(
     return prove_shard(alone), PathLedger()
 
 
-def _summary(store: LeaseStore, key: GroupKey, shard: ShardId) -> ShardSummary:
+def _summary(store: Ledger, key: GroupKey, shard: ShardId) -> ShardSummary:
     return next(iter(store.summaries(key, shard)), ShardSummary(shard))
 
 
-def _head(store: LeaseStore, key: GroupKey, lease: ShardLease) -> LedgerHead:
+def _head(store: Ledger, key: GroupKey, lease: ShardLease) -> LedgerHead:
     return store.heads(key, [lease.shard])[lease.shard]
 
 
-def _read_order(store: LeaseStore, key: GroupKey, snapshot: Snapshot) -> list[Violation]:
+def _read_order(store: Ledger, key: GroupKey, snapshot: Snapshot) -> list[Violation]:
     """Check the order of shards by the whole journal, which is read only where it can matter.
 
     Entries of transactions that overlap are numbered in another order than they appear in, so

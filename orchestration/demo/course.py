@@ -36,7 +36,8 @@ from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmU
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
-    from dagster_leasehold.lease_store.store import LeaseStore
+    from dagster_leasehold.lease_store.roles.groups import Groups
+    from dagster_leasehold.lease_store.store import GroupsAndLedger
     from dagster_leasehold.shard_sources.local_log import LocalLog
 
 SHARDS = 8
@@ -142,7 +143,7 @@ class Demo:
         given: DemoInput,
         *,
         expected: int,
-        store: LeaseStore,
+        store: Groups,
         stream: ShardStream,
         spark: SparkWarmUp,
         progress: Progress,
@@ -181,7 +182,7 @@ class Demo:
             progress.stage("everything is consumed; stopping Dagster and Spark")
         return loader
 
-    def _prove(self, store: LeaseStore, stream: ShardStream, loader: Loader) -> bool:
+    def _prove(self, store: GroupsAndLedger, stream: ShardStream, loader: Loader) -> bool:
         from dagster_leasehold.lease_store.rules.verification import verify
 
         show_shards(store, stream.key, stream.source)

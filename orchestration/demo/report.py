@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndLedger
 from dagster_leasehold.orchestration.demo.loading import RecordDigest
 from dagster_leasehold.orchestration.presentation import say, show_table
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.source import ShardSource
 
 
-def show_shards(store: LeaseStore, key: GroupKey, source: ShardSource) -> None:
+def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> None:
     """A table of the shards: state, owner, committed records, checkpoint and lag."""
     leases = sorted(store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
     bounds = source.bounds([lease.shard for lease in leases])
@@ -54,7 +55,7 @@ def show_shards(store: LeaseStore, key: GroupKey, source: ShardSource) -> None:
     )
 
 
-def committed_digest(store: LeaseStore, key: GroupKey, output: Path) -> RecordDigest:
+def committed_digest(store: Ledger, key: GroupKey, output: Path) -> RecordDigest:
     """The digest of all committed records, read back as any reader does."""
     from dagster_leasehold.assets.output.committed_output import iter_records
 

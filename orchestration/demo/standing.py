@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource
 
 
@@ -39,7 +39,7 @@ class Standing:
         return self.available - self.consumed
 
 
-def standing(store: LeaseStore, key: GroupKey, source: ShardSource) -> Standing:
+def standing(store: Groups, key: GroupKey, source: ShardSource) -> Standing:
     """Where the stream stands now.
 
     The leases are read before the log: what is appended in between counts as not consumed, so

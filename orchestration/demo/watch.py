@@ -16,7 +16,7 @@ from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmU
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
-    from dagster_leasehold.lease_store.store import LeaseStore
+    from dagster_leasehold.lease_store.roles.groups import Groups
 
 POLL_S = 0.25
 DRAIN_S = 30.0
@@ -44,7 +44,7 @@ class Watch:
         self,
         *,
         settings: Settings,
-        store: LeaseStore,
+        store: Groups,
         stream: ShardStream,
         dagster: ChildProcess,
         spark: SparkWarmUp,

@@ -34,7 +34,7 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.code_server import CodeServer, end_session
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
@@ -136,7 +136,7 @@ class NodeAgent:
         node: NodeName,
         rows: Mapping[GroupKey, Node],
         *,
-        store: LeaseStore,
+        store: GroupsAndNodes,
         instance: DagsterInstance,
         server: CodeServer,
         spark: SparkKeeper | None,

@@ -1,0 +1,64 @@
+"""The roles of the lease store: each verb has one, and both stores carry all of them out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import FunctionType
+
+import pytest
+
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.roles.ledger import Ledger
+from dagster_leasehold.lease_store.roles.nodes import Nodes
+from dagster_leasehold.lease_store.roles.outbox import Outbox
+from dagster_leasehold.lease_store.roles.retention import Retention
+from dagster_leasehold.lease_store.roles.rewrites import Rewrites
+from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.roles.windows import Windows
+from dagster_leasehold.lease_store.sql_store import SqlStore
+from dagster_leasehold.lease_store.store import LeaseStore
+
+ROLES = (Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Windows, Outbox, Retention)
+OF_THE_WHOLE_STORE = {"close"}
+
+
+def verbs(protocol: type) -> set[str]:
+    """The public methods that a class declares itself."""
+    return {
+        name
+        for name, value in vars(protocol).items()
+        if isinstance(value, FunctionType) and not name.startswith("_")
+    }
+
+
+def all_verbs(store: type) -> set[str]:
+    return set().union(*(verbs(each) for each in store.__mro__))
+
+
+def declaring(store: type, verb: str) -> type:
+    return next(each for each in store.__mro__ if verb in vars(each))
+
+
+def test_every_verb_belongs_to_exactly_one_role() -> None:
+    count = Counter(verb for role in ROLES for verb in verbs(role))
+    assert [verb for verb, roles in count.items() if roles > 1] == []
+    assert all_verbs(LeaseStore) == set(count) | OF_THE_WHOLE_STORE
+    assert len(count) > 40
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SqlStore])
+def test_a_store_carries_out_every_verb_of_every_role(store: type) -> None:
+    """Goal: no verb falls through to a role's own empty body, which would return None."""
+    left_out = [
+        verb for verb in all_verbs(LeaseStore) if declaring(store, verb) in {*ROLES, LeaseStore}
+    ]
+    assert left_out == []
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SqlStore])
+def test_a_store_has_no_verb_that_no_role_names(store: type) -> None:
+    """Goal: whoever is given a store can do only what a role says."""
+    own = {"backup", "restore", "schema_revision", "upgrade"}
+    assert all_verbs(store) - all_verbs(LeaseStore) - own == set()
