@@ -6,13 +6,13 @@ Exit codes: 0 done, 1 a check failed, 2 a mistake that one sentence on standard 
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -130,7 +130,7 @@ COMMANDS = {
 def load_command(name: str) -> Any:
     """Import the module of a command, and return the command as Typer makes it."""
     place = COMMANDS[name]
-    target = getattr(import_module(f"{COMMANDS_PACKAGE}.{place.module}"), place.name)
+    target = getattr(importlib.import_module(f"{COMMANDS_PACKAGE}.{place.module}"), place.name)
     single = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )

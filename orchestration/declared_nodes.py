@@ -9,7 +9,8 @@ from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
 from dagster_leasehold.lease_store.rules.node_settings import node_row
 from dagster_leasehold.lease_store.rules.planning import plan
-from dagster_leasehold.orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
 
 
 def not_joined(snapshot: Snapshot, declared: StreamSettings, settings: Settings) -> list[Refusal]:

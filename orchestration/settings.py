@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
     SecretStr,
     ValidationError,
     field_validator,
@@ -26,98 +25,19 @@ from pydantic import (
 )
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
-from dagster_leasehold.lease_store.group_rows import (
-    STALL_LIMIT_DEFAULT_S,
-    TIMEOUT_DEFAULT_S,
-    AssignmentMode,
-    Timing,
-)
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
+from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
+from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
-from dagster_leasehold.lease_store.rules.node_settings import (
-    NodeSettings,
-    check_served,
-    check_settings,
-)
-from dagster_leasehold.orchestration.node_table import NodeTable
-from dagster_leasehold.orchestration.supervision.private_mariadb import Access
-from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_options
+from dagster_leasehold.orchestration.mariadb_access import Access
+from dagster_leasehold.orchestration.stream_settings import NodeTable, StreamSettings
 
 SETTINGS_FILE = "leasehold.toml"
 HOME_DEFAULT = Path(".leasehold")
 DEMO_STREAM = "demo"
+DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
 PREFIX = "LEASEHOLD_"
 # Variables of the prefix that are switches of tests and of fault injection, not settings.
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
-
-
-class StreamSettings(BaseModel):
-    """A stream named in `leasehold.toml`: `[[streams]]`, and its source's `[streams.options]`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    source: str = LOCAL_LOG
-    options: Mapping[str, Any] = Field(default={})
-    group: str = "default"
-    ordered: bool = True
-    assignment: AssignmentMode = AssignmentMode.BALANCED
-    nodes: Mapping[str, NodeTable] = Field(default={})
-    batch_records_max: int = Field(default=100_000, gt=0)
-    batch_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
-    shards_per_run: int = Field(default=64, gt=0)
-    run_budget_s: float = Field(default=300.0, gt=0)
-    stall_limit_s: float = Field(default=STALL_LIMIT_DEFAULT_S, gt=0)
-
-    @property
-    def key(self) -> GroupKey:
-        """The stream's consumer group.
-
-        Raises:
-            InvalidIdentifier: the name or the group is not of the grammar.
-        """
-        return GroupKey.parse(self.group, self.name)
-
-    @property
-    def source_options(self) -> BaseModel:
-        """The options in the form that the stream's source gives them.
-
-        Raises:
-            UnknownSource: there is no source of this name.
-            InvalidSetting: an option is missing, unknown or of the wrong form.
-        """
-        return source_options(self.source, self.options)
-
-    @property
-    def node_settings(self) -> dict[str, NodeSettings]:
-        """What each node says of itself, by its name.
-
-        Raises:
-            InvalidSetting: a node's table is not valid; the sentence names the node.
-        """
-        found: dict[str, NodeSettings] = {}
-        for name, table in self.nodes.items():
-            try:
-                found[name] = table.settings
-            except LeaseholdError as error:
-                raise InvalidSetting(f"Node {shown(name)} of {shown(self.name)}: {error}") from None
-        return found
-
-    def check_nodes(self, served: Sequence[NodeName] | None) -> None:
-        """Whether the nodes' settings fit the assignment, each other, and the served nodes.
-
-        None where it is not known beforehand which nodes those are.
-
-        Raises:
-            InvalidSetting: they do not; see `lease_store.rules.node_settings`.
-        """
-        nodes = self.node_settings
-        try:
-            check_settings(self.assignment, nodes)
-        except LeaseholdError as error:
-            raise InvalidSetting(f"Stream {shown(self.name)}: {error}") from None
-        if served is not None:
-            check_served(self.name, self.assignment, nodes, served)
 
 
 class Settings(BaseModel):

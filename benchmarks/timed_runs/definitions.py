@@ -16,8 +16,8 @@ from dagster_leasehold import lease_store
 from dagster_leasehold.assets.consuming import spark_sweeper
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.resources import declared_streams
 from dagster_leasehold.orchestration.settings import load_settings
-from dagster_leasehold.orchestration.streams import declared_streams
 
 T = TypeVar("T")
 STORE_PARTS = ("open_tenure", "open_tenures", "record_intents", "commit", "close_tenure")

@@ -66,7 +66,7 @@ def node(
 
     SIGTERM or Ctrl-C lets its runs reach a checkpoint, frees its shards, and ends it.
     """
-    from dagster_leasehold.orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.resources import declared_streams
     from dagster_leasehold.orchestration.supervision.dagster_processes import (
         DEFINITIONS_MODULE,
         opened_instance,
@@ -116,11 +116,11 @@ def _agent(
 ) -> NodeAgent:
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.rules.liveness import steady_clock
-    from dagster_leasehold.orchestration.declared_groups import memberships_of
     from dagster_leasehold.orchestration.supervision.code_server import CodeServer
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
     from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
+    from dagster_leasehold.orchestration.user_modules import memberships_of
 
     folder = settings.node_folder(node)
     environment = child_environment(settings, os.environ) | {

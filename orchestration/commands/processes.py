@@ -82,7 +82,7 @@ def ui(
     """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
     from dagster_leasehold.orchestration.demo.home import running_alone
     from dagster_leasehold.orchestration.instance import create_instance, embedded_text
-    from dagster_leasehold.orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.resources import declared_streams
     from dagster_leasehold.orchestration.supervision.dagster_processes import (
         child_environment,
         daemon,

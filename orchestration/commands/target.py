@@ -21,7 +21,8 @@ from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.orchestration.settings import Settings, StreamSettings, load_settings
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Target:
 
     def stream(self, name: str | None) -> ShardStream:
         """A declared stream with its source."""
-        from dagster_leasehold.orchestration.streams import declared_stream
+        from dagster_leasehold.orchestration.resources import declared_stream
 
         return declared_stream(self.declared(name), self.settings)
 
@@ -148,7 +149,7 @@ class Target:
         """
         from dataclasses import replace
 
-        from dagster_leasehold.orchestration.code_streams import stream_of_module
+        from dagster_leasehold.orchestration.user_modules import stream_of_module
 
         if module is None:
             key = self.group(name, group).key

@@ -183,7 +183,7 @@ def up(
     Where this machine has MariaDB's server, a fresh home gets one of its own. A process of it that
     dies is started again.
     """
-    from dagster_leasehold.orchestration.streams import declared_streams
+    from dagster_leasehold.orchestration.resources import declared_streams
 
     target = Target(load_settings(home=home, agents=True))
     check_folder()

@@ -23,8 +23,8 @@ from dagster_leasehold.orchestration.demo.report import (
 from dagster_leasehold.orchestration.demo.watch import Watch
 from dagster_leasehold.orchestration.input_files import check_readable, count_lines, lines_of
 from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.resources import declared_stream
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.streams import declared_stream
 from dagster_leasehold.orchestration.supervision.dagster_processes import (
     child_environment,
     daemon,

@@ -15,8 +15,8 @@ from dagster_leasehold.orchestration.settings import (
     DEMO_STREAM,
     SETTINGS_FILE,
     Settings,
-    StreamSettings,
 )
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
 
 MARK_FILE = "demo.json"
 LOCK_FILE = "running.lock"

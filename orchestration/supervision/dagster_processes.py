@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.orchestration.settings import PREFIX, Settings
+from dagster_leasehold.orchestration.mariadb_access import dagster_variables
+from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.private_mariadb import dagster_variables
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRunStatus
 
     from dagster_leasehold.assets.shard_stream import ShardStream
 
-DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
 LOOPBACK = "127.0.0.1"
 
 

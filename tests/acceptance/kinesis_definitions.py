@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.resources import declared_streams
 from dagster_leasehold.orchestration.settings import load_settings
-from dagster_leasehold.orchestration.streams import declared_streams
 from tests.acceptance.held_stream import HoldingTransform
 
 _settings = load_settings()

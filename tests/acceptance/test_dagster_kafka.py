@@ -15,8 +15,9 @@ from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failp
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.orchestration.settings import Settings, StreamSettings
-from dagster_leasehold.orchestration.streams import declared_stream
+from dagster_leasehold.orchestration.resources import declared_stream
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from tests.dagster_deployment import dagster_deployment, wait_for
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored

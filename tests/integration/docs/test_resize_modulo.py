@@ -15,8 +15,8 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.resources import declared_streams
 from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
-from dagster_leasehold.orchestration.streams import declared_streams
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_leasehold.orchestration.settings import Settings, StreamSettings
-from dagster_leasehold.orchestration.streams import declared_stream
+from dagster_leasehold.orchestration.resources import declared_stream
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
 from tests.unit.sensors.streams import memory_deployment
 

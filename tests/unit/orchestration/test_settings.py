@@ -13,8 +13,8 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.rules.node_settings import Modulo
+from dagster_leasehold.orchestration.resources import declared_streams
 from dagster_leasehold.orchestration.settings import load_settings
-from dagster_leasehold.orchestration.streams import declared_streams
 from tests.environment import forget_settings
 
 

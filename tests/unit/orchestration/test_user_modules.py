@@ -11,9 +11,10 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.orchestration import build
-from dagster_leasehold.orchestration.declared_groups import memberships_of
-from dagster_leasehold.orchestration.settings import Settings, StreamSettings
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.orchestration.supervision.dagster_processes import DEFINITIONS_MODULE
+from dagster_leasehold.orchestration.user_modules import memberships_of
 
 EAST = NodeName("east")
 MODULE = """

@@ -1,4 +1,4 @@
-"""Streams that a user's own module declares, for commands that need their transform."""
+"""Modules that a user names: the streams that one declares, and the groups of its definitions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, one_line, shown
+from dagster_leasehold.lease_store.group_rows import Node
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.rules.node_settings import node_row
+from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
@@ -73,3 +77,32 @@ def _imported(module: str, home: Path) -> object:
             del os.environ[HOME_VARIABLE]
         else:
             os.environ[HOME_VARIABLE] = before
+
+
+def memberships_of(node: NodeName, module: str, settings: Settings) -> dict[GroupKey, Node]:
+    """The row to register for `node` in the group of each stream of a module's definitions.
+
+    Raises:
+        InvalidSetting: the module cannot be imported, or builds no definitions of streams.
+    """
+    if module == DEFINITIONS_MODULE:
+        return {
+            stream.key: node_row(node, stream.node_settings.get(node), address="")
+            for stream in settings.streams
+        }
+    from dagster_leasehold.orchestration import build
+
+    before = len(build.BUILT)
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise InvalidSetting(
+            f"The module {shown(module)} cannot be imported: {type(error).__name__}: {error}."
+        ) from error
+    found = {stream.key: stream.node(node, address="") for stream in build.BUILT[before:]}
+    if not found:
+        raise InvalidSetting(
+            f"The module {shown(module)} has no definitions of streams: name one that calls "
+            "build_definitions."
+        )
+    return found

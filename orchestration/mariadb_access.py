@@ -1,0 +1,72 @@
+"""How the MariaDB of a home's own is reached: the note in the home, and what is read from it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pydantic import SecretStr
+
+FOLDER = "mariadb"
+ACCESS_FILE = "access.json"
+LOOPBACK = "127.0.0.1"
+ACCOUNT = "leasehold"
+LEASES, DAGSTER = "leasehold", "dagster"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How the server of a home is reached.
+
+    Attributes:
+        port: on the loopback.
+        password: of the account `leasehold`.
+    """
+
+    port: int
+    password: SecretStr
+
+    @classmethod
+    def of(cls, home: Path) -> Self | None:
+        """That of a home which has such a server, running or not; None where it has none."""
+        try:
+            noted = json.loads((home / FOLDER / ACCESS_FILE).read_text(encoding="utf-8"))
+            return cls(int(noted["port"]), SecretStr(str(noted["password"])))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    @property
+    def store_url(self) -> SecretStr:
+        """SQLAlchemy's URL of the lease store."""
+        secret = self.password.get_secret_value()
+        return SecretStr(f"mysql+pymysql://{ACCOUNT}:{secret}@{LOOPBACK}:{self.port}/{LEASES}")
+
+    @property
+    def dagster_variables(self) -> dict[str, str]:
+        """What `dagster.yaml` reads from the environment; one of them is the password."""
+        return {
+            "DAGSTER_MYSQL_HOSTNAME": LOOPBACK,
+            "DAGSTER_MYSQL_PORT": str(self.port),
+            "DAGSTER_MYSQL_USERNAME": ACCOUNT,
+            "DAGSTER_MYSQL_PASSWORD": self.password.get_secret_value(),
+            "DAGSTER_MYSQL_DATABASE": DAGSTER,
+        }
+
+    def answers(self) -> bool:
+        """Whether something listens where the server would."""
+        with suppress(OSError), socket.create_connection((LOOPBACK, self.port), timeout=2.0):
+            return True
+        return False
+
+
+def dagster_variables(home: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Where Dagster keeps its own storage, if the home has a server and nothing else is said."""
+    access = Access.of(home)
+    if access is None or environment.get("DAGSTER_MYSQL_HOSTNAME"):
+        return {}
+    return access.dagster_variables
