@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, cast
 
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.rules.liveness import Clock
 
 READS = frozenset({"pulse", "snapshot", "progress", "throughput"})
@@ -43,9 +43,7 @@ class UpkeepReport:
     def save(self, path: Path) -> None:
         """Write the report whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.draft")
-        draft.write_text(json.dumps(asdict(self)))
-        os.replace(draft, path)
+        replace_file(path, json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Self | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.orchestration.settings import Settings
 
 OWNED_MARK = "# Written by leasehold at every start; remove this line to keep your own changes."
@@ -150,9 +151,7 @@ def _write_config(path: Path, text: str) -> None:
         current = path.read_text(encoding="utf-8")
         if current == text or OWNED_MARK not in current:
             return
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, text)
 
 
 def _create_tables(home: Path) -> None:

@@ -29,11 +29,11 @@ from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
 from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.durable_files import make_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
-from dagster_leasehold.shard_sources.durable_folder import make_folder
 from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:

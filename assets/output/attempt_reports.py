@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -222,9 +223,7 @@ def _kinds(root: type[LeaseholdError]) -> Iterator[type[LeaseholdError]]:
 def _write(folder: Path, name: str, content: Any) -> None:
     reports = folder / REPORTS_FOLDER
     reports.mkdir(parents=True, exist_ok=True)
-    draft = reports / f".{name}.draft"
-    draft.write_text(json.dumps(content))
-    os.replace(draft, reports / f"{name}.json")
+    replace_file(reports / f"{name}.json", json.dumps(content))
 
 
 def _contents(folder: Path, kind: str) -> Iterator[Any]:

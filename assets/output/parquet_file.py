@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.output.shard_files import COMPRESSION
-from dagster_leasehold.shard_sources.durable_folder import sync_folder
+from dagster_leasehold.lease_store.durable_files import replacing
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -34,19 +32,13 @@ def write_parquet(
 
     # The scan is in order; ahead of the writer it keeps one file only.
     batches = dataset.scanner(fragment_readahead=1, batch_readahead=2).to_reader()
-    unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     rows = 0
-    try:
-        with unfinished.open("xb") as sink:
-            with pq.ParquetWriter(sink, dataset.schema, compression=COMPRESSION) as out:
-                for batch in batches:
-                    out.write_batch(batch)
-                    rows += batch.num_rows
-                    progress(rows)
-            sink.flush()
-            os.fsync(sink.fileno())
-        unfinished.replace(file)
-        sync_folder(file.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        replacing(file, durable=True) as sink,
+        pq.ParquetWriter(sink, dataset.schema, compression=COMPRESSION) as out,
+    ):
+        for batch in batches:
+            out.write_batch(batch)
+            rows += batch.num_rows
+            progress(rows)
     return rows

@@ -7,7 +7,6 @@ its name is durable in content; whether it counts is for the ledger to say.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempt_reports import WrittenFile, earliest, latest
 from dagster_leasehold.assets.output.transform_mark import marked
+from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,8 +124,7 @@ class ShardFiles:
             open_file.flush()
             open_file.writer.close()
             # The commit that names this file is durable: so must the file be, and its name below.
-            open_file.file.flush()
-            os.fsync(open_file.file.fileno())
+            sync_file(open_file.file)
             open_file.file.close()
             size = open_file.path.stat().st_size
             written.append(

@@ -8,7 +8,6 @@ the source.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +27,11 @@ from dagster_leasehold.assets.output.units import (
     swap,
     unit_files,
 )
+from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
-from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -328,8 +327,7 @@ def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, 
         if waiting:
             out.write_table(pa.Table.from_batches(waiting))
         out.close()
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
     return records, target.stat().st_size
 
 

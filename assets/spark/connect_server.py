@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
 STATE_FILE = "server.json"
@@ -81,7 +82,7 @@ class ConnectServer:
             "session_id": self.session_id,
             "version": self.version,
         }
-        _write_private(folder / STATE_FILE, json.dumps(state))
+        replace_file(folder / STATE_FILE, json.dumps(state), mode=0o600)
 
     @property
     def pid(self) -> int:
@@ -195,7 +196,7 @@ def _launch(
     folder: Path, port: int, conf: Mapping[str, str], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     token = secrets.token_urlsafe(32)
-    _write_private(folder / TOKEN_FILE, token)
+    replace_file(folder / TOKEN_FILE, token, mode=0o600)
     own = {
         # Without an end: a session that expired could never be used again under its id.
         "spark.connect.session.manager.defaultSessionTimeout": "-1",
@@ -203,7 +204,7 @@ def _launch(
         "spark.connect.grpc.binding.port": str(port),
     }
     lines = [f"{key} {_escaped(value)}\n" for key, value in {**conf, **own}.items()]
-    _write_private(folder / PROPERTIES_FILE, "".join(lines))
+    replace_file(folder / PROPERTIES_FILE, "".join(lines), mode=0o600)
     return subprocess.Popen(
         [
             sys.executable,
@@ -290,14 +291,6 @@ def _port_open(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _write_private(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(draft, path)
 
 
 def _escaped(value: str) -> str:

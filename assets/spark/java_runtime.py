@@ -13,12 +13,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dagster_leasehold.assets.errors import JavaNotFound
+from dagster_leasehold.lease_store.durable_files import replace_file
 
 JAVA_MAJOR_MIN = 17
 PROBE_TIMEOUT_S = 30.0
@@ -134,9 +134,5 @@ def _write_shim(cache: Path, runtime: JavaRuntime) -> Path:
     if not program.is_file() or program.read_text() != text:
         program.parent.mkdir(parents=True, exist_ok=True)
         # Another process may be starting this very program: it is replaced whole, never in part.
-        descriptor, draft = tempfile.mkstemp(dir=program.parent)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.chmod(draft, 0o755)
-        os.replace(draft, program)
+        replace_file(program, text, mode=0o755)
     return home

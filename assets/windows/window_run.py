@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Sequence
@@ -28,6 +27,7 @@ from dagster_leasehold.assets.output.units import Ended, touch_replaced
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
 from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
+from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -36,7 +36,6 @@ from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -244,7 +243,7 @@ def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
         )
     for path in paths:
         with path.open("rb") as file:
-            os.fsync(file.fileno())
+            sync_file(file)
     sync_folder(root / attempt)
     # Spark made the folder of the attempt itself.
     sync_folder(root / ATTEMPTS_FOLDER)

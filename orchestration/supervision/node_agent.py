@@ -23,6 +23,7 @@ from dagster_leasehold.assets.consuming.run_process import process_gone
 from dagster_leasehold.assets.instance_address import instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
 from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import (
     LeaseholdError,
     NodeNameTaken,
@@ -86,11 +87,9 @@ class AgentState:
 
     def write(self, folder: Path) -> None:
         """Note it, in one step."""
-        draft = folder / f"{STATE_FILE}.draft"
         sessions = [str(session) for session in self.sessions]
         noted = {"place": self.place, "incarnation": self.incarnation, "sessions": sessions}
-        draft.write_text(json.dumps(noted))
-        draft.replace(folder / STATE_FILE)
+        replace_file(folder / STATE_FILE, json.dumps(noted))
 
 
 @contextmanager

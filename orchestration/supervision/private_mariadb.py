@@ -25,6 +25,7 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import SecretStr
 
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.orchestration.mariadb_access import (
     ACCESS_FILE,
@@ -231,7 +232,7 @@ class PrivateMariaDB:
         password = former.password if former else SecretStr(secrets.token_urlsafe(24))
         access = Access(_free_port(former.port if former else 0), password)
         noted = {"port": access.port, "password": password.get_secret_value()}
-        _write_privately(self._folder / ACCESS_FILE, json.dumps(noted))
+        replace_file(self._folder / ACCESS_FILE, json.dumps(noted), mode=0o600)
         return access
 
     def _account_file(self, access: Access) -> Path:
@@ -247,22 +248,13 @@ class PrivateMariaDB:
                 f"GRANT ALL ON {database}.* TO {account};",
             ]
         path = self._folder / "account.sql"
-        _write_privately(path, "\n".join(lines) + "\n")
+        replace_file(path, "\n".join(lines) + "\n", mode=0o600)
         return path
 
 
 def _as_root() -> list[str]:
     # The server refuses to run as root unless it is told to.
     return ["--user=root"] if os.geteuid() == 0 else []
-
-
-def _write_privately(path: Path, text: str) -> None:
-    """Write a file that only this user can read, in one step."""
-    draft = path.with_suffix(".draft")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    draft.replace(path)
 
 
 def _free_port(wanted: int) -> int:

@@ -7,7 +7,6 @@ writable and the children unknown, after it the parents are read-only and the ch
 from __future__ import annotations
 
 import json
-import os
 import re
 import zlib
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Self
 
 from filelock import FileLock
 
+from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import (
     InvalidIdentifier,
     LogCorrupt,
@@ -26,7 +26,6 @@ from dagster_leasehold.lease_store.errors import (
     shown,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.durable_folder import sync_folder
 from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, make_heads
 from dagster_leasehold.shard_sources.removed_shards import was_removed
 
@@ -201,7 +200,6 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
 
     The file of heads is there by then, with a record for each shard.
     """
-    path = root / CATALOG_FILE
     shards = [asdict(entry) for entry in catalog.shards]
     document = {
         "format": _FORMAT,
@@ -209,13 +207,7 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
         "shards": shards,
         "checksum": _checksum(shards),
     }
-    draft = path.with_suffix(".draft")
-    with draft.open("w", encoding="ascii") as file:
-        json.dump(document, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync_folder(root)
+    replace_file(root / CATALOG_FILE, json.dumps(document, indent=1), durable=True)
 
 
 def ensure_heads(root: Path) -> None:

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from dagster_leasehold.lease_store.durable_files import replacing
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.durable_folder import sync_folder
 
 HEADS_FILE = "heads"
 RECORD_BYTES = 256
@@ -141,16 +141,10 @@ def _body(shard: ShardId, stored: bytes) -> bytes | None:
 
 def make_heads(root: Path, shards: Iterable[ShardId], head: Head) -> None:
     """Write a new file in which each of these shards, all of a log, has this head; durable."""
-    path = root / HEADS_FILE
-    draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
+    with replacing(root / HEADS_FILE, durable=True) as file:
         for shard in shards:
             file.seek(int(shard) * RECORD_BYTES)
             file.write(head.record(shard))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync_folder(root)
 
 
 class HeadsFile:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.shard_sources.durable_folder import make_folder, sync_folder
 from dagster_leasehold.shard_sources.local_log.catalog import (
     CATALOG_FILE,
     Catalog,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import Timeout
 
+from dagster_leasehold.lease_store.durable_files import sync_folder
 from dagster_leasehold.lease_store.errors import ReshardingRefused, ShardBusy
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.durable_folder import sync_folder
 from dagster_leasehold.shard_sources.local_log.catalog import (
     Catalog,
     CatalogShard,

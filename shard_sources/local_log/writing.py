@@ -24,6 +24,7 @@ from typing import NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
+from dagster_leasehold.lease_store.durable_files import sync_folder
 from dagster_leasehold.lease_store.errors import (
     RecordRefused,
     ShardBusy,
@@ -31,7 +32,6 @@ from dagster_leasehold.lease_store.errors import (
     SourceUnavailable,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.durable_folder import sync_folder
 from dagster_leasehold.shard_sources.local_log.catalog import ensure_heads, load_catalog
 from dagster_leasehold.shard_sources.local_log.format import (
     ENTRY_BYTES,
