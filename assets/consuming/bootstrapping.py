@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rules.starting_point import bootstrap_gap
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.positions import clamped
@@ -70,7 +71,6 @@ class Bootstrapping:
         if cursor is None or check_point != cursor:
             return check_point
         readable = clamped(self.source, tenure.shard, cursor)
-        if readable != cursor:
-            reason = f"the log has no record at {cursor}: reading begins at {readable}"
+        if reason := bootstrap_gap(cursor, readable):
             self.store.record_gap(tenure, start=cursor, end=readable, reason=reason)
         return readable

@@ -44,6 +44,7 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.rules.starting_point import first_position, resumption
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources import source as reading
@@ -199,7 +200,7 @@ class Consumer:
             return
         match outcome:
             case Opened(tenure, check_point, sequence, intent):
-                start = intent.start if intent else check_point
+                start = resumption(check_point, intent)
                 report = ConsumptionReport(shard, StopReason.INTERRUPTED, start=start, end=start)
                 numbered = intent is not None
                 self._open[shard] = _Consumption(tenure, sequence, intent, numbered, report)
@@ -222,8 +223,8 @@ class Consumer:
 
     def _begin(self, open_: _Consumption, position: str, *, child: bool) -> None:
         """Choose where a shard without a checkpoint begins."""
-        # What a parent's records led to continues in its children from their first record on.
-        at = Position.BEGIN if child else initial_position(position)
+        wanted = first_position(position, child=child)
+        at = Position.BEGIN if wanted is None else initial_position(wanted)
         shard, bounds = open_.tenure.shard, open_.bounds
         removed = bounds is not None and bounds.removed and at is not Position.END
         if bounds is not None and (child or removed):

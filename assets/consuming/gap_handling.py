@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import CursorExpired, GapHeld
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import GapPolicy
+from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
+from dagster_leasehold.lease_store.rules.refusals import gap_held
+from dagster_leasehold.lease_store.rules.starting_point import END
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import ShardSource
@@ -37,30 +39,27 @@ class GapHandling:
 
         Raises:
             GapHeld: the group holds, and nobody has accepted this gap yet; nothing moved.
+            CursorExpired: the source contradicts itself: it begins at what it calls removed.
             LeaseLost: the tenure is over.
             SourceError: the source does not say what it still holds.
         """
         shard = tenure.shard
         bounds = self.source.bounds([shard])[shard]
         policy = self.store.pulse(tenure.key).group.gap_policy
-        end = bounds.end if policy is GapPolicy.END else bounds.begin
-        if policy is GapPolicy.HOLD and end != start:
-            accepted = self._accepted_end(tenure, start)
-            if accepted is None:
-                self.store.record_gap(tenure, start=start, end=end, reason=why, skip=False)
-                raise GapHeld(
-                    f"The records from {start} to {end} of shard {shard} of {tenure.key} were "
-                    "removed before they were read, and the group holds at gaps: accept the loss "
-                    f"with `leasehold gap ack {tenure.key.stream} {shard}`, or restore the log."
-                )
-            end = accepted
-        elif end == start:
-            # The source contradicts itself: what it calls removed is where it begins.
-            raise CursorExpired(why)
+        verdict = judged_gap(
+            start,
+            policy=policy,
+            behind=bounds.end if position_behind(policy) == END else bounds.begin,
+            accepted_end=self._accepted_end(tenure, start) if policy is GapPolicy.HOLD else None,
+            contradiction=why,
+        )
+        if not verdict.passes:
+            self.store.record_gap(tenure, start=start, end=verdict.end, reason=why, skip=False)
+            raise gap_held(tenure.key, shard, start, verdict.end)
         failpoints.reach(Failpoint.BEFORE_GAP)
-        self.store.record_gap(tenure, start=start, end=end, reason=why)
+        self.store.record_gap(tenure, start=start, end=verdict.end, reason=why)
         failpoints.reach(Failpoint.AFTER_GAP)
-        return end
+        return verdict.end
 
     def _accepted_end(self, tenure: Tenure, start: str) -> str | None:
         gaps = self.store.gaps(tenure.key, tenure.shard, start=start, acknowledged=True)

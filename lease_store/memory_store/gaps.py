@@ -9,7 +9,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.memory_store.tenures import held
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement, found, gap_note
+from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement, gap_note, gap_write
 from dagster_leasehold.lease_store.rules.refusals import gap_refused
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
@@ -25,7 +25,7 @@ class MemoryGaps(MemoryRows):
             row = held(rows, tenure)
             gap = Gap(tenure.shard, start, end, reason, self._clock())
             known = [each for each in rows.gaps if (each.shard, each.start) == (gap.shard, start)]
-            write = found(gap, known, check_point=row.check_point, accepted=skip)
+            write = gap_write(gap, known, check_point=row.check_point, accepted=skip)
             if write is None:
                 return
             if row.check_point not in (None, start):

@@ -1,7 +1,9 @@
-"""What a gap that is found does to those that are recorded: pure rules that all stores carry out.
+"""Pure rules for gaps: records that were removed before anybody read them.
 
-A gap that the shard holds at may grow while it waits, since retention goes on. What somebody has
-acknowledged never grows: the rest is a gap of its own, which needs an answer of its own.
+The group's policy says where a shard goes on, for runs and plain clients alike. What a new gap
+does to those that are recorded is carried out by every store: a gap that the shard holds at may
+grow while it waits, since retention goes on. One that somebody has acknowledged never grows: the
+rest is a gap of its own, which needs an answer of its own.
 """
 
 from __future__ import annotations
@@ -9,16 +11,61 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from dagster_leasehold.lease_store.errors import CursorExpired
+from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.rules.starting_point import BEGIN, END
 from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 @dataclass(frozen=True, slots=True)
-class GapWrite:
-    """What to store: `gap`, in place of `replaces` or as a new row.
+class GapVerdict:
+    """The answer of a group's policy to a gap that begins at a shard's checkpoint.
 
-    `moves` says that the checkpoint goes to the gap's end.
+    Attributes:
+        end: the end of the gap that is to be recorded.
+        passes: True if the shard goes on there; False if it holds until the loss is accepted.
+    """
+
+    end: str
+    passes: bool
+
+
+def position_behind(policy: GapPolicy) -> str:
+    """Return the position, `begin` or `end` of what is left, at which a shard passes its gaps."""
+    return END if policy is GapPolicy.END else BEGIN
+
+
+def judged_gap(
+    start: str, *, policy: GapPolicy, behind: str, accepted_end: str | None, contradiction: str
+) -> GapVerdict:
+    """Decide about the records from `start` on that are not there any more.
+
+    Args:
+        start: the shard's checkpoint.
+        policy: the group's.
+        behind: the cursor at the position that `position_behind` names.
+        accepted_end: the end of the gap at `start` whose loss somebody has accepted, if any.
+        contradiction: the sentence of the error, should the log contradict itself.
+
+    Raises:
+        CursorExpired: the log contradicts itself: it begins at the cursor that it calls removed.
+    """
+    if behind == start:
+        raise CursorExpired(contradiction)
+    if policy is not GapPolicy.HOLD:
+        return GapVerdict(behind, passes=True)
+    if accepted_end is not None:
+        return GapVerdict(accepted_end, passes=True)
+    return GapVerdict(behind, passes=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GapWrite:
+    """The rows of one gap: `gap` is stored in place of `replaces`, or as a new row.
+
+    With `moves` the checkpoint goes to the gap's end.
     """
 
     gap: Gap
@@ -26,23 +73,23 @@ class GapWrite:
     moves: bool
 
 
-def found(
-    gap: Gap, known: Iterable[Gap], *, check_point: str | None, accepted: bool
+def gap_write(
+    gap: Gap, recorded: Iterable[Gap], *, check_point: str | None, accepted: bool
 ) -> GapWrite | None:
-    """What becomes of a gap that begins at the checkpoint; None where nothing is to be written.
+    """Return how a gap that begins at the checkpoint is stored; None if nothing is to be written.
 
     Args:
-        gap: what was found, not acknowledged.
-        known: the shard's gaps that begin at the same cursor.
+        gap: the new gap, not acknowledged.
+        recorded: the shard's gaps that begin at the same cursor.
         check_point: of the shard.
         accepted: the checkpoint moves past it; otherwise the shard holds.
     """
-    same = next((each for each in known if each.end == gap.end), None)
+    same = next((each for each in recorded if each.end == gap.end), None)
     if same is not None:
         if not accepted or (same.skipped and check_point == gap.end):
             return None
         return GapWrite(replace(same, skipped=True), same, moves=True)
-    held = [each for each in known if not each.skipped]
+    held = [each for each in recorded if not each.skipped]
     if not accepted and any(each.acknowledged for each in held):
         # It was accepted between our look and now: the next look moves past it.
         return None
@@ -51,7 +98,7 @@ def found(
 
 
 def gap_note(gap: Gap, tenure: Tenure) -> Note:
-    """The journal entry of a gap that was found or skipped."""
+    """Return the journal entry of a gap that is held or skipped."""
     done = "skipped" if gap.skipped else "held"
     return Note(
         kind="gap",
@@ -66,5 +113,5 @@ def gap_note(gap: Gap, tenure: Tenure) -> Note:
 
 
 def acknowledgement(gap: Gap) -> Note:
-    """The journal entry of a gap that somebody accepted."""
+    """Return the journal entry of a gap that somebody accepted."""
     return Note(kind="ack", reason=f"accepted [{gap.start}, {gap.end})", shard=gap.shard)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dagster_leasehold.lease_store.errors import (
     CheckpointRefused,
+    GapHeld,
     GroupExists,
     GroupInUse,
     GroupLimitReached,
@@ -118,6 +119,15 @@ def checkpoint_behind(tenure: Tenure, cursor: str, check_point: str) -> Checkpoi
         f"The checkpoint of shard {tenure.shard} of group {tenure.key} is {shown(check_point)} and "
         f"does not go back to {shown(cursor)}: to read records again, set it by force "
         "(`leasehold checkpoint set --force`)."
+    )
+
+
+def gap_held(key: GroupKey, shard: ShardId, start: str, end: str) -> GapHeld:
+    """Return the error of a group that holds at a gap."""
+    return GapHeld(
+        f"The records from {start} to {end} of shard {shard} of {key} were removed before they "
+        "were read, and the group holds at gaps: accept the loss with `leasehold gap ack "
+        f"{key.stream} {shard}`, or restore the log."
     )
 
 

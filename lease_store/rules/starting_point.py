@@ -4,12 +4,43 @@ from __future__ import annotations
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
+BEGIN, END = "begin", "end"
+
+
+def resumption(check_point: str | None, intent: Batch | None) -> str | None:
+    """Return where a shard goes on; None if nothing of it was ever read.
+
+    A run that died within its first batch has stored no checkpoint, but the start of its range.
+    """
+    return check_point if intent is None else intent.start
+
+
+def first_position(initial_position: str, *, child: bool) -> str | None:
+    """Return the position at which a shard begins that was never read; None for its first record.
+
+    A child of a split or merge starts at the first record that it ever had: whatever a time or
+    `end` would skip was never read under its parents either, and what retention has removed of it
+    is a gap, as it is behind any checkpoint.
+    """
+    return None if child else initial_position
+
+
+def bootstrap_gap(cursor: str, readable: str) -> str:
+    """Return the reason of the gap between a bootstrap cursor and the one where reading begins.
+
+    Empty if there is none, since the log has the record at the bootstrap cursor.
+    """
+    if readable == cursor:
+        return ""
+    return f"the log has no record at {cursor}: reading begins at {readable}"
+
 
 def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> bool:
-    """Whether a bootstrap cursor takes effect now: once, for the holder, and beside no other run.
+    """Return True if a bootstrap cursor takes effect now: once, and beside no other run.
 
     1. Two runs of a node see a cursor that has not been applied.
     2. The first applies it, reads and commits.
@@ -20,12 +51,12 @@ def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> boo
 
 
 def bootstrap_reason(node: NodeName, cursor: str) -> str:
-    """For the journal."""
+    """Return the reason of a bootstrap for the journal."""
     return f"the settings of {node} start it at {cursor}"
 
 
 def pending_bootstraps(snapshot: Snapshot) -> frozenset[ShardId]:
-    """The shards whose holders pin them at a cursor that has not taken effect yet."""
+    """Return the shards that their holders pin at a cursor that has not taken effect yet."""
     if snapshot.group.assignment is not AssignmentMode.PINNED:
         return frozenset()
     pinned = {node.name: node.pinned or {} for node in snapshot.nodes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement, found, gap_note
+from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement, gap_note, gap_write
 from dagster_leasehold.lease_store.rules.refusals import gap_refused
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.sql_store import statements
@@ -28,7 +28,7 @@ class SqlGaps(SqlTenures):
             row = self._held(tx, tenure)
             rows = tx.connection.execute(statements.select_gaps_at(key, gap.shard, start))
             known = [gap_from(found_row) for found_row in rows.mappings()]
-            write = found(gap, known, check_point=row.check_point, accepted=skip)
+            write = gap_write(gap, known, check_point=row.check_point, accepted=skip)
             if write is None:
                 return tx.abandon(None)
             if row.check_point not in (None, start):

@@ -1,0 +1,43 @@
+"""Where a shard goes on behind records that were removed, for runs and plain clients alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_leasehold.lease_store.errors import CursorExpired
+from dagster_leasehold.lease_store.group_rows import GapPolicy
+from dagster_leasehold.lease_store.rules.gap_policy import (
+    GapVerdict,
+    judged_gap,
+    position_behind,
+)
+
+
+def verdict(policy: GapPolicy, *, behind: str = "15", accepted: str | None = None) -> GapVerdict:
+    return judged_gap(
+        "10", policy=policy, behind=behind, accepted_end=accepted, contradiction="It begins there."
+    )
+
+
+def test_only_the_policy_end_leaves_out_what_is_still_there() -> None:
+    assert {policy: position_behind(policy) for policy in GapPolicy} == {
+        GapPolicy.HOLD: "begin",
+        GapPolicy.BEGIN: "begin",
+        GapPolicy.END: "end",
+    }
+
+
+@pytest.mark.parametrize("policy", [GapPolicy.BEGIN, GapPolicy.END])
+def test_a_group_that_goes_on_passes_the_gap_at_once(policy: GapPolicy) -> None:
+    assert verdict(policy) == GapVerdict("15", passes=True)
+
+
+def test_a_group_that_holds_passes_only_as_much_as_somebody_accepted() -> None:
+    assert verdict(GapPolicy.HOLD) == GapVerdict("15", passes=False)
+    assert verdict(GapPolicy.HOLD, accepted="12") == GapVerdict("12", passes=True)
+
+
+@pytest.mark.parametrize("policy", GapPolicy)
+def test_a_log_that_begins_at_what_it_calls_removed_is_an_error(policy: GapPolicy) -> None:
+    with pytest.raises(CursorExpired, match=r"^It begins there\.$"):
+        verdict(policy, behind="10", accepted="12")

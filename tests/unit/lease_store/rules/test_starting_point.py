@@ -1,0 +1,47 @@
+"""Where reading of a shard begins."""
+
+from __future__ import annotations
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.rules.starting_point import (
+    bootstrap_gap,
+    first_position,
+    may_bootstrap,
+    resumption,
+)
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+
+ZERO, A, B = ShardId("0"), NodeName("a"), NodeName("b")
+
+
+def test_a_shard_goes_on_at_its_checkpoint_or_where_its_first_run_meant_to_begin() -> None:
+    intent = Batch(ZERO, 0, "7", "9", BatchState.INTENT, epoch=1, run="run", holder=A)
+    assert resumption(None, None) is None
+    assert resumption("5", None) == "5"
+    assert resumption(None, intent) == "7"
+
+
+def test_a_child_begins_at_its_first_record_whatever_the_group_says() -> None:
+    assert first_position("end", child=True) is None
+    assert first_position("end", child=False) == "end"
+
+
+def test_a_bootstrap_cursor_that_the_log_has_leaves_no_gap() -> None:
+    assert bootstrap_gap("5", "5") == ""
+    assert bootstrap_gap("5", "8") == "the log has no record at 5: reading begins at 8"
+
+
+def test_a_bootstrap_cursor_takes_effect_once_for_the_holder_and_beside_no_other_run() -> None:
+    held = ShardLease(ZERO, ShardState.ALREADY_ALLOC, lease_owner=A, consumer_owner=A)
+    assert may_bootstrap(held, A, "5", "run")
+    assert not may_bootstrap(held, B, "5", "run")
+    open_elsewhere = ShardLease(
+        ZERO, ShardState.ALREADY_ALLOC, lease_owner=A, consumer_owner=A, consumer_run="other"
+    )
+    assert not may_bootstrap(open_elsewhere, A, "5", "run")
+    applied = ShardLease(
+        ZERO, ShardState.ALREADY_ALLOC, lease_owner=A, consumer_owner=A, bootstrap="5"
+    )
+    assert not may_bootstrap(applied, A, "5", "run")
