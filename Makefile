@@ -1,6 +1,6 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test check chaos lint types format bench simulate-release soak install install-dev constraints clean
+.PHONY: help demo ui test check chaos lint types format docs bench simulate-release soak install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,6 +40,9 @@ format: $(VENV)/.stamp-dev ## Format all code and mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs: $(VENV)/.stamp-dev ## Build the documentation site into site/; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+
 bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
 	@set -e; for file in benchmarks/[a-z]*.py; do \
 		name=$$(basename "$$file" .py); echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; \
@@ -69,6 +72,6 @@ constraints: ## Write constraints.txt anew from the newest versions that pyproje
 	@sh scripts/constraints.sh
 
 clean: ## Remove caches and the demo's folder; the virtual environment stays
-	@rm -rf .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf .pytest_cache .ruff_cache .hypothesis build dist site
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	@if [ -e "$(HOME_DIR)/demo.json" ]; then rm -rf "$(HOME_DIR)"; fi

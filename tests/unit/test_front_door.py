@@ -13,7 +13,7 @@ import pytest
 
 import dagster_leasehold
 from tests.unit.docs.test_docs import PAGES, fences
-from tests.unit.test_layout import FILES, MODULES, OWN_MODULES, name
+from tests.unit.test_layout import FILES, MODULES, OWN_MODULES, ROOT, name
 
 FRONT = "dagster_leasehold"
 SIDES = ("dagster_leasehold.clients", "dagster_leasehold.reading", "dagster_leasehold.sources")
@@ -108,6 +108,12 @@ def test_rooms_do_not_go_through_the_doors() -> None:
         if module in SIDES or (module, imported) in NAMES
     ]
     assert wrong == []
+
+
+def test_the_reference_shows_every_name_of_every_door_once() -> None:
+    page = (ROOT / "docs/reference/python.md").read_text("utf-8")
+    shown = re.findall(r"^::: (\S+)$", page, re.M)
+    assert sorted(shown) == sorted(f"{door}.{each}" for door, each in NAMES)
 
 
 EXAMPLES = [
