@@ -1,21 +1,16 @@
 """The job of a stream that merges small files of its committed output."""
 
-import uuid
-
 import dagster as dg
 from pydantic import Field
 
-from dagster_leasehold.assets.consuming.run_process import process_note
-from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import (
-    PROCESS_TAG,
-    STREAM_TAG,
     compact_job_name,
     compact_op_name,
 )
-from dagster_leasehold.assets.rewriting.compaction import TARGET_BYTES, Compactor
-from dagster_leasehold.assets.rewriting.shard_replay import rewriter_ended
+from dagster_leasehold.assets.rewriting.compaction import Compactor
+from dagster_leasehold.assets.rewriting.merges import TARGET_BYTES
+from dagster_leasehold.assets.run_process import rewriter_ended, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -65,15 +60,13 @@ def _compact(
     deployment: Deployment,
 ) -> None:
     run, store, key = context.run.run_id, deployment.store(), stream.key
-    tags = {STREAM_TAG: stream.name, PROCESS_TAG: process_note()}
-    context.instance.add_run_tags(run, tags)
+    tag_run(context.instance, run, stream)
     shards = [ShardId(shard) for shard in config.shards]
     compactor = Compactor(
         store=store,
         key=key,
         output_root=deployment.output_folder(key),
         run=run,
-        new_attempt=lambda: f"{attempt_label(run)}-{uuid.uuid4().hex}",
         target_bytes=config.target_bytes,
         ended=lambda other: rewriter_ended(context.instance, other),
     )

@@ -5,14 +5,12 @@ import time
 import dagster as dg
 
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
-from dagster_leasehold.assets.consuming.run_process import process_note
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import (
-    PROCESS_TAG,
-    STREAM_TAG,
     consume_job_name,
     consume_op_name,
 )
+from dagster_leasehold.assets.run_process import tag_run
 from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -70,8 +68,7 @@ def _consume(
     deployment: Deployment,
 ) -> None:
     run_id = context.run.run_id
-    tags = {STREAM_TAG: stream.name, PROCESS_TAG: process_note()}
-    context.instance.add_run_tags(run_id, tags)
+    tag_run(context.instance, run_id, stream)
     done = ShardRun(stream, deployment.store(), run_id)
     reports, seconds = consume_shards(
         stream,

@@ -1,16 +1,31 @@
-"""What a Dagster deployment gives to the streams that it serves."""
+"""A Dagster deployment: the parts it gives to its streams, and the address its nodes register with.
+
+Two deployments may share lease tables, and by mistake give a node the same name. The lease tables
+let only one of them answer to the name. The other one, which knows nothing of the first one's runs,
+must not take them for ended: it compares addresses before it touches a shard of that node.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.store import LeaseStore
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_KEY = "leasehold/instance"
+_PREFIX = "dagster-"
+_CREATING = Lock()
 
 
 def _never() -> bool:
@@ -65,3 +80,22 @@ class Deployment:
         """
         ours = {node.name: node for node in nodes if node.member and node.address == address}
         return tuple(ours[name] for name in self.served(ours.values(), address) if name in ours)
+
+
+def instance_address(instance: dg.DagsterInstance) -> str:
+    """Return the instance's address; empty before its first rebalancing tick."""
+    return instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY, "")
+
+
+def ensure_instance_address(instance: dg.DagsterInstance) -> str:
+    """Return the instance's address, made at the first call.
+
+    Only sensors call this, and they tick as threads of one process, so that a lock of the process
+    is enough to make one address.
+    """
+    with _CREATING:
+        address = instance_address(instance)
+        if not address:
+            address = f"{_PREFIX}{uuid.uuid4()}"
+            instance.daemon_cursor_storage.set_cursor_values({_KEY: address})
+        return address

@@ -1,8 +1,12 @@
-"""What Dagster shows of committed batches: one materialization per run and shard.
+"""News of committed batches: one materialization per run and shard, and the service's dashboards.
 
 The rows come from the outbox, where each commit left one. A run delivers its own, and the outbox
 sensor those of runs that died before they could; both go through the same grouping, so that a
 reader of the asset sees each batch once, whoever delivered it.
+
+A source's service may show how far a stream is committed. Nothing reads that back: the lease store
+alone knows the checkpoints. The service hears of them after a commit and before its report is
+flagged as delivered, so that every commit is followed by at least one word to the service.
 """
 
 from __future__ import annotations
@@ -16,11 +20,16 @@ import dagster as dg
 
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
+from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.shard_sources.source import ProgressMirror
 
 MATERIALIZATION_KIND = "materialization"
 RUN_KEY = "consumed_by"
+MIRROR_LOOKS_MAX = 10
+"""Every further look has found a commit of another process since the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +113,35 @@ def materialization_of(stream: ShardStream, committed: CommittedRange) -> dg.Ass
         description="Delivered from the outbox: the run that committed it ended before it could.",
         metadata=range_metadata(committed) | {RUN_KEY: dg.MetadataValue.dagster_run(committed.run)},
     )
+
+
+def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId]) -> str:
+    """Tell the service the checkpoints of these shards, if the stream's source does that.
+
+    It hears the stored checkpoints, not those of the commits at hand: a dead run's commits are
+    reported after newer ones, and progress would go back. They are read again afterwards: another
+    process may have committed and sent a newer one in between, and then this one sends it last.
+
+    Returns:
+        The error, which stops nothing; empty when there was none.
+    """
+    source, wanted = stream.source, set(shards)
+    if not wanted or not isinstance(source, ProgressMirror) or not source.mirrors:
+        return ""
+    sent: dict[ShardId, str] = {}
+    try:
+        for _ in range(MIRROR_LOOKS_MAX):
+            leases = store.snapshot(stream.key).shards
+            stored = {lease.shard: lease.check_point for lease in leases if lease.shard in wanted}
+            news = {
+                shard: checkpoint
+                for shard, checkpoint in stored.items()
+                if checkpoint is not None and sent.get(shard) != checkpoint
+            }
+            if not news:
+                break
+            source.mirror(news)
+            sent |= news
+    except LeaseholdError as error:
+        return str(error)
+    return ""

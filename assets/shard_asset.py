@@ -10,19 +10,17 @@ from pydantic import Field
 from dagster_leasehold.assets.checks import check_specs, joint_results
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.placement import Placement, Placer
-from dagster_leasehold.assets.consuming.run_process import process_note
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
-    PROCESS_TAG,
-    STREAM_TAG,
     asset_key,
     asset_op_name,
     shard_partitions,
 )
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
-from dagster_leasehold.assets.rewriting.shard_replay import (
+from dagster_leasehold.assets.run_process import tag_run
+from dagster_leasehold.assets.shard_replay import (
     FROM,
     TO,
     ReplayedPartitions,
@@ -96,8 +94,7 @@ def _materialize(
 ) -> MaterializeEvents:
     shards = _shards_asked_for(context, stream)
     run_id = context.run.run_id
-    tags = {STREAM_TAG: stream.name, PROCESS_TAG: process_note()}
-    context.instance.add_run_tags(run_id, tags)
+    tag_run(context.instance, run_id, stream)
     if config.replay_from is not None or config.replay_to is not None or config.quarantined:
         span = ReplaySpan.parse(
             config.replay_from, config.replay_to, quarantined=config.quarantined

@@ -10,10 +10,10 @@ import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
-from dagster_leasehold.assets.consuming.progress_mirror import mirror_progress
 from dagster_leasehold.assets.materialization import (
     CommittedRange,
     committed_ranges,
+    mirror_progress,
     range_metadata,
 )
 from dagster_leasehold.assets.partitions import asset_key

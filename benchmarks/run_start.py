@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import print_rows
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey

@@ -81,7 +81,7 @@ class NoSource:
 
 def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
     """Every cost, in milliseconds, and the memory after each that reads much, in MB."""
-    from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_parts
+    from dagster_leasehold.assets.output.committed_parts import EventSpan, committed_parts
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.group_rows import Timing
     from dagster_leasehold.lease_store.journal_rows import EventKind

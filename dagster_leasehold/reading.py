@@ -7,8 +7,9 @@ that share them.
 """
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_dataset
+from dagster_leasehold.assets.output.committed_dataset import committed_dataset
 from dagster_leasehold.assets.output.committed_output import committed_paths, read_committed
+from dagster_leasehold.assets.output.committed_parts import EventSpan
 from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.windows.window_run import window_paths
 from dagster_leasehold.lease_store import open_store

@@ -18,7 +18,7 @@ from dagster_leasehold.assets.partitions import (
     consume_job_name,
     consume_op_name,
 )
-from dagster_leasehold.assets.rewriting.shard_replay import is_replay
+from dagster_leasehold.assets.shard_replay import is_replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -43,7 +43,7 @@ class ActiveRun:
         shards: the shards that it was launched for.
         started: whether its process has begun to work.
         launched: whether it is a run of `consume_<stream>`, as sensors launch them.
-        process: its process, as `assets.consuming.run_process` notes it; empty while it has none.
+        process: its process, as `assets.run_process` notes it; empty while it has none.
     """
 
     run_id: str

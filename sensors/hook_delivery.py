@@ -15,7 +15,7 @@ from threading import Lock
 from dagster_leasehold.assets.commit_hook import CommittedBatch, OnCommit
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.spark.spark_failures import users_error
+from dagster_leasehold.assets.spark.users_code import users_error
 from dagster_leasehold.lease_store.errors import without_secrets
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent

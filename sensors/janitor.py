@@ -11,10 +11,9 @@ import dagster as dg
 from dagster import DagsterRun
 
 from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
-from dagster_leasehold.assets.consuming.run_process import ended_runs, process_gone
-from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.run_process import ended_runs, process_gone
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Pulse

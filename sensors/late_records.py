@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_dataset
+from dagster_leasehold.assets.output.committed_dataset import committed_dataset
+from dagster_leasehold.assets.output.committed_parts import EventSpan
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, hour_key
 from dagster_leasehold.lease_store.identifiers import ShardId

@@ -6,9 +6,12 @@ from functools import partial
 
 import dagster as dg
 
-from dagster_leasehold.assets.consuming.progress_mirror import mirror_progress
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.materialization import committed_ranges, materialization_of
+from dagster_leasehold.assets.materialization import (
+    committed_ranges,
+    materialization_of,
+    mirror_progress,
+)
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints

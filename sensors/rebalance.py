@@ -5,8 +5,7 @@ from threading import Lock
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from dagster_leasehold.assets.consuming.run_process import ended_runs
-from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.assets.materialization import RUN_KEY
 from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.run_process import ended_runs
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.roles.groups import Groups

@@ -24,10 +24,14 @@ from dagster_leasehold.assets.consuming.consumption_report import (
     with_lag_after,
 )
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
-from dagster_leasehold.assets.consuming.quarantine_limit import check_quarantined
 from dagster_leasehold.assets.consuming.starting_position import initial_position
-from dagster_leasehold.assets.consuming.sweep import Sweeper, SweepOutcome, SweepResult
-from dagster_leasehold.assets.consuming.watermark import watermark_after
+from dagster_leasehold.assets.consuming.sweep import (
+    Sweeper,
+    SweepOutcome,
+    SweepResult,
+    check_quarantined,
+    watermark_after,
+)
 from dagster_leasehold.assets.errors import QuarantineLimitExceeded, SweepInterrupted
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
@@ -443,8 +447,6 @@ class Consumer:
             except LeaseLost as error:
                 self._lose(open_, str(error))
 
-    # -- STOPPING -------------------------------------------------------------------------------
-
     def _stop_all(self, reason: StopReason, error: str = "") -> None:
         for open_ in list(self._open.values()):
             self._stop(open_, reason, error)
@@ -491,8 +493,6 @@ class Consumer:
             f"Node {self._node} could not renew its lease in time, so this run stopped without "
             "committing its last batch: the next run reads it again."
         )
-
-    # -- lag ------------------------------------------------------------------------------------
 
     def _lag(self, open_: _Consumption) -> int | None:
         if open_.bounds is None:

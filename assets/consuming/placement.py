@@ -18,9 +18,8 @@ from dagster_leasehold.assets.consuming.ownership import (
     close_ended_tenure,
     standing_of,
 )
-from dagster_leasehold.assets.consuming.run_process import ended_runs
-from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.deployment import Deployment, instance_address
+from dagster_leasehold.assets.run_process import ended_runs
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.shard_weights import planning_snapshot
 

@@ -27,6 +27,7 @@ from dagster_leasehold.assets.output.attempt_reports import (
     report_error,
     report_read,
 )
+from dagster_leasehold.assets.output.shard_files import RECORD_DDL
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange, ShardReader, record_schema
@@ -39,10 +40,6 @@ FORMAT = "leasehold_shards"
 RANGES, READER, TASKS, FOLDER = "ranges", "reader", "tasks", "folder"
 RECORDS_PER_TASK_MIN = 10_000
 """A task costs as much as reading this many records."""
-SCHEMA = (
-    "shard_id string, cursor string, event_time timestamp, key binary, value binary, "
-    "attributes map<string, string>"
-)
 
 
 @dataclass
@@ -98,7 +95,7 @@ class ShardDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of every source."""
-        return SCHEMA
+        return RECORD_DDL
 
     def reader(self, schema: StructType) -> ShardRangesReader:
         """The reader of these options."""

@@ -1,16 +1,27 @@
-"""Sweeps of a stream on a Spark session that is asked for only when there is something to read."""
+"""Sweeps on Spark: one job for the ranges of many shards, halved until only guilty shards fail.
+
+A task a shard would cost fifty times more than the ranges of all shards in a few tasks. The price
+is that a failed job does not say whose fault it was: where no worker names the shard, the sweep is
+halved until the shards that fail stand alone and the others have gone through.
+"""
 
 from __future__ import annotations
 
-import re
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.consuming.sweep import SweepJob, SweepResult, run_sweep
+from dagster_leasehold.assets.consuming.spark_job import (
+    JobFailed,
+    ShardsFailed,
+    SweepJob,
+    make_attempt,
+)
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.attempts import attempt_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_session import cores
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -22,22 +33,66 @@ if TYPE_CHECKING:
 
 TASKS_PER_CORE = 2
 ABANDON_S = 60.0
-RUN_LENGTH_MAX = 40
-
-
-def attempt_label(run: str) -> str:
-    """How the names of a run's attempt folders begin: for people, and for vacuum to know them."""
-    return re.sub(r"[^A-Za-z0-9-]", "-", run)[:RUN_LENGTH_MAX].lstrip("-") or "run"
+SAME_FAILURE_MAX = 4
+"""So many shards that fail alone with one sentence, and none that succeeds: so will the rest."""
 
 
 def run_tag(run: str) -> str:
-    """The tag of a run's Spark jobs: `session.interruptTag` of it ends them from any process."""
+    """Return the tag of a run's Spark jobs: interrupting it ends them from any process."""
     # Spark takes any tag without a comma.
     return f"leasehold-{run.replace(',', '-')}"
 
 
+def run_sweep(
+    spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange]
+) -> dict[ShardId, SweepResult]:
+    """Read, transform and write these ranges, one per shard; nothing of it is visible yet.
+
+    Returns:
+        The outcome of each shard, or the error that keeps this shard from going on.
+
+    Raises:
+        SparkUnavailable: Spark went away, and no shard has an outcome.
+        SweepInterrupted: `job.doomed` became true.
+    """
+    results: dict[ShardId, SweepResult] = {}
+    alone: list[str] = []
+    pending: list[Sequence[ReadRange]] = [tuple(ranges)] if ranges else []
+    while pending:
+        part = pending.pop()
+        try:
+            results |= make_attempt(spark, job, part)
+        except ShardsFailed as failed:
+            results |= failed.errors
+            rest = tuple(range_ for range_ in part if range_.shard not in failed.errors)
+            pending += [rest] if rest else []
+        except JobFailed as failed:
+            if len(part) > 1:
+                middle = len(part) // 2
+                pending += [part[middle:], part[:middle]]
+                continue
+            results[part[0].shard] = failed.error
+            alone.append(str(failed.error))
+            if _hopeless(results, alone):
+                rest = [range_.shard for left in pending for range_ in left]
+                return results | dict.fromkeys(rest, failed.error)
+        except TransformError as error:
+            # Raised before Spark read a record: it concerns every shard alike.
+            return (
+                results
+                | {range_.shard: error for range_ in part}
+                | {range_.shard: error for left in pending for range_ in left}
+            )
+    return results
+
+
+def _hopeless(results: Mapping[ShardId, SweepResult], alone: Sequence[str]) -> bool:
+    succeeded = any(isinstance(result, SweepOutcome) for result in results.values())
+    return not succeeded and len(alone) >= SAME_FAILURE_MAX and len(set(alone)) == 1
+
+
 class SparkSweeper:
-    """Reads, transforms and writes ranges of a stream with Spark; see `assets.consuming.sweep`.
+    """Reads, transforms and writes ranges of a stream with Spark.
 
     Args:
         stream: the stream's declaration: source and transform.
@@ -64,13 +119,12 @@ class SparkSweeper:
     ) -> None:
         self._session = session
         self._opened: SparkSession | None = None
-        label = attempt_label(run)
         self._job = SweepJob(
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
             transform=stream.transform,
             output_root=output_root.absolute(),
-            new_attempt=new_attempt or (lambda: f"{label}-{uuid.uuid4().hex}"),
+            new_attempt=new_attempt or (lambda: attempt_name(run)),
             tag=run_tag(run),
             tasks_max=tasks_max or TASKS_PER_CORE * cores(),
             doomed=doomed,
@@ -78,12 +132,12 @@ class SparkSweeper:
         )
 
     def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
-        """See `assets.consuming.sweep.run_sweep`."""
+        """Carry out one sweep; see `run_sweep`."""
         session = self._opened = self._session()
         return run_sweep(session, self._job, ranges)
 
     def abandon(self) -> bool:
-        """Interrupt what still runs of the sweeps; whether Spark answers and works.
+        """Interrupt the sweeps that still run; return True if Spark answers and works.
 
         It is asked for a small job of its own, because a Spark whose Python workers stand still
         takes an interruption like any other. A busy one may take a while.

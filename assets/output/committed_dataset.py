@@ -1,209 +1,34 @@
 """Committed output as an Arrow dataset: what the ledger names at one moment, with filters.
 
-What is filtered where:
-
-* shards and batches: in the ledger, before a file is opened;
-* times: in the ledger, by the bounds that every file has there; then in Parquet, by the
-  statistics of row groups; then row by row.
+Files are left out by the ledger, row groups by the statistics that Parquet keeps of them, and rows
+one by one. A reader that cannot follow the ledger gets the dataset as one Parquet file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from itertools import chain
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, units_of
-from dagster_leasehold.assets.output.shard_files import SHARD_COLUMN, TIME_COLUMN
-from dagster_leasehold.assets.output.units import Unit
-from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt, shown
+from dagster_leasehold.assets.output.attempts import unreadable
+from dagster_leasehold.assets.output.committed_parts import (
+    ALWAYS,
+    BatchNumbers,
+    CommittedPart,
+    EventSpan,
+    committed_parts,
+)
+from dagster_leasehold.assets.output.shard_files import COMPRESSION, SHARD_COLUMN, TIME_COLUMN
+from dagster_leasehold.lease_store.durable_files import replacing
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.roles.ledger import Ledger
-from dagster_leasehold.lease_store.rules.event_spans import may_hold
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as ds
-
-BatchNumbers = Mapping[ShardId, range]
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedPart:
-    """A file of committed output, or the rows of it that were asked for.
-
-    Attributes:
-        path: the file.
-        rows: number of the first row and of the one after the last; None for all of the file.
-        first: the number of the first batch that the file holds records of.
-    """
-
-    shard: ShardId
-    first: int
-    path: Path
-    file: DataFile
-    rows: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EventSpan:
-    """Event times `[since, until)`; None is no bound. Both need a time zone.
-
-    Raises:
-        InvalidSetting: a time has no zone.
-    """
-
-    since: datetime | None = None
-    until: datetime | None = None
-
-    def __post_init__(self) -> None:
-        for time in (self.since, self.until):
-            if time is not None and time.tzinfo is None:
-                raise InvalidSetting(
-                    f"The event time {time.isoformat()} has no time zone: give one, such as UTC."
-                )
-
-    @property
-    def everything(self) -> bool:
-        """Whether nothing is left out."""
-        return self.since is None and self.until is None
-
-    def may_hold(self, file: DataFile) -> bool:
-        """Whether a file can have records of the span, by what the ledger knows of it."""
-        return may_hold(file, self.since, self.until)
-
-    def expression(self, column: str = TIME_COLUMN) -> ds.Expression | None:
-        """The span as a filter on a column; None where nothing is left out."""
-        import pyarrow.dataset as ds
-
-        field: Any = ds.field(column)
-        sides: list[Any] = []
-        if self.since is not None:
-            sides.append(field >= self.since)
-        if self.until is not None:
-            sides.append(field < self.until)
-        return None if not sides else sides[0] if len(sides) == 1 else sides[0] & sides[1]
-
-
-ALWAYS = EventSpan()
-
-
-def committed_parts(
-    store: Ledger,
-    key: GroupKey,
-    output_root: Path,
-    *,
-    shards: Collection[ShardId] | None = None,
-    numbers: BatchNumbers | None = None,
-    span: EventSpan = ALWAYS,
-) -> list[CommittedPart]:
-    """The files that hold what is asked for, by shard and batch, as they are at this moment.
-
-    Args:
-        store: the lease store.
-        key: the consumer group.
-        output_root: the folder of the stream's output.
-        shards: only these; None is all.
-        numbers: only these batches of the shards that it names.
-        span: leaves out files that hold no record of it.
-
-    Raises:
-        OutputUnreadable: some batches of a merged file are asked for, and the ledger does not
-            tell which rows are theirs, or a shard's output is replaced again and again.
-    """
-    return listed_parts(store, key, output_root, shards=shards, numbers=numbers, span=span)[0]
-
-
-def listed_parts(
-    store: Ledger,
-    key: GroupKey,
-    output_root: Path,
-    *,
-    shards: Collection[ShardId] | None = None,
-    numbers: BatchNumbers | None = None,
-    span: EventSpan = ALWAYS,
-) -> tuple[list[CommittedPart], Heads]:
-    """As `committed_parts`, with the heads of the shards: the parts hold all that lies below."""
-
-    def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedPart]]:
-        if numbers is not None:
-            for shard, head in heads.items():
-                end = min(numbers[shard].stop, head.next_number)
-                wanted = range(numbers[shard].start, end)
-                for unit in units_of(store, key, shard, wanted) if wanted else ():
-                    for part in _parts_of(unit, output_root, wanted):
-                        yield shard, part
-            return
-        for batch in _batches(store, key, heads, span, every=shards is None):
-            for file in batch.files if batch.sequence < heads[batch.shard].next_number else ():
-                if not file.quarantine:
-                    path = output_root / file.path
-                    yield batch.shard, CommittedPart(batch.shard, batch.sequence, path, file)
-
-    wanted = shards
-    if numbers is not None:
-        wanted = [shard for shard in numbers if shards is None or shard in shards]
-    found, heads = at_one_moment(store, key, wanted, read)
-    parts = [
-        part
-        for own in found.values()
-        for part in sorted(own, key=lambda part: part.first)
-        if span.may_hold(part.file)
-    ]
-    return parts, heads
-
-
-def _batches(
-    store: Ledger, key: GroupKey, heads: Heads, span: EventSpan, *, every: bool
-) -> Iterator[Batch]:
-    """Committed batches of these shards with output in a span: of all times shard by shard."""
-    if not span.everything:
-        found = store.batches_within(
-            key, span.since, span.until, shards=None if every else list(heads)
-        )
-        return (batch for batch in found if batch.shard in heads)
-    return chain.from_iterable(store.each_batch(key, shard) for shard in heads)
-
-
-def _parts_of(unit: Unit, output_root: Path, wanted: range | None) -> list[CommittedPart]:
-    """The files of a unit, cut to the batches that are wanted."""
-    chosen = [batch for batch in unit if wanted is None or _overlap(batch, wanted)]
-    if not chosen:
-        return []
-    shard, first = unit[0].shard, unit[0].sequence
-    files = [file for batch in unit for file in batch.files if not file.quarantine]
-    parts = [CommittedPart(shard, first, output_root / file.path, file) for file in files]
-    divided = any(
-        batch.statistics.written and wanted is not None and not _inside(batch, wanted)
-        for batch in chosen
-    )
-    if len(chosen) == len(unit) and not divided:
-        return parts
-    counts = [batch.statistics.written for batch in unit]
-    if not files:
-        return []
-    if divided or len(files) != 1 or sum(counts) != files[0].records:
-        raise OutputUnreadable(
-            f"Batches {first} to {unit[-1].last} of shard {shard} lie together in "
-            f"{files[0].path}, and the ledger does not tell their rows apart: ask for all of them."
-        )
-    begin = sum(counts[: unit.index(chosen[0])])
-    rows = (begin, begin + sum(batch.statistics.written for batch in chosen))
-    return [CommittedPart(shard, first, parts[0].path, files[0], rows)]
-
-
-def _overlap(batch: Batch, numbers: range) -> bool:
-    return batch.sequence < numbers.stop and batch.last >= numbers.start
-
-
-def _inside(batch: Batch, numbers: range) -> bool:
-    return batch.sequence in numbers and batch.last in numbers
 
 
 def committed_dataset(
@@ -279,10 +104,7 @@ def dataset_of(parts: Sequence[CommittedPart]) -> ds.Dataset:
             # Pandas' notes in a schema differ from file to file and say nothing of its columns.
             schemas.append(fragment.physical_schema.remove_metadata())
         except (OSError, pa.ArrowInvalid) as error:
-            raise LogCorrupt(
-                f"The committed file {part.path} cannot be read ({str(error).splitlines()[0]}): "
-                "restore it from a backup, or replay its batches."
-            ) from error
+            raise unreadable(part.path, error) from error
         fragments.append(fragment)
     try:
         schema = pa.unify_schemas(schemas, promote_options="permissive")
@@ -306,3 +128,34 @@ def _rows_of(dataset: ds.Dataset, rows: tuple[int, int]) -> ds.Dataset:
 
     first, end = rows
     return ds.dataset(dataset.to_table().slice(first, end - first))
+
+
+def write_parquet(
+    dataset: ds.Dataset, file: Path, progress: Callable[[int], None] = lambda _: None
+) -> int:
+    """Write all rows of a dataset, in its order, into a new file; their number.
+
+    The file appears under its name when it is whole and on the disk; memory holds a few batches.
+
+    Args:
+        dataset: what to write.
+        file: the new file, in a folder that exists.
+        progress: told the number of rows written so far.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    import pyarrow.parquet as pq
+
+    # The scan is in order; ahead of the writer it keeps one file only.
+    batches = dataset.scanner(fragment_readahead=1, batch_readahead=2).to_reader()
+    rows = 0
+    with (
+        replacing(file, durable=True) as sink,
+        pq.ParquetWriter(sink, dataset.schema, compression=COMPRESSION) as out,
+    ):
+        for batch in batches:
+            out.write_batch(batch)
+            rows += batch.num_rows
+            progress(rows)
+    return rows

@@ -13,8 +13,9 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.committed_dataset import ALWAYS, EventSpan, committed_dataset
+from dagster_leasehold.assets.output.committed_dataset import committed_dataset
 from dagster_leasehold.assets.output.committed_output import read_committed
+from dagster_leasehold.assets.output.committed_parts import ALWAYS, EventSpan
 from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream

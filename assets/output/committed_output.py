@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.output.committed_dataset import (
+from dagster_leasehold.assets.output.attempts import unreadable
+from dagster_leasehold.assets.output.committed_dataset import no_time_column
+from dagster_leasehold.assets.output.committed_parts import (
     ALWAYS,
     CommittedPart,
     EventSpan,
     committed_parts,
-    no_time_column,
 )
 from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, each_committed
-from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
-from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.assets.output.shard_files import RECORD_DDL, TIME_COLUMN
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.roles.ledger import Ledger
@@ -106,11 +106,7 @@ def iter_records(
             with pq.ParquetFile(committed.path) as file:
                 yield from file.iter_batches()
         except (OSError, pa.ArrowInvalid) as error:
-            raise LogCorrupt(
-                f"The committed file {committed.path} of batch {committed.batch.batch_id} cannot "
-                f"be read ({str(error).splitlines()[0]}): restore it from a backup, or replay the "
-                "batch."
-            ) from error
+            raise unreadable(committed.path, error, committed.batch.batch_id) from error
 
 
 def read_committed(
@@ -152,10 +148,8 @@ def parquet_frame(
     """Whole files of committed output as a Spark DataFrame; see `read_committed`."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from dagster_leasehold.assets.consuming.shard_data_source import SCHEMA
-
     if not parts:
-        return spark.createDataFrame([], SCHEMA)
+        return spark.createDataFrame([], RECORD_DDL)
     # A transform may have changed over time: a column that came later is null before.
     paths = [str(part.path) for part in parts]
     frame = spark.read.option("mergeSchema", "true").parquet(*paths)

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dagster_leasehold.assets.output.attempts import unreadable
 from dagster_leasehold.assets.output.committed_output import CommittedFile, each_committed_file
-from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 
@@ -68,10 +68,7 @@ def _records(committed: CommittedFile) -> Iterator[QuarantinedRecord]:
             for batch in file.iter_batches(batch_size=ROWS_PER_READ):
                 yield from (_record(committed, row) for row in batch.to_pylist())
     except (OSError, pa.ArrowInvalid) as error:
-        raise LogCorrupt(
-            f"The quarantine file {committed.path} of batch {committed.batch.batch_id} cannot be "
-            f"read ({str(error).splitlines()[0]}): restore it from a backup, or replay the batch."
-        ) from error
+        raise unreadable(committed.path, error, committed.batch.batch_id) from error
 
 
 def _record(committed: CommittedFile, row: dict[str, Any]) -> QuarantinedRecord:

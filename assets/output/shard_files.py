@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+RECORD_DDL = (
+    "shard_id string, cursor string, event_time timestamp, key binary, value binary, "
+    "attributes map<string, string>"
+)
+"""The columns of records as Spark knows them: those of `shard_sources.source.record_schema`."""
 SHARD_COLUMN = "shard_id"
 TIME_COLUMN = "event_time"
 ERROR_COLUMN = "quarantine_error"

@@ -6,12 +6,12 @@ together in merged files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dagster_leasehold.assets.errors import RewriteRefused
+from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.failpoints import Failpoint
@@ -75,18 +75,6 @@ def swap(
     # Again: the store may have kept the swap waiting, and a reader listed them until it happened.
     touch_replaced(output_root, files)
     return True
-
-
-def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
-    """Make files look new when they are swapped out: before, lest a crash forgets it, and after.
-
-    A reader may have listed them a moment ago. What vacuum removes is as old as it is unnamed
-    only if the age counts from the swap, not from when the file was written.
-    """
-    for file in files:
-        # What is missing cannot be read either; a replay is how it is made again.
-        with suppress(FileNotFoundError):
-            os.utime(output_root / file.path)
 
 
 @contextmanager

@@ -9,14 +9,14 @@ the source.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.errors import RewriteRefused
+from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, unreadable
 from dagster_leasehold.assets.output.shard_files import COMPRESSION, ROW_GROUP_BYTES
 from dagster_leasehold.assets.output.transform_mark import mark_of, marked
 from dagster_leasehold.assets.output.units import (
@@ -27,6 +27,13 @@ from dagster_leasehold.assets.output.units import (
     swap,
     unit_files,
 )
+from dagster_leasehold.assets.rewriting.merges import (
+    NO_COLUMNS,
+    TARGET_BYTES,
+    Columns,
+    each_merge,
+    joined,
+)
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -35,12 +42,6 @@ from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-TARGET_BYTES = 128 * 1024 * 1024
-MERGED_ROWS_MAX = 2_000
-"""So many ledger rows are swapped in one transaction, and are held in memory, at most."""
-LARGE_ENOUGH = 0.5
-"""A file of this share of the target is left alone: merging it again would cost most of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,67 +64,6 @@ class CompactionReport:
     bytes_before: int = 0
     bytes_after: int = 0
     error: str = ""
-
-
-Columns = tuple[tuple[object, ...], tuple[object, ...]]
-"""The different schemas of a unit's files: of those of records, and of quarantined ones."""
-NO_COLUMNS: Columns = ((), ())
-
-
-def each_merge(
-    shard_units: Iterable[Unit],
-    *,
-    target_bytes: int,
-    columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
-) -> Iterator[list[Unit]]:
-    """Consecutive units of a shard to merge: each list makes one file of records.
-
-    A merge ends when it has reached the target or very many rows, before a file that is large
-    enough already, and where the columns change. One that would leave as many files as there are
-    is left out. No more units are taken than the one behind a merge.
-    """
-    merge: list[Unit] = []
-    size, rows, known = 0, 0, NO_COLUMNS
-    for unit in shard_units:
-        own = columns(unit)
-        bytes_ = sum(file.bytes for file in unit_files(unit, quarantine=False))
-        large = bytes_ >= target_bytes * LARGE_ENOUGH
-        full = size >= target_bytes or rows + len(unit) > MERGED_ROWS_MAX
-        if large or full or not _uniform(_joined(known, own)):
-            if _saves_files(merge):
-                yield merge
-            merge = []
-            size, rows, known = 0, 0, NO_COLUMNS
-        if not _uniform(own):
-            continue  # an attempt whose tasks wrote different columns cannot become one file
-        merge.append(unit)
-        size, rows, known = size + bytes_, rows + len(unit), _joined(known, own)
-        if large:
-            if _saves_files(merge):
-                yield merge
-            merge = []
-            size, rows, known = 0, 0, NO_COLUMNS
-    if _saves_files(merge):
-        yield merge
-
-
-def _joined(one: Columns, other: Columns) -> Columns:
-    records, quarantined = (
-        tuple(schema for at, schema in enumerate(both) if schema not in both[:at])
-        for both in ((*one[0], *other[0]), (*one[1], *other[1]))
-    )
-    return records, quarantined
-
-
-def _uniform(columns: Columns) -> bool:
-    return all(len(schemas) <= 1 for schemas in columns)
-
-
-def _saves_files(merge: Sequence[Unit]) -> bool:
-    counts = [
-        sum(len(unit_files(unit, quarantine=kind)) for unit in merge) for kind in (False, True)
-    ]
-    return any(count > 1 for count in counts)
 
 
 @dataclass(slots=True)
@@ -153,7 +93,7 @@ class Compactor:
         key: GroupKey,
         output_root: Path,
         run: str,
-        new_attempt: Callable[[], str],
+        new_attempt: Callable[[], str] | None = None,
         target_bytes: int = TARGET_BYTES,
         ended: Ended = lambda _: False,
     ) -> None:
@@ -161,7 +101,7 @@ class Compactor:
         self._key = key
         self._output_root = output_root
         self._run = run
-        self._new_attempt = new_attempt
+        self._new_attempt = new_attempt or (lambda: attempt_name(run))
         self._target_bytes = target_bytes
         self._ended = ended
 
@@ -209,7 +149,7 @@ class Compactor:
             )
             for quarantine in (False, True)
         )
-        return _joined(NO_COLUMNS, (records, quarantined))
+        return joined(NO_COLUMNS, (records, quarantined))
 
     def _merged(self, report: CompactionReport, merge: Sequence[Unit]) -> CompactionReport:
         """Write the merged files of some units, and swap them in."""
@@ -339,7 +279,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches()
     except (OSError, pa.ArrowInvalid) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def _schema(path: Path) -> pa.Schema:
@@ -349,11 +289,4 @@ def _schema(path: Path) -> pa.Schema:
     try:
         return pq.read_schema(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> LogCorrupt:
-    return LogCorrupt(
-        f"The committed file {path} cannot be read ({str(error).splitlines()[0]}): restore it from "
-        "a backup, or replay its batch."
-    )
+        raise unreadable(path, error) from error

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from dagster_leasehold.assets.consuming.quarantine_limit import check_quarantined
-from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.consuming.sweep import (
+    Sweeper,
+    SweepOutcome,
+    SweepResult,
+    check_quarantined,
+)
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.ledger_view import units_of
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
@@ -34,14 +37,6 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteKind
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
-
-
-class Sweeper(Protocol):
-    """What reads, transforms and writes the ranges of a sweep: `assets.consuming.spark_sweeper`."""
-
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
-        """What each shard's range made, or its error; raises what concerns the whole sweep."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
-from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.errors import RewriteRefused
+from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempts_of
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -86,7 +85,7 @@ def vacuum(
     working |= {head.intent for head in store.heads(key).values() if head.intent is not None}
     named = {file.path for batch in store.each_batch(key) for file in batch.files}
     named |= {file.path for window in store.windows(key) for file in window.files}
-    kept = _attempts_of(working, {Path(found.path).parts[1] for found in (*files, *folders)})
+    kept = attempts_of(working, {Path(found.path).parts[1] for found in (*files, *folders)})
     kept |= making
     others = [found for found in files if found.path not in named]
     idle = [found for found in others if Path(found.path).parts[1] not in kept]
@@ -139,12 +138,6 @@ def _listed(output_root: Path, now_ns: int) -> tuple[list[_Found], list[_Found]]
 
 def _path(found: _Found) -> str:
     return found.path
-
-
-def _attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
-    """Those of the attempts' folders that belong to one of these runs."""
-    labels = tuple(f"{attempt_label(run)}-" for run in runs)
-    return {attempt for attempt in attempts if attempt.startswith(labels)}
 
 
 def _still_old(

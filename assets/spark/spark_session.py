@@ -25,8 +25,7 @@ from dagster_leasehold.assets.spark.connect_server import (
     ConnectServer,
     connect_server,
 )
-from dagster_leasehold.assets.spark.java_runtime import java_home
-from dagster_leasehold.assets.spark.spark_home import spark_home
+from dagster_leasehold.assets.spark.spark_runtime import java_home, spark_home
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 
 if TYPE_CHECKING:

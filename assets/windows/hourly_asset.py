@@ -10,7 +10,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import STREAM_TAG, asset_key
-from dagster_leasehold.assets.rewriting.shard_replay import rewriter_ended
+from dagster_leasehold.assets.run_process import rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of

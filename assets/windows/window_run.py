@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
-from dagster_leasehold.assets.consuming.sweep import ATTEMPTS_FOLDER, ship_code_of
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import (
     RewriteRefused,
@@ -20,12 +17,13 @@ from dagster_leasehold.assets.errors import (
     TransformError,
     WindowIncomplete,
 )
-from dagster_leasehold.assets.output.committed_dataset import CommittedPart, EventSpan, listed_parts
+from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, touch_replaced
 from dagster_leasehold.assets.output.committed_output import parquet_frame
+from dagster_leasehold.assets.output.committed_parts import CommittedPart, EventSpan, listed_parts
 from dagster_leasehold.assets.output.ledger_view import Heads
-from dagster_leasehold.assets.output.units import Ended, touch_replaced
+from dagster_leasehold.assets.output.units import Ended
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
-from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
+from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import StoreError
@@ -127,7 +125,7 @@ def make_window(
         known = next((window for window in overlapping if window.start == start), None)
         span = EventSpan(start, end)
         parts, heads = listed_parts(store, stream.key, root, span=span)
-        name = f"{attempt_label(run)}-{uuid.uuid4().hex}"
+        name = attempt_name(run)
         attempt = f"{ATTEMPTS_FOLDER}/{name}"
         files: tuple[DataFile, ...] = ()
         store.begin_window(stream.key, name, run)

@@ -211,7 +211,7 @@ def check_java(settings: Settings) -> None:
     Raises:
         JavaNotFound: there is no Java to run it.
     """
-    from dagster_leasehold.assets.spark.java_runtime import java_home
+    from dagster_leasehold.assets.spark.spark_runtime import java_home
     from dagster_leasehold.orchestration.supervision.spark_warm_up import EMBEDDED
 
     if settings.spark in (EMBEDDED, "classic"):

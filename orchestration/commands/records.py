@@ -76,8 +76,7 @@ def _write_parquet(target: Target, key: GroupKey, shard: ShardId | None, file: P
     Raises:
         InvalidSetting: the file is there already, or its folder is not.
     """
-    from dagster_leasehold.assets.output.committed_dataset import committed_dataset
-    from dagster_leasehold.assets.output.parquet_file import write_parquet
+    from dagster_leasehold.assets.output.committed_dataset import committed_dataset, write_parquet
 
     if file.exists() or not file.parent.is_dir():
         why = "is there already" if file.exists() else "is in no folder that exists"

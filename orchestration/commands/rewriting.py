@@ -153,7 +153,6 @@ def compact(
     Each swap is one transaction; readers and consumption go on. The small files stay on the disk
     until `leasehold vacuum` finds them old enough.
     """
-    from dagster_leasehold.assets.consuming.spark_sweeper import attempt_label
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 
     target = Target.at(home)
@@ -165,7 +164,6 @@ def compact(
         key=key,
         output_root=target.settings.output_folder(key.stream, key.group),
         run=run,
-        new_attempt=lambda: f"{attempt_label(run)}-{uuid.uuid4().hex}",
         target_bytes=target_mib * 1024 * 1024,
         ended=named(replaces),
     )

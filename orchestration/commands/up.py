@@ -208,7 +208,7 @@ def _run(
     *,
     sqlite: bool,
 ) -> None:
-    from dagster_leasehold.assets.instance_address import ensure_instance_address
+    from dagster_leasehold.assets.deployment import ensure_instance_address
     from dagster_leasehold.orchestration.demo.home import running_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import (
         DEFINITIONS_MODULE,

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from dagster_leasehold.assets.consuming.run_process import process_gone
-from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
+from dagster_leasehold.assets.run_process import process_gone
 from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import (

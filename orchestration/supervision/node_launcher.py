@@ -11,7 +11,7 @@ from dagster._core.launcher.base import LaunchRunContext
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._grpc.client import DagsterGrpcClient
 
-from dagster_leasehold.assets.instance_address import instance_address
+from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName

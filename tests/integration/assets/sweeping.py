@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_leasehold.assets.consuming.sweep import SweepJob, SweepOutcome, run_sweep
+from dagster_leasehold.assets.consuming.spark_job import SweepJob
+from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName

@@ -11,8 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.consume_job import build_consume_job
-from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.partitions import asset_key, consume_job_name, consume_op_name

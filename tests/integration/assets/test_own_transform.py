@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.consuming.shard_data_source import SCHEMA
+from dagster_leasehold.assets.output.shard_files import RECORD_DDL
 from tests.unit.docs.test_docs import DOCS, fences
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -35,7 +35,7 @@ def test_its_columns_and_what_it_refuses(
             }
             for number, line in enumerate(lines)
         ],
-        SCHEMA,
+        RECORD_DDL,
     )
     rows = namespace["visits"](records).orderBy("cursor").collect()
     assert [(row.path, row.status, row.quarantine_error) for row in rows] == [

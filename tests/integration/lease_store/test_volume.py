@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from dagster_leasehold.assets.output.committed_dataset import EventSpan, committed_parts
+from dagster_leasehold.assets.output.committed_parts import EventSpan, committed_parts
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.journal_rows import EventKind

@@ -326,7 +326,7 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "dagster_leasehold.assets.consuming.node_consumption.SparkSweeper": sweeper,
             "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),
             "dagster_leasehold.assets.consume_job.time": virtual.time(),
-            "dagster_leasehold.assets.consume_job.process_note": lambda: "a strand of the soak",
+            "dagster_leasehold.assets.run_process.process_note": lambda: "a strand of the soak",
         }
         for place, double in doubles.items():
             stack.enter_context(mock.patch(place, double))

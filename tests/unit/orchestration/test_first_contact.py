@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.errors import JavaNotFound
-from dagster_leasehold.assets.spark import java_runtime
+from dagster_leasehold.assets.spark import spark_runtime
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.processes import wait_for_port
@@ -65,7 +65,7 @@ def test_a_machine_without_java_is_refused(
     def missing(*_: object, **__: object) -> Path:
         raise JavaNotFound("There is no Java: install one.")
 
-    monkeypatch.setattr(java_runtime, "java_home", missing)
+    monkeypatch.setattr(spark_runtime, "java_home", missing)
     assert refused(capsys, "up", "--home", str(tmp_path)) == "There is no Java: install one.\n"
 
 

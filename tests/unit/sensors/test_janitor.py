@@ -7,9 +7,9 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from dagster_leasehold.assets.consuming.run_process import process_note
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.run_process import process_note
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId

@@ -14,7 +14,7 @@ from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch
 from dagster_leasehold.assets.consume_job import build_consume_job
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId

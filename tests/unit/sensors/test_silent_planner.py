@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.consume_job import build_consume_job
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
 from dagster_leasehold.lease_store.errors import StoreUnavailable

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.consuming.placement import Placer
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened

@@ -15,12 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.committed_dataset import (
-    EventSpan,
-    committed_dataset,
-    committed_parts,
-)
+from dagster_leasehold.assets.output.committed_dataset import committed_dataset, write_parquet
 from dagster_leasehold.assets.output.committed_output import committed_files
+from dagster_leasehold.assets.output.committed_parts import EventSpan, committed_parts
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
@@ -29,6 +26,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.shard_sources.local_log.format import Record
+from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -214,3 +212,41 @@ def test_duckdb_reads_the_dataset_and_its_filters_reach_it(world: World) -> None
         "SELECT shard_id, count(*) FROM orders WHERE shard_id = '1' GROUP BY ALL"
     ).fetchall()
     assert rows == [("1", 8)]
+
+
+def test_all_rows_in_order_and_the_progress(tmp_path: Path) -> None:
+    world = World(tmp_path, records=10)
+    world.consume()
+    dataset = committed_dataset(world.store, world.key, world.output)
+    told: list[int] = []
+    rows = write_parquet(dataset, tmp_path / "all.parquet", told.append)
+    written = pq.read_table(tmp_path / "all.parquet")
+    assert written.equals(dataset.to_table())
+    assert (rows, told[-1], told) == (written.num_rows, rows, sorted(told))
+
+
+def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
+    world = World(tmp_path, records=10)
+    world.consume()
+    dataset = committed_dataset(world.store, world.key, world.output)
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "made"
+    folder.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        write_parquet(dataset, folder / "all.parquet", interrupted)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_is_on_the_disk_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, records=10)
+    world.consume()
+    dataset = committed_dataset(world.store, world.key, world.output)
+    with synced(monkeypatch) as paths:
+        write_parquet(dataset, tmp_path / "all.parquet")
+    assert paths[-1] == tmp_path
+    assert paths[0].name.startswith(".all.parquet.")

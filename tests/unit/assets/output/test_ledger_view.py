@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.committed_dataset import committed_parts
 from dagster_leasehold.assets.output.committed_output import committed_files
+from dagster_leasehold.assets.output.committed_parts import committed_parts
 from dagster_leasehold.assets.output.ledger_view import (
     Heads,
     at_one_moment,

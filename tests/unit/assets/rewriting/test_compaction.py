@@ -20,13 +20,8 @@ from dagster_leasehold.assets.output.committed_output import (
     iter_records,
 )
 from dagster_leasehold.assets.output.units import each_unit, units
-from dagster_leasehold.assets.rewriting.compaction import (
-    MERGED_ROWS_MAX,
-    TARGET_BYTES,
-    CompactionReport,
-    Compactor,
-    each_merge,
-)
+from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
+from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, TARGET_BYTES, each_merge
 from dagster_leasehold.lease_store.errors import CheckpointRefused
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.lease_store.errors import NodeNameTaken
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId

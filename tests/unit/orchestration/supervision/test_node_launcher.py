@@ -12,7 +12,7 @@ from dagster._core.errors import DagsterLaunchFailedError
 from dagster._core.launcher.base import LaunchRunContext
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
-from dagster_leasehold.assets.instance_address import ensure_instance_address
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId

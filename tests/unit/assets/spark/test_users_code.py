@@ -1,11 +1,13 @@
-"""What a failed Spark call says in one line."""
+"""The user's code on Spark: how it travels, and its failures in one line."""
 
 from __future__ import annotations
 
 import pytest
+from pyspark import cloudpickle  # noqa: TID253
 
+from dagster_leasehold.assets.parsing import parse_json
 from dagster_leasehold.assets.spark.connect_watch import without_noise
-from dagster_leasehold.assets.spark.spark_failures import session_is_gone, users_error
+from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 
 TRACE = """[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):
   File "x.py", line 3, in f
@@ -55,3 +57,15 @@ def test_only_broken_pipe_traces_are_left_out_of_the_log() -> None:
     cut = [begin, "  File x.py\n"]
     lines = ["one\n", *noise, "two\n", *real, *noise, *cut]
     assert list(without_noise(lines)) == ["one\n", "two\n", *real, *cut]
+
+
+def test_only_the_users_code_travels_by_value() -> None:
+    """Goal: an edited transform counts at once, and no worker gets a second copy of our classes."""
+    module = __import__(__name__, fromlist=["_"])
+    ship_code_of(parse_json)
+    ship_code_of(test_the_last_line_of_a_trace_is_what_the_user_raised)
+    try:
+        assert module.__name__ in cloudpickle.list_registry_pickle_by_value()
+        assert parse_json.__module__ not in cloudpickle.list_registry_pickle_by_value()
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

@@ -4,18 +4,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pyspark import cloudpickle  # noqa: TID253
 from pyspark.errors import AnalysisException  # noqa: TID253
 
-from dagster_leasehold.assets.consuming.sweep import (
-    REGISTER_ATTEMPTS,
-    SweepJob,
-    _register_one,
-    run_sweep,
-    ship_code_of,
-)
+from dagster_leasehold.assets.consuming.spark_job import REGISTER_ATTEMPTS, SweepJob, _register_one
+from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.errors import SparkUnavailable
-from dagster_leasehold.assets.parsing import parse_json
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.synced import synced
@@ -74,15 +67,3 @@ def test_the_folder_of_an_attempt_is_named_on_the_disk_before_anything_is_read(
     with synced(monkeypatch) as paths, pytest.raises(SparkUnavailable):
         run_sweep(cast(Any, None), job, [ReadRange(ShardId("0"), "0", "1")])
     assert paths == [tmp_path, root, root / "attempts"]
-
-
-def test_only_the_users_code_travels_by_value() -> None:
-    """Goal: an edited transform counts at once, and no worker gets a second copy of our classes."""
-    module = __import__(__name__, fromlist=["_"])
-    ship_code_of(parse_json)
-    ship_code_of(test_a_refusal_that_stays_is_raised)
-    try:
-        assert module.__name__ in cloudpickle.list_registry_pickle_by_value()
-        assert parse_json.__module__ not in cloudpickle.list_registry_pickle_by_value()
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)

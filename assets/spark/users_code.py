@@ -1,10 +1,13 @@
-"""What a failed Spark call says, in one line: whose error it was, or that Spark is gone."""
+"""The user's code on Spark: how it gets to the workers, and what a failure of it says."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 
 MESSAGE_LENGTH_MAX = 300
+_OWN_PACKAGE = __name__.partition(".")[0]
 _TRACE_BEGIN = "Traceback (most recent call last)"
 _RAISED = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
 _GONE = (
@@ -52,3 +55,18 @@ def _sentence(kind: str, message: str) -> str:
     if len(line) > MESSAGE_LENGTH_MAX:
         line = f"{line[:MESSAGE_LENGTH_MAX]}…"
     return f"{kind}: {line}" if line else kind
+
+
+def ship_code_of(transform: Callable[..., object]) -> None:
+    """Send functions of the transform's own module to Spark by value, not by name.
+
+    A warm server's workers may be unable to import the user's module, or hold it as it was
+    before its last edit.
+    """
+    from pyspark import cloudpickle
+
+    name = getattr(transform, "__module__", "")
+    module = sys.modules.get(name)
+    # What runs as a script is always sent by value; this project's modules are on every worker.
+    if module is not None and name.partition(".")[0] not in ("__main__", _OWN_PACKAGE):
+        cloudpickle.register_pickle_by_value(module)

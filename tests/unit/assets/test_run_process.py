@@ -7,8 +7,8 @@ import dagster as dg
 import psutil
 import pytest
 
-from dagster_leasehold.assets.consuming import run_process
-from dagster_leasehold.assets.consuming.run_process import ended_runs, process_gone, process_note
+from dagster_leasehold.assets import run_process
+from dagster_leasehold.assets.run_process import ended_runs, process_gone, process_note
 
 
 def test_this_process_is_there():

@@ -10,12 +10,11 @@ from typing import Any
 import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
-from dagster_leasehold.assets.consuming.run_process import ended_runs, process_gone
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import PROCESS_TAG
 from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.run_process import rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -28,17 +27,6 @@ def is_replay(config: Mapping[str, Any]) -> bool:
     """Whether the config of a materialization asks for a replay instead of consumption."""
     bounded = config.get(FROM) is not None or config.get(TO) is not None
     return bounded or bool(config.get(QUARANTINED))
-
-
-def rewriter_ended(instance: dg.DagsterInstance, run: str) -> bool:
-    """Whether a run that rewrites is known to have ended.
-
-    One of the command line is not known here: only who started it can say so.
-    """
-    known = instance.get_run_by_id(run)
-    if known is None:
-        return False
-    return process_gone(known.tags.get(PROCESS_TAG, "")) or run in ended_runs(instance, [run])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,57 @@
+"""Folders of attempts: each is written by one try of one run, under a name that was never used.
+
+Nothing in them is renamed or overwritten. Whether a file of an attempt counts is for the ledger to
+say; what it does not name is removed by vacuum, once it is old enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from dagster_leasehold.lease_store.errors import LogCorrupt, one_line
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+
+ATTEMPTS_FOLDER = "attempts"
+RUN_LENGTH_MAX = 40
+
+
+def attempt_label(run: str) -> str:
+    """Return the beginning of the names of a run's attempts: for people and for vacuum."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", run)[:RUN_LENGTH_MAX].lstrip("-") or "run"
+
+
+def attempt_name(run: str) -> str:
+    """Return a name for an attempt of a run that was never used."""
+    return f"{attempt_label(run)}-{uuid.uuid4().hex}"
+
+
+def attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
+    """Return those of the attempts that belong to one of these runs."""
+    labels = tuple(f"{attempt_label(run)}-" for run in runs)
+    return {attempt for attempt in attempts if attempt.startswith(labels)}
+
+
+def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
+    """Make files look new when they are swapped out: before, lest a crash forgets it, and after.
+
+    A reader may have listed them a moment ago. What vacuum removes is as old as it is unnamed
+    only if the age counts from the swap, not from when the file was written.
+    """
+    for file in files:
+        # What is missing cannot be read either; a replay is how it is made again.
+        with suppress(FileNotFoundError):
+            os.utime(output_root / file.path)
+
+
+def unreadable(path: Path, error: Exception, batch: str = "") -> LogCorrupt:
+    """Return the error of a committed file that is missing or damaged."""
+    of_batch = f" of batch {batch}" if batch else ""
+    return LogCorrupt(
+        f"The committed file {path}{of_batch} cannot be read ({one_line(str(error))}): restore it "
+        "from a backup, or replay its batch."
+    )
