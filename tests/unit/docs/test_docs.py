@@ -285,6 +285,14 @@ def test_all_failpoints_are_documented() -> None:
     assert documented == [(point.number, point.label, point.interrupts) for point in Failpoint]
 
 
+def test_defects_name_tests_that_exist() -> None:
+    named = [code(row[-1])[0] for row in rows(DOCS / "reference/defects.md") if code(row[-1])]
+    assert len(named) > 30
+    for test in named:
+        path, _, function = test.partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text("utf-8"), test
+
+
 def test_the_threat_model_names_tests_that_exist() -> None:
     named = [name for row in rows(DOCS / "threat-model.md") for name in code(row[-1])]
     tests = [name for name in named if name.startswith("tests/")]
