@@ -21,7 +21,7 @@ from threading import local
 from typing import TypeVar
 from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, Executable, MappingResult, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -73,6 +73,10 @@ class Transaction:
         self.connection = connection
         self.id = identity
         self.abandoned = False
+
+    def rows(self, statement: Executable) -> MappingResult:
+        """Send a statement that reads, and return its rows by the names of their columns."""
+        return self.connection.execute(statement).mappings()
 
     def abandon(self, outcome: Outcome) -> Outcome:
         """Undo what was written so far; `outcome` is the verb's."""

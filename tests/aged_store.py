@@ -29,12 +29,12 @@ from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
 from dagster_leasehold.lease_store.rules.event_spans import span_of
 from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
-from dagster_leasehold.lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store.sql_store.history_mapping import (
     batch_values,
     file_values,
-    key_values,
     note_values,
 )
+from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tables import batch, lease_journal, shard_lease
 from dagster_leasehold.lease_store.transactions import Transaction, Transactions

@@ -5,9 +5,8 @@ unit tests run on. Every verb runs under one lock, so it is atomic and safe to c
 """
 
 from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches
-from dagster_leasehold.lease_store.memory_store.gaps import MemoryGaps
 from dagster_leasehold.lease_store.memory_store.groups import MemoryGroups
-from dagster_leasehold.lease_store.memory_store.history import MemoryHistory
+from dagster_leasehold.lease_store.memory_store.ledger import MemoryLedger
 from dagster_leasehold.lease_store.memory_store.nodes import MemoryNodes
 from dagster_leasehold.lease_store.memory_store.outbox import MemoryOutbox
 from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
@@ -25,8 +24,7 @@ class MemoryStore(
     MemoryShards,
     MemoryTenures,
     MemoryBatches,
-    MemoryHistory,
-    MemoryGaps,
+    MemoryLedger,
     MemoryRewrites,
     MemoryOutbox,
     MemoryWindows,

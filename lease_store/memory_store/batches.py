@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent, ShardTotals
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.ledger import (
     already_committed,
     check_intended,
@@ -25,11 +28,11 @@ from dagster_leasehold.lease_store.rules.transitions import FINISHED, finished
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
-class MemoryBatches(MemoryRows):
+class MemoryBatches(MemoryRows, Tenures):
     """The verbs that write batches."""
 
+    @override
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
-        """See `LeaseStore.record_intents`."""
         if not intents:
             return {}
         key = group_of([intent.tenure for intent in intents])
@@ -53,8 +56,8 @@ class MemoryBatches(MemoryRows):
             rows.batches.update(recorded)
             return outcomes
 
+    @override
     def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
-        """See `LeaseStore.commit`."""
         if not commits:
             return {}
         key = group_of([commit.tenure for commit in commits])
@@ -87,8 +90,8 @@ class MemoryBatches(MemoryRows):
         rows.shards[shard] = replace(row, check_point=commit.end, watermark=watermark)
         return self._finish(rows, commit.tenure, commit.end) if commit.finished else Changed()
 
+    @override
     def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
-        """See `LeaseStore.finish_empty`."""
         with self._rows("finish_empty", tenure.key) as rows:
             row = rows.current(tenure)
             if row is None or not may_advance(row.check_point, cursor):

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.draining import Draining, draining_of
 from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.rules.lineage import UNORDERED, freed_to_start
 from dagster_leasehold.lease_store.rules.refusals import group_exists, group_in_use, group_limit
 from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
 
 
-class MemoryGroups(MemoryRows):
+class MemoryGroups(MemoryRows, Groups):
     """The verbs on groups."""
 
+    @override
     def create_group(self, group: Group) -> None:
-        """See `LeaseStore.create_group`."""
         with self._verb("create_group"):
             if group.key in self._groups:
                 raise group_exists(group.key)
@@ -28,8 +31,8 @@ class MemoryGroups(MemoryRows):
                 raise group_limit(group.key, siblings)
             self._groups[group.key] = GroupRows(replace(group, generation=0))
 
+    @override
     def groups(self, stream: StreamName | None = None) -> list[Group]:
-        """See `LeaseStore.groups`."""
         with self._verb("groups"):
             found = [
                 rows.group
@@ -38,8 +41,8 @@ class MemoryGroups(MemoryRows):
             ]
             return sorted(found, key=lambda group: (group.key.stream, group.key.group))
 
+    @override
     def update_group(self, group: Group, *, observer: str) -> Group:
-        """See `LeaseStore.update_group`."""
         with self._rows("update_group", group.key) as rows:
             note = settings_note(rows.group, group)
             rows.group = replace(group, generation=rows.group.generation + 1)
@@ -50,30 +53,30 @@ class MemoryGroups(MemoryRows):
             self._write(rows, freed, observer)
             return rows.group
 
+    @override
     def delete_group(self, key: GroupKey, *, force: bool = False) -> None:
-        """See `LeaseStore.delete_group`."""
         with self._rows("delete_group", key) as rows:
             if rows.members and not force:
                 raise group_in_use(key, rows.members)
             del self._groups[key]
 
+    @override
     def pulse(self, key: GroupKey) -> Pulse:
-        """See `LeaseStore.pulse`."""
         with self._rows("pulse", key) as rows:
             return Pulse(rows.group, tuple(rows.nodes[name] for name in sorted(rows.nodes)))
 
+    @override
     def snapshot(self, key: GroupKey) -> Snapshot:
-        """See `LeaseStore.snapshot`."""
         with self._rows("snapshot", key) as rows:
             return self._snapshot(rows)
 
+    @override
     def draining(self, key: GroupKey) -> Draining:
-        """See `LeaseStore.draining`."""
         with self._rows("draining", key) as rows:
             return draining_of(rows.group, rows.shards.values(), rows.batches.values())
 
+    @override
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
-        """See `LeaseStore.progress`."""
         wanted = set(nodes)
         with self._rows("progress", key) as rows:
             return {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
@@ -15,6 +17,7 @@ from dagster_leasehold.lease_store.outcomes import (
     Registered,
     Stale,
 )
+from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.registration import (
     departure_note,
@@ -24,13 +27,13 @@ from dagster_leasehold.lease_store.rules.registration import (
 from dagster_leasehold.lease_store.rules.transitions import departed
 
 
-class MemoryNodes(MemoryRows):
+class MemoryNodes(MemoryRows, Nodes):
     """The verbs on nodes."""
 
+    @override
     def register(
         self, key: GroupKey, node: Node, *, observer: str, displaced_lease_id: int | None = None
     ) -> Registered | NameTaken:
-        """See `LeaseStore.register`."""
         with self._rows("register", key) as rows:
             found = registration(rows.nodes.get(node.name), node, displaced_lease_id)
             if isinstance(found, NameTaken):
@@ -45,8 +48,8 @@ class MemoryNodes(MemoryRows):
                 self._note(rows, found.note, observer)
             return Registered(found.after.lease_id)
 
+    @override
     def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
-        """See `LeaseStore.beat`."""
         with self._verb("beat"):
             rows = self._groups.get(key)
             known = rows.nodes.get(node) if rows else None
@@ -55,8 +58,8 @@ class MemoryNodes(MemoryRows):
             rows.nodes[node] = replace(known, lease_id=known.lease_id + 1)
             return Beaten(known.lease_id + 1)
 
+    @override
     def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
-        """See `LeaseStore.leave`."""
         with self._rows("leave", key) as rows:
             known = rows.nodes.get(node)
             if known is None or not known.member or known.incarnation != incarnation:
@@ -64,10 +67,10 @@ class MemoryNodes(MemoryRows):
             rows.bump()
             return self._depart(rows, node, "leave", "its node left", str(node))
 
+    @override
     def evict(
         self, key: GroupKey, node: NodeName, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """See `LeaseStore.evict`."""
         with self._rows("evict", key) as rows:
             known = rows.nodes.get(node)
             if known is None or not known.member or known.lease_id != seen_lease_id:

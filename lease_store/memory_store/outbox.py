@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
-from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, Outbox, WaitingEvents
 from dagster_leasehold.lease_store.rules.ledger import failed_attempt
 
 
-class MemoryOutbox(MemoryRows):
+class MemoryOutbox(MemoryRows, Outbox):
     """The verbs on events, and the turn to deliver."""
 
+    @override
     def pending_events(
         self,
         key: GroupKey,
@@ -24,7 +27,6 @@ class MemoryOutbox(MemoryRows):
         shard: ShardId | None = None,
         limit: int = 500,
     ) -> list[OutboxEvent]:
-        """See `LeaseStore.pending_events`."""
         with self._rows("pending_events", key) as rows:
             pending = [
                 event
@@ -35,14 +37,14 @@ class MemoryOutbox(MemoryRows):
             ]
             return pending[:limit]
 
+    @override
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
-        """See `LeaseStore.mark_delivered`."""
         with self._rows("mark_delivered", key) as rows:
             for sequence in sequences:
                 rows.outbox.pop(sequence, None)
 
+    @override
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
-        """See `LeaseStore.waiting_events`."""
         with self._rows("waiting_events", key) as rows:
             found: dict[ShardId, WaitingEvents] = {}
             for event in rows.outbox.values():
@@ -51,10 +53,10 @@ class MemoryOutbox(MemoryRows):
                     found[event.shard] = WaitingEvents(event.shard, known.count + 1, known.oldest)
             return [found[shard] for shard in sorted(found)]
 
+    @override
     def take_turn(
         self, key: GroupKey, node: NodeName, incarnation: str
     ) -> DeliveryClaim | TurnTaken:
-        """See `LeaseStore.take_turn`."""
         with self._rows("take_turn", key) as rows:
             if not _alive(rows, node, incarnation):
                 return TurnTaken(None)
@@ -65,10 +67,10 @@ class MemoryOutbox(MemoryRows):
             rows.turn_epoch += 1
             return DeliveryClaim(key, node, rows.turn_epoch)
 
+    @override
     def settle_event(
         self, claim: DeliveryClaim, sequence: int, *, error: str = ""
     ) -> Settled | TurnOver:
-        """See `LeaseStore.settle_event`."""
         with self._rows("settle_event", claim.key) as rows:
             if not _current(rows, claim):
                 return TurnOver()
@@ -79,8 +81,8 @@ class MemoryOutbox(MemoryRows):
                 del rows.outbox[sequence]
             return Settled()
 
+    @override
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
-        """See `LeaseStore.end_turn`."""
         with self._rows("end_turn", claim.key) as rows:
             if not _current(rows, claim):
                 return TurnOver()

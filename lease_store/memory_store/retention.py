@@ -6,10 +6,13 @@ import heapq
 from dataclasses import replace
 from datetime import datetime
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.rules import deletable_history as rules
 from dagster_leasehold.lease_store.rules.order_proof import check_order
 from dagster_leasehold.lease_store.shard_summary import (
@@ -18,29 +21,22 @@ from dagster_leasehold.lease_store.shard_summary import (
     EVENTS_KEPT,
     PORTION_ROWS,
     Portion,
-    ShardSummary,
 )
 
 
-class MemoryRetention(MemoryRows):
+class MemoryRetention(MemoryRows, Retention):
     """The verbs that delete history."""
 
-    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
-        """See `Retention.summaries`."""
-        with self._rows("summaries", key) as rows:
-            named = sorted(rows.summaries, key=_named)
-            return [rows.summaries[each] for each in named if shard in (None, each)]
-
+    @override
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
-        """See `Retention.newest_times`."""
         with self._rows("newest_times", key) as rows:
             newest = heapq.nlargest(number, rows.journal.values(), key=_sequence)
             return [entry.at for entry in newest]
 
+    @override
     def prune_journal(
         self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
     ) -> Portion:
-        """See `Retention.prune_journal`."""
         with self._rows("prune_journal", key) as rows:
             summary = rows.summary(shard)
             own = rows.journal.of(shard)[:-keep]
@@ -64,10 +60,10 @@ class MemoryRetention(MemoryRows):
                 del rows.journal[shard, sequence]
             return Portion(len(gone), len(entries) == PORTION_ROWS)
 
+    @override
     def prune_batches(
         self, key: GroupKey, shard: ShardId, *, before: datetime, keep: int = BATCHES_KEPT
     ) -> Portion:
-        """See `Retention.prune_batches`."""
         with self._rows("prune_batches", key) as rows:
             rows.shard(shard)
             summary = rows.summary(shard)
@@ -103,14 +99,15 @@ class MemoryRetention(MemoryRows):
             rows.versions[shard] += bool(folding.gone)
             return Portion(len(folding.gone))
 
+    @override
     def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
-        """See `Retention.prune_outbox`. A delivered event is gone here at once."""
+        """A delivered event is gone here at once."""
         del before, keep
         with self._rows("prune_outbox", key):
             return Portion()
 
+    @override
     def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
-        """See `Retention.prune_gaps`."""
         with self._rows("prune_gaps", key) as rows:
             old = [gap for gap in rows.gaps if rules.may_forget(gap, before=before)]
             old.sort(key=lambda gap: (gap.shard, gap.start, gap.end))
@@ -127,10 +124,6 @@ class MemoryRetention(MemoryRows):
 
 def _sequence(entry: JournalEntry) -> int:
     return entry.sequence
-
-
-def _named(shard: ShardId | None) -> str:
-    return shard or ""
 
 
 def _too_early(rows: GroupRows, shard: ShardId, last: int) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteClaim, RewriteKind
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note, rewritten
 
 
-class MemoryRewrites(MemoryRows):
+class MemoryRewrites(MemoryRows, Rewrites):
     """The verbs on claims to rewrite, and the swap."""
 
+    @override
     def claim_rewrite(
         self,
         key: GroupKey,
@@ -23,7 +27,6 @@ class MemoryRewrites(MemoryRows):
         *,
         replaces: str | None = None,
     ) -> Changed | RewriteByOther:
-        """See `LeaseStore.claim_rewrite`."""
         with self._rows("claim_rewrite", key) as rows:
             rows.shard(shard)
             known = rows.rewrites.get(shard)
@@ -32,8 +35,8 @@ class MemoryRewrites(MemoryRows):
             rows.rewrites[shard] = RewriteClaim(shard, run, kind, self._clock())
             return Changed((shard,))
 
+    @override
     def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
-        """See `LeaseStore.release_rewrite`."""
         with self._rows("release_rewrite", key) as rows:
             known = rows.rewrites.get(shard)
             if known is None or known.run != run:
@@ -41,11 +44,12 @@ class MemoryRewrites(MemoryRows):
             del rows.rewrites[shard]
             return Changed((shard,))
 
+    @override
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
-        """See `LeaseStore.rewrites`."""
         with self._rows("rewrites", key) as rows:
             return [rows.rewrites[shard] for shard in sorted(rows.rewrites)]
 
+    @override
     def rewrite_batches(
         self,
         key: GroupKey,
@@ -55,7 +59,6 @@ class MemoryRewrites(MemoryRows):
         *,
         reason: str,
     ) -> Changed | Stale:
-        """See `LeaseStore.rewrite_batches`."""
         with self._rows("rewrite_batches", key) as rows:
             rows.shard(shard)
             known = rows.rewrites.get(shard)

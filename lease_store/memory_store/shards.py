@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
+from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.lineage import (
     PARENTS_OVER,
     freed_to_start,
@@ -28,13 +34,13 @@ from dagster_leasehold.lease_store.rules.withdrawal import ledger_of, withdrawal
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
 
-class MemoryShards(MemoryRows):
+class MemoryShards(MemoryRows, Shards):
     """The verbs on shards."""
 
+    @override
     def sync_shards(
         self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
     ) -> ShardsSynced:
-        """See `LeaseStore.sync_shards`."""
         with self._rows("sync_shards", key) as rows:
             changed: list[ShardId] = []
             listed = {entry.shard: entry for entry in listing}
@@ -51,6 +57,7 @@ class MemoryShards(MemoryRows):
                 rows.bump()
             return ShardsSynced(tuple(shard.shard for shard, _ in added), tuple(changed))
 
+    @override
     def claim(
         self,
         key: GroupKey,
@@ -59,7 +66,6 @@ class MemoryShards(MemoryRows):
         observer: str,
         reason: str,
     ) -> dict[ShardId, Changed | Stale]:
-        """See `LeaseStore.claim`."""
         with self._rows("claim", key) as rows:
             outcomes: dict[ShardId, Changed | Stale] = {}
             for shard, (node, seen_lease_id) in sorted(claims.items()):
@@ -72,6 +78,7 @@ class MemoryShards(MemoryRows):
                 rows.bump()
             return outcomes
 
+    @override
     def begin_transfer(
         self,
         key: GroupKey,
@@ -82,24 +89,23 @@ class MemoryShards(MemoryRows):
         observer: str,
         reason: str,
     ) -> Changed | Stale:
-        """See `LeaseStore.begin_transfer`."""
         with self._rows("begin_transfer", key) as rows:
             row = _seen(rows, shard, seen_lease_id)
             step = transfer_begun(row, to, reason) if row and to in rows.members else None
             return self._owned(rows, step, observer)
 
+    @override
     def cancel_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """See `LeaseStore.cancel_transfer`."""
         with self._rows("cancel_transfer", key) as rows:
             row = _seen(rows, shard, seen_lease_id)
             return self._owned(rows, transfer_cancelled(row, reason) if row else None, observer)
 
+    @override
     def complete_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """See `LeaseStore.complete_transfer`."""
         with self._rows("complete_transfer", key) as rows:
             row = _seen(rows, shard, seen_lease_id)
             step = transfer_completed(row, reason) if row else None
@@ -107,8 +113,8 @@ class MemoryShards(MemoryRows):
                 step = None
             return self._owned(rows, step, observer)
 
+    @override
     def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
-        """See `LeaseStore.free_orphans`."""
         with self._rows("free_orphans", key) as rows:
             shards = [rows.shards[shard] for shard in sorted(rows.shards)]
             freed = [step for shard in shards if (step := orphan_freed(shard, rows.members))]
@@ -117,6 +123,7 @@ class MemoryShards(MemoryRows):
                 rows.bump()
             return Changed(self._write(rows, freed, observer))
 
+    @override
     def force_checkpoint(
         self,
         key: GroupKey,
@@ -127,22 +134,33 @@ class MemoryShards(MemoryRows):
         reason: str,
         reopen: Reopening = Reopening.REFUSE,
     ) -> Changed:
-        """See `LeaseStore.force_checkpoint`."""
         with self._rows("force_checkpoint", key) as rows:
             rows.shard(shard)
             forcing = _forcing(rows, shard, cursor, reason, reopen)
             return self._force(rows, forcing, observer)
 
+    @override
     def bootstrap(
         self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
     ) -> Changed | Stale:
-        """See `LeaseStore.bootstrap`."""
         with self._rows("bootstrap", key) as rows:
             if not may_bootstrap(rows.shard(shard), node, cursor, run):
                 return Stale()
             reason = bootstrap_reason(node, cursor)
             forcing = _forcing(rows, shard, cursor, reason, Reopening.REFUSE)
             return self._force(rows, forcing.bootstrapped(cursor), f"run {run}")
+
+    @override
+    def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
+        with self._rows("acknowledge_gap", key) as rows:
+            rows.shard(gap.shard)
+            for number, known in enumerate(rows.gaps):
+                same = (known.shard, known.start, known.end) == (gap.shard, gap.start, gap.end)
+                if same and not known.acknowledged:
+                    rows.gaps[number] = replace(known, acknowledged=True)
+                    self._note(rows, acknowledgement(gap), observer)
+                    return Changed((gap.shard,))
+            return Stale()
 
     def _force(self, rows: GroupRows, forcing: Forcing, observer: str) -> Changed:
         if not forcing.steps:

@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
+from dagster_leasehold.lease_store.outcomes import (
+    NotHeld,
+    OpenByOther,
+    Opened,
+    TenureView,
+)
+from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards
-from dagster_leasehold.lease_store.rules.refusals import lease_lost
+from dagster_leasehold.lease_store.rules.refusals import gap_refused, lease_lost
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import closed, opened
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
 
-class MemoryTenures(MemoryRows):
+class MemoryTenures(MemoryRows, Tenures):
     """The verbs on tenures."""
 
+    @override
     def open_tenure(
         self,
         key: GroupKey,
@@ -27,7 +38,6 @@ class MemoryTenures(MemoryRows):
         *,
         replaces: str | None = None,
     ) -> Opened | OpenByOther | NotHeld:
-        """See `LeaseStore.open_tenure`."""
         with self._rows("open_tenure", key) as rows:
             row = rows.shard(shard)
             if not row.state.held or row.consumer_owner != node:
@@ -51,8 +61,8 @@ class MemoryTenures(MemoryRows):
                 intent=next(iter(rows.intents(shard)), None),
             )
 
+    @override
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
-        """See `LeaseStore.review`."""
         if not tenures:
             return {}
         with self._rows("review", tenures[0].key) as rows:
@@ -67,28 +77,49 @@ class MemoryTenures(MemoryRows):
                 )
             return views
 
+    @override
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
-        """See `LeaseStore.announce`."""
         with self._rows("announce", tenure.key) as rows:
             row = held(rows, tenure)
             rows.shards[tenure.shard] = replace(row, handoff_eta_s=handoff_eta_s)
             if row.state is ShardState.TRANSFER:
                 rows.bump()
 
+    @override
     def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
-        """See `LeaseStore.close_tenure`."""
         with self._rows("close_tenure", tenure.key) as rows:
             row = held(rows, tenure)
             self._write(rows, [closed(row, rows.members, reason)], str(tenure.holder))
             if row.state is ShardState.TRANSFER:
                 rows.bump()
 
+    @override
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
-        """See `LeaseStore.save_checkpoint`."""
         with self._rows("save_checkpoint", tenure.key) as rows:
             row = held(rows, tenure)
             check_onwards(tenure, row.check_point, cursor)
             rows.shards[tenure.shard] = replace(row, check_point=cursor)
+
+    @override
+    def record_gap(
+        self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        with self._rows("record_gap", tenure.key) as rows:
+            row = held(rows, tenure)
+            gap = Gap(tenure.shard, start, end, reason, self._clock())
+            known = [each for each in rows.gaps if (each.shard, each.start) == (gap.shard, start)]
+            write = gap_write(gap, known, check_point=row.check_point, accepted=skip)
+            if write is None:
+                return
+            if row.check_point not in (None, start):
+                raise gap_refused(tenure, start, row.check_point)
+            if write.replaces is not None:
+                rows.gaps.remove(write.replaces)
+            rows.gaps.append(write.gap)
+            self._note(rows, gap_note(write.gap, tenure), str(tenure.holder))
+            if write.moves:
+                rows.abandon_intents(tenure.shard)
+                rows.shards[tenure.shard] = replace(row, check_point=end)
 
 
 def held(rows: GroupRows, tenure: Tenure) -> ShardLease:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
+from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt, Windows
 
 
-class MemoryWindows(MemoryRows):
+class MemoryWindows(MemoryRows, Windows):
     """The verbs on windows."""
 
+    @override
     def windows(
         self,
         key: GroupKey,
@@ -21,7 +24,6 @@ class MemoryWindows(MemoryRows):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        """See `Windows.windows`."""
         with self._rows("windows", key) as rows:
             wanted = [
                 window
@@ -32,10 +34,10 @@ class MemoryWindows(MemoryRows):
             ]
             return sorted(wanted, key=lambda window: (window.asset, window.start))
 
+    @override
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
-        """See `Windows.put_window`."""
         with self._rows("put_window", key) as rows:
             known = rows.windows.get((window.asset, window.start))
             if known == window:
@@ -47,20 +49,20 @@ class MemoryWindows(MemoryRows):
             rows.windows[window.asset, window.start] = window
             return Changed()
 
+    @override
     def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
-        """See `Windows.begin_window`."""
         with self._rows("begin_window", key) as rows:
             begun = WindowAttempt(attempt, run, self._clock())
             rows.window_attempts.setdefault(attempt, begun)
             return Changed()
 
+    @override
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
-        """See `Windows.end_window`."""
         with self._rows("end_window", key) as rows:
             ended = rows.window_attempts.pop(attempt, None)
             return Stale() if ended is None else Changed()
 
+    @override
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
-        """See `Windows.window_attempts`."""
         with self._rows("window_attempts", key) as rows:
             return [rows.window_attempts[name] for name in sorted(rows.window_attempts)]

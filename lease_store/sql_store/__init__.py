@@ -6,14 +6,15 @@ id, so that all transactions agree on one order; beats lock nothing but their ow
 """
 
 from dagster_leasehold.lease_store.sql_store.batches import SqlBatches
-from dagster_leasehold.lease_store.sql_store.gaps import SqlGaps
+from dagster_leasehold.lease_store.sql_store.forced_checkpoints import SqlForcedCheckpoints
 from dagster_leasehold.lease_store.sql_store.groups import SqlGroups
-from dagster_leasehold.lease_store.sql_store.history import SqlHistory
+from dagster_leasehold.lease_store.sql_store.ledger import SqlLedger
 from dagster_leasehold.lease_store.sql_store.nodes import SqlNodes
 from dagster_leasehold.lease_store.sql_store.outbox import SqlOutbox
 from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
 from dagster_leasehold.lease_store.sql_store.shards import SqlShards
+from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
 from dagster_leasehold.lease_store.sql_store.windows import SqlWindows
 
 __all__ = ["SqlStore"]
@@ -23,9 +24,10 @@ class SqlStore(
     SqlGroups,
     SqlNodes,
     SqlShards,
+    SqlForcedCheckpoints,
+    SqlTenures,
     SqlBatches,
-    SqlHistory,
-    SqlGaps,
+    SqlLedger,
     SqlRewrites,
     SqlOutbox,
     SqlWindows,

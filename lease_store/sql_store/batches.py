@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.ledger import (
     already_committed,
     check_intended,
@@ -25,26 +28,26 @@ from dagster_leasehold.lease_store.rules.lineage import PARENTS_OVER, freed_to_s
 from dagster_leasehold.lease_store.rules.transitions import FINISHED, finished, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import history_statements as history
-from dagster_leasehold.lease_store.sql_store import statements
-from dagster_leasehold.lease_store.sql_store.outbox_statements import insert_events
-from dagster_leasehold.lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.history_mapping import (
     batch_from,
     batch_values,
     event_values,
-    key_values,
 )
-from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
-from dagster_leasehold.lease_store.sql_store.verbs import portions
+from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
+from dagster_leasehold.lease_store.sql_store.outbox_statements import insert_events
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
-class SqlBatches(SqlTenures):
+class SqlBatches(SqlVerbs, Tenures):
     """The verbs that write batches."""
 
     # -- intents --------------------------------------------------------------------------------
 
+    @override
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
-        """See `LeaseStore.record_intents`. Recording the same again is harmless."""
+        """Recording the same again is harmless."""
         if not intents:
             return {}
         key = group_of([intent.tenure for intent in intents])
@@ -85,7 +88,7 @@ class SqlBatches(SqlTenures):
                 | batch_values(batch)
                 for batch in batches
             ]
-            tx.connection.execute(statements.insert_batches(), rows)
+            tx.connection.execute(ledger_statements.insert_batches(), rows)
 
     def _write_intended(self, tx: Transaction, key: GroupKey, batches: Sequence[Batch]) -> None:
         if batches:
@@ -94,14 +97,14 @@ class SqlBatches(SqlTenures):
                 for batch in batches
             ]
             names = batch_values(batches[0])
-            result = tx.connection.execute(statements.update_intended(key, names), rows)
+            result = tx.connection.execute(ledger_statements.update_intended(key, names), rows)
             if result.rowcount != len(rows):
                 raise Raced
 
     # -- commits --------------------------------------------------------------------------------
 
+    @override
     def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
-        """See `LeaseStore.commit`."""
         if not commits:
             return {}
         key = group_of([commit.tenure for commit in commits])
@@ -158,7 +161,7 @@ class SqlBatches(SqlTenures):
             shard = commit.tenure.shard
             watermark = raised(rows[shard].watermark, commit.watermark)
             values = {"check_point": commit.end, "watermark": watermark}
-            values |= statements.raised_totals(commit.statistics)
+            values |= shard_statements.raised_totals(commit.statistics)
             self._write_current(tx, commit.tenure, values)
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
             outcomes[shard] = Changed()
@@ -181,12 +184,12 @@ class SqlBatches(SqlTenures):
         found: dict[ShardId, Batch] = {}
         for part in portions(numbers):
             wanted = [(shard, numbers[shard]) for shard in part]
-            rows = tx.connection.execute(history.select_numbered(key, wanted)).mappings()
+            rows = tx.rows(history.select_numbered(key, wanted))
             found |= {batch.shard: batch for batch in map(batch_from, rows)}
         return found
 
+    @override
     def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
-        """See `LeaseStore.finish_empty`."""
         key = tenure.key
 
         def work(tx: Transaction) -> Changed | Stale:

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from sqlalchemy import RowMapping
 from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.draining import Draining, draining_of
 from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.rules.lineage import UNORDERED, freed_to_start
 from dagster_leasehold.lease_store.rules.refusals import (
     group_exists,
@@ -21,8 +23,8 @@ from dagster_leasehold.lease_store.rules.refusals import (
 )
 from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.lease_store.sql_store import statements
-from dagster_leasehold.lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.lease_mapping import (
     group_from,
     group_values,
     joined_group,
@@ -38,15 +40,15 @@ from dagster_leasehold.lease_store.transactions import Transaction
 SNAPSHOT_LOOKS = 3
 
 
-class SqlGroups(SqlVerbs):
+class SqlGroups(SqlVerbs, Groups):
     """The verbs on groups."""
 
+    @override
     def create_group(self, group: Group) -> None:
-        """See `LeaseStore.create_group`."""
         key = group.key
 
         def work(tx: Transaction) -> None:
-            rows = tx.connection.execute(statements.lock_stream_groups(key.stream)).mappings()
+            rows = tx.rows(group_statements.lock_stream_groups(key.stream))
             known = [group_from(row) for row in rows]
             if any(sibling.key == key for sibling in known):
                 raise group_exists(key)
@@ -54,32 +56,31 @@ class SqlGroups(SqlVerbs):
                 raise group_limit(key, len(known))
             values = key_values(key) | group_values(group) | {"generation": 0}
             try:
-                tx.connection.execute(statements.insert_group(values))
+                tx.connection.execute(group_statements.insert_group(values))
             except IntegrityError as error:
                 raise group_exists(key) from error
 
         def mark(tx: Transaction) -> bool:
-            row = tx.connection.execute(statements.select_group(key, lock=True)).mappings().first()
+            row = tx.rows(group_statements.select_group(key, lock=True)).first()
             return row is not None and group_from(row) == replace(group, generation=0)
 
         self._write("create_group", work, mark=mark)
 
+    @override
     def groups(self, stream: StreamName | None = None) -> list[Group]:
-        """See `LeaseStore.groups`."""
-
         def work(tx: Transaction) -> list[Group]:
-            rows = tx.connection.execute(statements.select_groups(stream)).mappings()
+            rows = tx.rows(group_statements.select_groups(stream))
             return [group_from(row) for row in rows]
 
         return self._read("groups", work)
 
+    @override
     def update_group(self, group: Group, *, observer: str) -> Group:
-        """See `LeaseStore.update_group`."""
         key = group.key
 
         def work(tx: Transaction) -> Group:
             before = self._group(tx, key)
-            tx.connection.execute(statements.update_settings(key, group_values(group)))
+            tx.connection.execute(group_statements.update_settings(key, group_values(group)))
             self._journal(tx, key, [settings_note(before, group)], observer)
             if before.ordered and not group.ordered:
                 shards = self._all_shards(tx, key)
@@ -89,13 +90,13 @@ class SqlGroups(SqlVerbs):
 
         return self._change("update_group", key, work)
 
+    @override
     def delete_group(self, key: GroupKey, *, force: bool = False) -> None:
-        """See `LeaseStore.delete_group`."""
         started = False
 
         def work(tx: Transaction) -> None:
             nonlocal started
-            row = tx.connection.execute(statements.select_group(key, lock=True)).first()
+            row = tx.connection.execute(group_statements.select_group(key, lock=True)).first()
             if row is None:
                 if started:
                     return  # an earlier attempt of this call did it, and its reply was lost
@@ -105,15 +106,14 @@ class SqlGroups(SqlVerbs):
                 raise group_in_use(key, members)
             started = True
             for table in GROUP_TABLES:
-                tx.connection.execute(statements.delete_rows(table, key))
+                tx.connection.execute(group_statements.delete_rows(table, key))
 
         self._write("delete_group", work)
 
+    @override
     def pulse(self, key: GroupKey) -> Pulse:
-        """See `LeaseStore.pulse`."""
-
         def work(tx: Transaction) -> Pulse:
-            rows = tx.connection.execute(statements.pulse(key)).mappings().all()
+            rows = tx.rows(group_statements.pulse(key)).all()
             if not rows:
                 raise unknown_group(key)
             nodes = [node_from(row) for row in rows if row["worker_instance"] is not None]
@@ -121,18 +121,16 @@ class SqlGroups(SqlVerbs):
 
         return self._read("pulse", work)
 
+    @override
     def snapshot(self, key: GroupKey) -> Snapshot:
-        """See `LeaseStore.snapshot`.
-
-        Every statement sees its own moment, so the generation is looked at before and after; when
-        changes keep coming in between, the last look holds them off.
-        """
+        # Every statement sees its own moment, so the generation is looked at before and after; when
+        # changes keep coming in between, the last look holds them off.
 
         def work(tx: Transaction) -> tuple[Group, Sequence[RowMapping], Sequence[RowMapping]]:
             for look in range(SNAPSHOT_LOOKS):
                 group = self._group(tx, key, lock=look == SNAPSHOT_LOOKS - 1)
-                nodes = tx.connection.execute(statements.select_nodes(key)).mappings().all()
-                shards = tx.connection.execute(statements.select_shards(key)).mappings().all()
+                nodes = tx.rows(group_statements.select_nodes(key)).all()
+                shards = tx.rows(shard_statements.select_shards(key)).all()
                 if look == SNAPSHOT_LOOKS - 1 or self._group(tx, key) == group:
                     return group, nodes, shards
             raise AssertionError("The last look returns.")
@@ -143,11 +141,10 @@ class SqlGroups(SqlVerbs):
             group, tuple(node_from(row) for row in nodes), tuple(shard_from(row) for row in shards)
         )
 
+    @override
     def draining(self, key: GroupKey) -> Draining:
-        """See `LeaseStore.draining`."""
-
         def work(tx: Transaction) -> Draining:
-            rows = tx.connection.execute(statements.select_shards(key, lock=True)).mappings()
+            rows = tx.rows(shard_statements.select_shards(key, lock=True))
             shards = [shard_from(row) for row in rows]
             newest = self._newest(tx, key, [row.shard for row in shards]).values()
             intents = [batch for batch in newest if batch.state is BatchState.INTENT]
@@ -155,11 +152,10 @@ class SqlGroups(SqlVerbs):
 
         return self._read("draining", work)
 
+    @override
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
-        """See `LeaseStore.progress`."""
-
         def work(tx: Transaction) -> dict[ShardId, Progress]:
-            rows = tx.connection.execute(statements.progress(key, nodes)).mappings().all()
+            rows = tx.rows(shard_statements.progress(key, nodes)).all()
             if not rows:
                 raise unknown_group(key)
             served = [progress_from(row) for row in rows if row["shard_id"] is not None]

@@ -10,7 +10,7 @@ Each reads the rows that it returns, or a number of rows per shard, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,12 @@ from sqlalchemy import (
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
-from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group
 from dagster_leasehold.lease_store.tables import batch, gap, lease_journal, shard_lease
 
+PAGE_FIRST_ROWS = 64
+PAGE_ROWS_MAX = 2_048
+_PAGE_GROWTH = 4
 # The files' JSON is decoded when the transaction is over.
 _ROW = (
     *(column for column in batch.c if column.name not in ("files", "event_span")),
@@ -97,6 +100,14 @@ def select_numbered(
             for shard, number in sorted(numbers)
         )
     )
+
+
+def page_sizes(first: int = PAGE_FIRST_ROWS) -> Iterator[int]:
+    """The rows to ask for with each page: few at first, for a reader who takes only those."""
+    size = first
+    while True:
+        yield size
+        size = min(size * _PAGE_GROWTH, PAGE_ROWS_MAX)
 
 
 @dataclass(frozen=True, slots=True)

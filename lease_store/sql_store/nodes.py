@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -16,6 +17,7 @@ from dagster_leasehold.lease_store.outcomes import (
     Registered,
     Stale,
 )
+from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.registration import (
     Registration,
@@ -24,19 +26,19 @@ from dagster_leasehold.lease_store.rules.registration import (
     registration,
 )
 from dagster_leasehold.lease_store.rules.transitions import departed
-from dagster_leasehold.lease_store.sql_store import statements
-from dagster_leasehold.lease_store.sql_store.rows import key_values, node_from, node_values
+from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values, node_from, node_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
-class SqlNodes(SqlVerbs):
+class SqlNodes(SqlVerbs, Nodes):
     """The verbs on nodes."""
 
+    @override
     def register(
         self, key: GroupKey, node: Node, *, observer: str, displaced_lease_id: int | None = None
     ) -> Registered | NameTaken:
-        """See `LeaseStore.register`."""
         returned = self._return(key, node)
         if returned is not None:
             return returned
@@ -72,14 +74,11 @@ class SqlNodes(SqlVerbs):
 
         return self._write("register", work)
 
+    @override
     def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
-        """See `LeaseStore.beat`.
-
-        A beat whose reply was lost is sent again: counting twice says the same as counting once.
-        """
-
+        # A beat whose reply was lost is sent again: counting twice says the same as counting once.
         def work(tx: Transaction) -> Beaten | BeatRefused:
-            statement = statements.beat(key, node, incarnation, dialect=self._dialect)
+            statement = group_statements.beat(key, node, incarnation, dialect=self._dialect)
             result = tx.connection.execute(statement)
             if self._dialect == "mysql":
                 return Beaten(result.lastrowid) if result.rowcount == 1 else BeatRefused()
@@ -88,9 +87,8 @@ class SqlNodes(SqlVerbs):
 
         return self._write("beat", work)
 
+    @override
     def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
-        """See `LeaseStore.leave`."""
-
         def work(tx: Transaction) -> Changed | Stale:
             known = self._node(tx, key, node)
             if known is None or not known.member or known.incarnation != incarnation:
@@ -101,11 +99,10 @@ class SqlNodes(SqlVerbs):
 
         return self._change("leave", key, work)
 
+    @override
     def evict(
         self, key: GroupKey, node: NodeName, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """See `LeaseStore.evict`."""
-
         def work(tx: Transaction) -> Changed | Stale:
             known = self._node(tx, key, node)
             if known is None or not known.member or known.lease_id != seen_lease_id:
@@ -118,11 +115,11 @@ class SqlNodes(SqlVerbs):
         # The lock keeps a beat from landing between this look and the write:
         # 1. The observer sees counter 7, unchanged for T.  2. The node wakes and beats: 8.
         # 3. The observer evicts. It must find 8 and stop, or wait for the lock and then find it.
-        row = tx.connection.execute(statements.select_node(key, node, lock=True)).mappings().first()
+        row = tx.rows(group_statements.select_node(key, node, lock=True)).first()
         return node_from(row) if row else None
 
     def _nodes(self, tx: Transaction, key: GroupKey) -> list[Node]:
-        rows = tx.connection.execute(statements.select_nodes(key)).mappings()
+        rows = tx.rows(group_statements.select_nodes(key))
         return [node_from(row) for row in rows]
 
     def _write_node(self, tx: Transaction, key: GroupKey, found: Registration) -> None:
@@ -130,12 +127,12 @@ class SqlNodes(SqlVerbs):
         if found.before is None:
             values = key_values(key) | {"worker_instance": after.name} | node_values(after)
             try:
-                tx.connection.execute(statements.insert_node(values))
+                tx.connection.execute(group_statements.insert_node(values))
             except IntegrityError as error:
                 raise Raced from error
             return
         seen = found.before.lease_id
-        statement = statements.update_node(key, after.name, seen, node_values(after))
+        statement = group_statements.update_node(key, after.name, seen, node_values(after))
         if tx.connection.execute(statement).rowcount != 1:
             raise Raced
 
@@ -150,12 +147,12 @@ class SqlNodes(SqlVerbs):
         observer: str,
     ) -> Changed:
         gone = {"incarnation": ""}
-        statement = statements.update_node(key, known.name, known.lease_id, gone)
+        statement = group_statements.update_node(key, known.name, known.lease_id, gone)
         if tx.connection.execute(statement).rowcount != 1:
             raise Raced
         self._journal(tx, key, [departure_note(known, kind, reason)], observer)
         # Who owns what cannot change while the group's row is locked; the tenures can, hence the
         # locks on the shards themselves.
-        owned = tx.connection.execute(statements.select_shards_of(key, known.name)).scalars()
+        owned = tx.connection.execute(shard_statements.select_shards_of(key, known.name)).scalars()
         shards = self._lock_shards(tx, key, [ShardId(shard) for shard in owned])
         return self._carry_out(tx, key, departed(shards.values(), known.name, reason), observer)

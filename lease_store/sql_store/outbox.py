@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
-from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, Outbox, WaitingEvents
 from dagster_leasehold.lease_store.sql_store import outbox_statements as statements
-from dagster_leasehold.lease_store.sql_store.rows import event_from, key_values
+from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Transaction
 
 DELIVERIES_PER_STATEMENT = 500
 
 
-class SqlOutbox(SqlVerbs):
+class SqlOutbox(SqlVerbs, Outbox):
     """The verbs on events, and the turn to deliver."""
 
+    @override
     def pending_events(
         self,
         key: GroupKey,
@@ -29,17 +32,16 @@ class SqlOutbox(SqlVerbs):
         shard: ShardId | None = None,
         limit: int = 500,
     ) -> list[OutboxEvent]:
-        """See `LeaseStore.pending_events`."""
-
         def work(tx: Transaction) -> list[OutboxEvent]:
             self._group(tx, key)
             statement = statements.select_pending(key, kind, run=run, shard=shard, limit=limit)
-            return [event_from(row) for row in tx.connection.execute(statement).mappings()]
+            return [event_from(row) for row in tx.rows(statement)]
 
         return self._read("pending_events", work)
 
+    @override
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
-        """See `LeaseStore.mark_delivered`. Marking the same again is harmless."""
+        """Marking the same again is harmless."""
         ordered = sorted(sequences)
 
         def work(tx: Transaction) -> None:
@@ -50,12 +52,11 @@ class SqlOutbox(SqlVerbs):
 
         self._write("mark_delivered", work)
 
+    @override
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
-        """See `LeaseStore.waiting_events`."""
-
         def work(tx: Transaction) -> list[WaitingEvents]:
             self._group(tx, key)
-            rows = tx.connection.execute(statements.select_waiting(key, kind)).mappings()
+            rows = tx.rows(statements.select_waiting(key, kind))
             return [
                 WaitingEvents(ShardId(row["shard_id"]), row["waiting"], event_from(row))
                 for row in rows
@@ -63,17 +64,18 @@ class SqlOutbox(SqlVerbs):
 
         return self._read("waiting_events", work)
 
+    @override
     def take_turn(
         self, key: GroupKey, node: NodeName, incarnation: str
     ) -> DeliveryClaim | TurnTaken:
-        """See `LeaseStore.take_turn`. After a lost reply it is simply taken again."""
+        """After a lost reply it is simply taken again."""
 
         def work(tx: Transaction) -> DeliveryClaim | TurnTaken:
             self._group(tx, key, lock=True)
             alive = statements.select_alive(key, node, incarnation)
             if tx.connection.execute(alive).first() is None:
                 return tx.abandon(TurnTaken(None))
-            turn = tx.connection.execute(statements.select_turn(key)).mappings().first()
+            turn = tx.rows(statements.select_turn(key)).first()
             held = turn is not None and turn["lease_id"] is not None
             if turn is not None and held and turn["worker_instance"] != node:
                 return tx.abandon(TurnTaken(NodeName(turn["worker_instance"])))
@@ -87,10 +89,11 @@ class SqlOutbox(SqlVerbs):
 
         return self._write("take_turn", work)
 
+    @override
     def settle_event(
         self, claim: DeliveryClaim, sequence: int, *, error: str = ""
     ) -> Settled | TurnOver:
-        """See `LeaseStore.settle_event`. A lost reply may count an attempt twice."""
+        """A lost reply may count an attempt twice."""
 
         def work(tx: Transaction) -> Settled | TurnOver:
             if not self._is_turn_of(tx, claim):
@@ -104,8 +107,8 @@ class SqlOutbox(SqlVerbs):
 
         return self._write("settle_event", work)
 
+    @override
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
-        """See `LeaseStore.end_turn`."""
         sent = False
 
         def work(tx: Transaction) -> Settled | TurnOver:
@@ -123,3 +126,17 @@ class SqlOutbox(SqlVerbs):
     def _is_turn_of(self, tx: Transaction, claim: DeliveryClaim) -> bool:
         self._group(tx, claim.key)
         return tx.connection.execute(statements.lock_turn(claim)).first() is not None
+
+
+def event_from(row: Row) -> OutboxEvent:
+    """An outbox event from its row."""
+    return OutboxEvent(
+        sequence=row["sequence"],
+        kind=row["kind"],
+        shard=ShardId(row["shard_id"]),
+        batch_id=row["batch_id"],
+        payload=row["payload"],
+        run=row["run"],
+        attempts=row["attempts"],
+        error=row["error"],
+    )

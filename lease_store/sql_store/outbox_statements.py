@@ -10,7 +10,7 @@ from sqlalchemy import Insert, Select, Update, and_, func, insert, select, updat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
-from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group
 from dagster_leasehold.lease_store.tables import delivery_claim, outbox, worker_instance
 
 

@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.rules import deletable_history as rules
-from dagster_leasehold.lease_store.rules.journal_proof import Force, Opening
+from dagster_leasehold.lease_store.rules.journal_proof import Force
 from dagster_leasehold.lease_store.rules.order_proof import check_order
 from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
@@ -22,50 +24,39 @@ from dagster_leasehold.lease_store.shard_summary import (
     Portion,
     ShardSummary,
 )
+from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
-from dagster_leasehold.lease_store.sql_store import statements as ledger
-from dagster_leasehold.lease_store.sql_store.rows import (
-    Row,
+from dagster_leasehold.lease_store.sql_store.history_mapping import (
     batch_from,
     batch_values,
     entry_from,
     gap_from,
-    key_values,
+    summary_from,
+    summary_values,
 )
-from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 BATCH_ROWS = 200
 """The most ledger rows that one transaction proves or folds: their lists of files are long."""
 
 
-class SqlRetention(SqlTenures):
+class SqlRetention(SqlVerbs, Retention):
     """The verbs that delete history. Shards' rows are locked first, then their summaries."""
 
-    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
-        """See `Retention.summaries`."""
-
-        def work(tx: Transaction) -> list[ShardSummary]:
-            self._group(tx, key)
-            rows = tx.connection.execute(statements.select_summaries(key, shard)).mappings()
-            return [summary_from(row) for row in rows]
-
-        return self._read("summaries", work)
-
+    @override
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
-        """See `Retention.newest_times`."""
-
         def work(tx: Transaction) -> list[datetime]:
             self._group(tx, key)
             return list(tx.connection.execute(statements.newest_times(key, number)).scalars())
 
         return self._read("newest_times", work)
 
+    @override
     def prune_journal(
         self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
     ) -> Portion:
-        """See `Retention.prune_journal`."""
-
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
             below = tx.connection.execute(statements.first_kept_entry(key, shard, keep)).scalar()
@@ -76,7 +67,7 @@ class SqlRetention(SqlTenures):
             statement = statements.select_entries(
                 key, shard, after=after, below=below, limit=PORTION_ROWS
             )
-            found = [entry_from(row) for row in tx.connection.execute(statement).mappings()]
+            found = [entry_from(row) for row in tx.rows(statement)]
             unproven = None
             if shard is not None:
                 looked = statements.first_unproven_epoch(key, shard, summary.proven_until)
@@ -102,7 +93,7 @@ class SqlRetention(SqlTenures):
             return ""
         parents = [ShardId(parent) for parent in found]
         statement = statements.select_lineage(key, [shard, *parents])
-        lineage = [entry_from(row) for row in tx.connection.execute(statement).mappings()]
+        lineage = [entry_from(row) for row in tx.rows(statement)]
         together = {entry.sequence: entry for entry in (*lineage, *entries)}
         last = entries[-1].sequence
         journal = [
@@ -111,11 +102,10 @@ class SqlRetention(SqlTenures):
         ordered = self._group(tx, key).ordered
         return dict(check_order({shard: parents}, journal, ordered=ordered)).get(shard, "")
 
+    @override
     def prune_batches(
         self, key: GroupKey, shard: ShardId, *, before: datetime, keep: int = BATCHES_KEPT
     ) -> Portion:
-        """See `Retention.prune_batches`."""
-
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
             below = tx.connection.execute(statements.first_kept_batch(key, shard, keep)).scalar()
@@ -168,7 +158,7 @@ class SqlRetention(SqlTenures):
         undelivered = set(tx.connection.execute(statements.select_undelivered(key, ids)).scalars())
         forced: list[Force] = []
         if any(row.state is BatchState.WITHDRAWN for row in rows):
-            looked = tx.connection.execute(statements.select_forced(key, shard)).mappings()
+            looked = tx.rows(statements.select_forced(key, shard))
             forced = rules.forces_of(map(entry_from, looked))
         outcome = rules.folding(
             summary, rows, before=before, undelivered=undelivered, forced=forced
@@ -184,12 +174,11 @@ class SqlRetention(SqlTenures):
                 raise Raced
         if outcome.gone:
             tx.connection.execute(statements.delete_batches(key, shard, outcome.gone))
-            tx.connection.execute(ledger.raise_version(key, shard))
+            tx.connection.execute(shard_statements.raise_version(key, shard))
         return Portion(len(outcome.gone), len(rows) == BATCH_ROWS)
 
+    @override
     def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
-        """See `Retention.prune_outbox`."""
-
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
             for kind in EventKind:
@@ -206,13 +195,12 @@ class SqlRetention(SqlTenures):
 
         return self._write("prune_outbox", work)
 
+    @override
     def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
-        """See `Retention.prune_gaps`."""
-
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
             statement = statements.select_old_gaps(key, before=before, limit=PORTION_ROWS)
-            found = [gap_from(row) for row in tx.connection.execute(statement).mappings()]
+            found = [gap_from(row) for row in tx.rows(statement)]
             for shard in dict.fromkeys(gap.shard for gap in found):
                 self._lock_shard(tx, key, shard)
                 summary = self._locked_summary(tx, key, shard)
@@ -230,12 +218,12 @@ class SqlRetention(SqlTenures):
     # -- pieces -------------------------------------------------------------------------------
 
     def _batches_in(self, tx: Transaction, statement: Any) -> list[Batch]:
-        return [batch_from(row) for row in tx.connection.execute(statement).mappings()]
+        return [batch_from(row) for row in tx.rows(statement)]
 
     def _locked_summary(
         self, tx: Transaction, key: GroupKey, shard: ShardId | None
     ) -> ShardSummary:
-        row = tx.connection.execute(statements.lock_summary(key, shard)).mappings().first()
+        row = tx.rows(ledger_statements.lock_summary(key, shard)).first()
         return ShardSummary(shard) if row is None else summary_from(row)
 
     def _write_summary(
@@ -244,59 +232,12 @@ class SqlRetention(SqlTenures):
         values = summary_values(after) | {"version": before.version + 1}
         if before.version:
             self._change_row(
-                tx, statements.update_summary(key, before.shard, before.version, values)
+                tx, ledger_statements.update_summary(key, before.shard, before.version, values)
             )
             return
         values |= key_values(key) | {"shard_id": before.shard or ""}
         try:
-            tx.connection.execute(statements.insert_summary(values))
+            tx.connection.execute(ledger_statements.insert_summary(values))
         except IntegrityError:
             # Another process was first between our look and our insert: look again.
             raise Raced from None
-
-
-def summary_values(summary: ShardSummary) -> dict[str, Any]:
-    """A summary's columns, its key and version aside."""
-    opening = summary.opening
-    return {
-        "journal_until": summary.journal_until,
-        "entries": dict(summary.entries),
-        "epoch": summary.epoch,
-        "opened": opening.sequence if opening else None,
-        "opened_epoch": opening.epoch if opening else None,
-        "opened_run": opening.run if opening else "",
-        "opened_by": opening.owner if opening else None,
-        "open": summary.open,
-        "proven_until": summary.proven_until,
-        "proven_epoch": summary.proven_epoch,
-        "folded_until": summary.folded_until,
-        "skips": [list(skip) for skip in summary.skips],
-        "violations": [list(finding) for finding in summary.violations],
-    }
-
-
-def summary_from(row: Row) -> ShardSummary:
-    """A summary from its row."""
-    opening = None
-    if row["opened"] is not None:
-        owner = row["opened_by"]
-        opening = Opening(
-            sequence=row["opened"],
-            epoch=row["opened_epoch"],
-            run=row["opened_run"],
-            owner=None if owner is None else NodeName(owner),
-        )
-    return ShardSummary(
-        shard=ShardId(row["shard_id"]) if row["shard_id"] else None,
-        version=row["version"],
-        journal_until=row["journal_until"],
-        entries=row["entries"],
-        epoch=row["epoch"],
-        opening=opening,
-        open=bool(row["open"]),
-        proven_until=row["proven_until"],
-        proven_epoch=row["proven_epoch"],
-        folded_until=row["folded_until"],
-        skips=tuple((start, end) for start, end in row["skips"]),
-        violations=tuple((rule, detail) for rule, detail in row["violations"]),
-    )

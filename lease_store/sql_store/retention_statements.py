@@ -8,13 +8,11 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Delete,
-    Insert,
     Select,
     Update,
     and_,
     bindparam,
     delete,
-    insert,
     or_,
     select,
     tuple_,
@@ -25,7 +23,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.rules.deletable_history import STATES_KEPT
-from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group
 from dagster_leasehold.lease_store.tables import (
     batch,
     gap,
@@ -33,52 +31,9 @@ from dagster_leasehold.lease_store.tables import (
     outbox,
     rewrite_claim,
     shard_lease,
-    shard_summary,
 )
 
 RARE_STATES = [state.value for state in STATES_KEPT]
-
-
-def select_summaries(key: GroupKey, shard: ShardId | None) -> Select[Any]:
-    """The summaries of one shard, or of a group by shard; that of no shard first."""
-    chosen = select(shard_summary).where(of_group(shard_summary, key))
-    if shard is not None:
-        chosen = chosen.where(shard_summary.c.shard_id == shard)
-    return chosen.order_by(shard_summary.c.shard_id)
-
-
-def _one_summary(key: GroupKey, shard: ShardId | None) -> ColumnElement[bool]:
-    return and_(of_group(shard_summary, key), shard_summary.c.shard_id == (shard or ""))
-
-
-def lock_summary(key: GroupKey, shard: ShardId | None) -> Select[Any]:
-    """One summary, locked, so that two processes delete one after the other."""
-    return select(shard_summary).where(_one_summary(key, shard)).with_for_update()
-
-
-def insert_summary(values: dict[str, Any]) -> Insert:
-    """The first summary of a shard; its key refuses a second one."""
-    return insert(shard_summary).values(values)
-
-
-def update_summary(
-    key: GroupKey, shard: ShardId | None, seen_version: int, values: dict[str, Any]
-) -> Update:
-    """Replace a summary that is still the one that was seen."""
-    return (
-        update(shard_summary)
-        .where(_one_summary(key, shard), shard_summary.c.version == seen_version)
-        .values(values)
-    )
-
-
-def look_again(key: GroupKey, shard: ShardId, sequence: int) -> Update:
-    """Have rows from a number on looked at for folding again: they were written anew."""
-    return (
-        update(shard_summary)
-        .where(_one_summary(key, shard), shard_summary.c.folded_until > sequence)
-        .values(folded_until=sequence, version=shard_summary.c.version + 1)
-    )
 
 
 # -- journal --------------------------------------------------------------------------------------

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteClaim, RewriteKind
-from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
-from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
-from dagster_leasehold.lease_store.sql_store import rewrite_statements as statements
-from dagster_leasehold.lease_store.sql_store import statements as ledger
-from dagster_leasehold.lease_store.sql_store.retention_statements import look_again
-from dagster_leasehold.lease_store.sql_store.rows import (
-    key_values,
-    output_values,
-    rewrite_claim_from,
+from dagster_leasehold.lease_store.ledger_rows import (
+    BatchRewrite,
+    RewriteClaim,
+    RewriteKind,
 )
-from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.roles.rewrites import Rewrites
+from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
+from dagster_leasehold.lease_store.sql_store import ledger_statements as statements
+from dagster_leasehold.lease_store.sql_store import shard_statements
+from dagster_leasehold.lease_store.sql_store.history_mapping import (
+    output_values,
+)
+from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
+from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Transaction
 
 
-class SqlRewrites(SqlTenures):
+class SqlRewrites(SqlVerbs, Rewrites):
     """The verbs on claims to rewrite, and the swap; each locks the shard's row first."""
 
+    @override
     def claim_rewrite(
         self,
         key: GroupKey,
@@ -32,7 +39,7 @@ class SqlRewrites(SqlTenures):
         *,
         replaces: str | None = None,
     ) -> Changed | RewriteByOther:
-        """See `LeaseStore.claim_rewrite`. Claiming again under the same run is harmless."""
+        """Claiming again under the same run is harmless."""
 
         def work(tx: Transaction) -> Changed | RewriteByOther:
             row, known = self._claim_of(tx, key, shard)
@@ -48,8 +55,8 @@ class SqlRewrites(SqlTenures):
 
         return self._write("claim_rewrite", work)
 
+    @override
     def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
-        """See `LeaseStore.release_rewrite`."""
         sent = False
 
         def work(tx: Transaction) -> Changed | Stale:
@@ -64,16 +71,16 @@ class SqlRewrites(SqlTenures):
 
         return self._write("release_rewrite", work)
 
+    @override
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
-        """See `LeaseStore.rewrites`."""
-
         def work(tx: Transaction) -> list[RewriteClaim]:
             self._group(tx, key)
-            rows = tx.connection.execute(statements.select_claims(key)).mappings()
+            rows = tx.rows(statements.select_claims(key))
             return [rewrite_claim_from(row) for row in rows]
 
         return self._read("rewrites", work)
 
+    @override
     def rewrite_batches(
         self,
         key: GroupKey,
@@ -83,7 +90,6 @@ class SqlRewrites(SqlTenures):
         *,
         reason: str,
     ) -> Changed | Stale:
-        """See `LeaseStore.rewrite_batches`."""
         rows = [
             {
                 "seen_sequence": rewrite.sequence,
@@ -103,7 +109,7 @@ class SqlRewrites(SqlTenures):
                 statement = statements.update_output(key, shard, names)
                 if tx.connection.execute(statement, rows).rowcount != len(rows):
                     return tx.abandon(Stale())
-                tx.connection.execute(ledger.raise_version(key, shard))
+                tx.connection.execute(shard_statements.raise_version(key, shard))
                 first = min(rewrite.sequence for rewrite in rewrites)
                 tx.connection.execute(look_again(key, shard, first))
             self._journal(tx, key, [rewrite_note(shard, run, reason)], run)
@@ -118,7 +124,17 @@ class SqlRewrites(SqlTenures):
         """Whether the shard has a row for claims, and the claim; the shard's row is locked."""
         self._group(tx, key)
         self._lock_shard(tx, key, shard)
-        row = tx.connection.execute(statements.select_claim(key, shard)).mappings().first()
+        row = tx.rows(statements.select_claim(key, shard)).first()
         if row is None:
             return False, None
         return True, rewrite_claim_from(row) if row["run"] else None
+
+
+def rewrite_claim_from(row: Row) -> RewriteClaim:
+    """A claim from its row."""
+    return RewriteClaim(
+        shard=ShardId(row["shard_id"]),
+        run=row["run"],
+        kind=RewriteKind(row["kind"]),
+        at=row["claimed_at"],
+    )

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
+from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.outcomes import (
+    NotHeld,
+    OpenByOther,
+    Opened,
+    TenureView,
+)
+from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
-from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_group, unknown_shard
+from dagster_leasehold.lease_store.rules.refusals import (
+    gap_refused,
+    unknown_group,
+)
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
-from dagster_leasehold.lease_store.sql_store import statements
-from dagster_leasehold.lease_store.sql_store.rows import shard_from
+from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.history_mapping import gap_from, gap_values
+from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values, shard_from
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
-from dagster_leasehold.lease_store.transactions import Mark, Outcome, Transaction
+from dagster_leasehold.lease_store.transactions import Outcome, Transaction
 
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
@@ -35,9 +49,10 @@ def _view(row: ShardLease | None, tenure: Tenure, *, paused: bool) -> TenureView
     return TenureView(True, row.lease_owner if moving else None, paused)
 
 
-class SqlTenures(SqlVerbs):
+class SqlTenures(SqlVerbs, Tenures):
     """The verbs on tenures."""
 
+    @override
     def open_tenure(
         self,
         key: GroupKey,
@@ -47,8 +62,6 @@ class SqlTenures(SqlVerbs):
         *,
         replaces: str | None = None,
     ) -> Opened | OpenByOther | NotHeld:
-        """See `LeaseStore.open_tenure`."""
-
         def work(tx: Transaction, *, moving: bool) -> Opened | OpenByOther | NotHeld:
             row = self._lock_shard(tx, key, shard)
             # Looked at behind the lock: see `lease_store.draining`.
@@ -84,15 +97,15 @@ class SqlTenures(SqlVerbs):
             intent=newest,
         )
 
+    @override
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
-        """See `LeaseStore.review`."""
         if not tenures:
             return {}
         key = tenures[0].key
 
         def work(tx: Transaction) -> dict[ShardId, TenureView]:
-            statement = statements.review(key, [tenure.shard for tenure in tenures])
-            rows = tx.connection.execute(statement).mappings().all()
+            statement = shard_statements.review(key, [tenure.shard for tenure in tenures])
+            rows = tx.rows(statement).all()
             if not rows:
                 raise unknown_group(key)
             known = [shard_from(row) for row in rows if row["shard_id"] is not None]
@@ -105,9 +118,8 @@ class SqlTenures(SqlVerbs):
 
         return self._read("review", work)
 
+    @override
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
-        """See `LeaseStore.announce`."""
-
         def work(tx: Transaction, *, moving: bool) -> None:
             row = self._held(tx, tenure)
             if row.state is ShardState.TRANSFER and not moving:
@@ -116,9 +128,8 @@ class SqlTenures(SqlVerbs):
 
         self._held_still("announce", tenure.key, tenure.shard, work)
 
+    @override
     def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
-        """See `LeaseStore.close_tenure`."""
-
         def work(tx: Transaction, *, moving: bool) -> None:
             row = self._held(tx, tenure)
             if row.state is ShardState.TRANSFER and not moving:
@@ -129,8 +140,9 @@ class SqlTenures(SqlVerbs):
 
         self._held_still("close_tenure", tenure.key, tenure.shard, work)
 
+    @override
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
-        """See `LeaseStore.save_checkpoint`. Saving the same again is harmless."""
+        """Saving the same again is harmless."""
 
         def work(tx: Transaction) -> None:
             row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
@@ -141,6 +153,41 @@ class SqlTenures(SqlVerbs):
         self._write("save_checkpoint", work)
 
     # -- pieces of transactions -----------------------------------------------------------------
+
+    @override
+    def record_gap(
+        self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """Recording the same again is harmless."""
+        key = tenure.key
+        gap = Gap(tenure.shard, start, end, reason, self._clock())
+
+        def work(tx: Transaction) -> None:
+            row = self._held(tx, tenure)
+            rows = tx.connection.execute(ledger_statements.select_gaps_at(key, gap.shard, start))
+            known = [gap_from(row) for row in rows.mappings()]
+            write = gap_write(gap, known, check_point=row.check_point, accepted=skip)
+            if write is None:
+                return tx.abandon(None)
+            if row.check_point not in (None, start):
+                raise gap_refused(tenure, start, row.check_point)
+            values = gap_values(write.gap)
+            if write.replaces is None:
+                values |= key_values(key) | {"shard_id": gap.shard}
+                tx.connection.execute(ledger_statements.insert_gap(values))
+            else:
+                before = write.replaces
+                self._change_row(
+                    tx,
+                    ledger_statements.update_gap(key, gap.shard, before.start, before.end, values),
+                )
+            self._journal(tx, key, [gap_note(write.gap, tenure)], str(tenure.holder))
+            if write.moves:
+                self._abandon_intent(tx, key, tenure.shard)
+                self._write_current(tx, tenure, {"check_point": end})
+            return None
+
+        self._write("record_gap", work)
 
     def _held_still(
         self, kind: str, key: GroupKey, shard: ShardId, work: _MovingWork[Outcome]
@@ -161,31 +208,3 @@ class SqlTenures(SqlVerbs):
             return self._write(kind, alone, mark=self._journalled_of_shard(key, shard))
         except _Moving:
             return self._change(kind, key, ordered)
-
-    def _journalled_of_shard(self, key: GroupKey, shard: ShardId) -> Mark:
-        def mark(tx: Transaction) -> bool:
-            self._lock_shards(tx, key, [shard])
-            return tx.connection.execute(statements.journalled(tx.id)).first() is not None
-
-        return mark
-
-    def _lock_shard(self, tx: Transaction, key: GroupKey, shard: ShardId) -> ShardLease:
-        row = self._lock_shards(tx, key, [shard]).get(shard)
-        if row is None:
-            self._group(tx, key)
-            raise unknown_shard(key, shard)
-        return row
-
-    def _held(self, tx: Transaction, tenure: Tenure) -> ShardLease:
-        row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
-        if row is None or not holds(row, tenure):
-            raise self._lost(tx, tenure)
-        return row
-
-    def _write_current(self, tx: Transaction, tenure: Tenure, values: dict[str, Any]) -> None:
-        if tx.connection.execute(statements.update_current(tenure, values)).rowcount != 1:
-            raise self._lost(tx, tenure)
-
-    def _lost(self, tx: Transaction, tenure: Tenure) -> Exception:
-        self._group(tx, tenure.key)
-        return lease_lost(tenure)

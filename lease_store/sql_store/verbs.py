@@ -1,42 +1,38 @@
-"""What all verbs of the SQL store share: readiness, locks, writing steps with their journal."""
+"""The pieces that the verbs of the SQL store are made of: locks, looks, steps and journal."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import datetime
-from threading import Lock
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import Update
-from sqlalchemy.exc import SQLAlchemyError
 
-from dagster_leasehold.lease_store import schema
-from dagster_leasehold.lease_store.engine import sqlite_path
-from dagster_leasehold.lease_store.errors import StoreReadOnly
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.rules.refusals import unknown_group
-from dagster_leasehold.lease_store.rules.transitions import Note, Step
-from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_group, unknown_shard
+from dagster_leasehold.lease_store.rules.transitions import Note, Step, holds
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
+from dagster_leasehold.lease_store.sql_store import (
+    group_statements,
+    ledger_statements,
+    shard_statements,
+)
 from dagster_leasehold.lease_store.sql_store import history_statements as history
-from dagster_leasehold.lease_store.sql_store import statements
-from dagster_leasehold.lease_store.sql_store.rows import (
-    batch_from,
+from dagster_leasehold.lease_store.sql_store.history_mapping import batch_from, note_values
+from dagster_leasehold.lease_store.sql_store.lease_mapping import (
     group_from,
     key_values,
-    note_values,
     shard_from,
     shard_values,
 )
+from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
 from dagster_leasehold.lease_store.transactions import (
     Mark,
     Outcome,
     Raced,
     Transaction,
-    Transactions,
     Work,
 )
 
@@ -44,94 +40,8 @@ SHARDS_PER_STATEMENT = 500
 SELECTS_PER_STATEMENT = 100
 
 
-class SqlVerbs:
-    """The base of the SQL store.
-
-    Args:
-        transactions: runs each verb on the database.
-        clock: the wall clock for the journal's dates; nothing is decided by it.
-        place: how messages name the database; no secrets.
-        groups_per_stream_max: the most groups one stream may have.
-    """
-
-    def __init__(
-        self,
-        transactions: Transactions,
-        *,
-        clock: Callable[[], datetime],
-        place: str,
-        groups_per_stream_max: int,
-    ) -> None:
-        self._transactions = transactions
-        self._clock = clock
-        self._place = place
-        self._groups_per_stream_max = groups_per_stream_max
-        self._ready = False
-        self._readiness = Lock()
-        self._dialect = transactions.engine.dialect.name
-        self.statements: Counter[str] = transactions.statements
-
-    # -- life ---------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Let go of all connections."""
-        self._transactions.engine.dispose()
-
-    def schema_revision(self) -> str | None:
-        """The database's schema revision; None where it has no lease tables yet."""
-        return self._transactions.read("schema", lambda tx: schema.revision(tx.connection))
-
-    def upgrade(self) -> None:
-        """Bring the schema to this release's version.
-
-        Raises:
-            SchemaTooNew: a newer release has upgraded it.
-            StoreError: the database refuses, or does not answer.
-        """
-        try:
-            found = self.schema_revision() if self._exists() else None
-            if found is not None and found not in schema.REVISIONS:
-                schema.check(found, self._place)
-            with self._transactions.patient_engine() as engine:
-                schema.upgrade(engine)
-        except SQLAlchemyError as error:
-            raise self._transactions.translated(error) from error
-        except OSError as error:
-            raise StoreReadOnly(
-                f"The lease store at {self._place} cannot be created ({error.strerror}): make its "
-                "folder writable, or choose another."
-            ) from None
-
-    def _exists(self) -> bool:
-        path = sqlite_path(self._transactions.engine.url)
-        return path is None or path.exists()
-
-    def _make_ready(self) -> None:
-        """Check the schema before the first statement; the embedded default upgrades itself."""
-        if self._ready:
-            return
-        with self._readiness:
-            if self._ready:
-                return
-            embedded = self._dialect == "sqlite"
-            if embedded and not self._exists():
-                self.upgrade()
-            found = self.schema_revision()
-            if embedded and found != schema.HEAD:
-                self.upgrade()
-            else:
-                schema.check(found, self._place)
-            self._ready = True
-
-    # -- running ------------------------------------------------------------------------------
-
-    def _read(self, kind: str, work: Work[Outcome]) -> Outcome:
-        self._make_ready()
-        return self._transactions.read(kind, work)
-
-    def _write(self, kind: str, work: Work[Outcome], *, mark: Mark | None = None) -> Outcome:
-        self._make_ready()
-        return self._transactions.write(kind, work, mark=mark)
+class SqlVerbs(SqlReadiness):
+    """The base of the SQL store: locks, looks and writes that its verbs are made of."""
 
     def _change(self, kind: str, key: GroupKey, work: Work[Outcome]) -> Outcome:
         """A change of ownership: the group's row first, so that all of them are in one order."""
@@ -146,19 +56,19 @@ class SqlVerbs:
         """Whether a transaction's journal entries are there, now that its locks are gone."""
 
         def mark(tx: Transaction) -> bool:
-            tx.connection.execute(statements.select_group(key, lock=True)).all()
-            return tx.connection.execute(statements.journalled(tx.id)).first() is not None
+            tx.connection.execute(group_statements.select_group(key, lock=True)).all()
+            return tx.connection.execute(ledger_statements.journalled(tx.id)).first() is not None
 
         return mark
 
     # -- pieces of transactions -----------------------------------------------------------------
 
     def _bump(self, tx: Transaction, key: GroupKey) -> None:
-        if tx.connection.execute(statements.bump_generation(key)).rowcount != 1:
+        if tx.connection.execute(group_statements.bump_generation(key)).rowcount != 1:
             raise unknown_group(key)
 
     def _group(self, tx: Transaction, key: GroupKey, *, lock: bool = False) -> Group:
-        row = tx.connection.execute(statements.select_group(key, lock=lock)).mappings().first()
+        row = tx.rows(group_statements.select_group(key, lock=lock)).first()
         if row is None:
             raise unknown_group(key)
         return group_from(row)
@@ -166,11 +76,11 @@ class SqlVerbs:
     def _members(self, tx: Transaction, key: GroupKey) -> set[NodeName]:
         return {
             NodeName(name)
-            for name in tx.connection.execute(statements.select_members(key)).scalars()
+            for name in tx.connection.execute(group_statements.select_members(key)).scalars()
         }
 
     def _all_shards(self, tx: Transaction, key: GroupKey) -> list[ShardLease]:
-        rows = tx.connection.execute(statements.select_shards(key)).mappings()
+        rows = tx.rows(shard_statements.select_shards(key))
         return [shard_from(row) for row in rows]
 
     def _lock_shards(
@@ -178,7 +88,7 @@ class SqlVerbs:
     ) -> dict[ShardId, ShardLease]:
         found: dict[ShardId, ShardLease] = {}
         for chunk in chunks(sorted(shards)):
-            rows = tx.connection.execute(statements.lock_shards(key, chunk)).mappings()
+            rows = tx.rows(shard_statements.lock_shards(key, chunk))
             found.update((row.shard, row) for row in map(shard_from, rows))
         return found
 
@@ -205,7 +115,7 @@ class SqlVerbs:
         after = shard_values(steps[0].after)
         for start in range(0, len(steps), SHARDS_PER_STATEMENT):
             rows = [step.before for step in steps[start : start + SHARDS_PER_STATEMENT]]
-            statement = statements.update_shards(
+            statement = shard_statements.update_shards(
                 key,
                 [(row.shard, row.lease_id, row.consumer_epoch, row.consumer_run) for row in rows],
                 {name: after[name] for name, _ in change.values},
@@ -232,26 +142,54 @@ class SqlVerbs:
             for note in notes
         ]
         if rows:
-            tx.connection.execute(statements.insert_journal(), rows)
+            tx.connection.execute(ledger_statements.insert_journal(), rows)
 
     def _newest(
         self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
     ) -> dict[ShardId, Batch]:
         found: dict[ShardId, Batch] = {}
         for part in portions(shards):
-            rows = tx.connection.execute(history.select_newest(key, part)).mappings()
+            rows = tx.rows(history.select_newest(key, part))
             found |= {batch.shard: batch for batch in map(batch_from, rows)}
         return found
 
     def _abandon_intent(self, tx: Transaction, key: GroupKey, shard: ShardId) -> None:
         newest = self._newest(tx, key, [shard]).get(shard)
         if newest is not None and newest.state is BatchState.INTENT:
-            tx.connection.execute(statements.abandon_intent(key, shard, newest.sequence))
+            tx.connection.execute(ledger_statements.abandon_intent(key, shard, newest.sequence))
 
     def _insert_shards(self, tx: Transaction, key: GroupKey, shards: list[ShardLease]) -> None:
         rows = [key_values(key) | {"shard_id": row.shard} | shard_values(row) for row in shards]
         if rows:
-            tx.connection.execute(statements.insert_shards(), rows)
+            tx.connection.execute(shard_statements.insert_shards(), rows)
+
+    def _journalled_of_shard(self, key: GroupKey, shard: ShardId) -> Mark:
+        def mark(tx: Transaction) -> bool:
+            self._lock_shards(tx, key, [shard])
+            return tx.connection.execute(ledger_statements.journalled(tx.id)).first() is not None
+
+        return mark
+
+    def _lock_shard(self, tx: Transaction, key: GroupKey, shard: ShardId) -> ShardLease:
+        row = self._lock_shards(tx, key, [shard]).get(shard)
+        if row is None:
+            self._group(tx, key)
+            raise unknown_shard(key, shard)
+        return row
+
+    def _held(self, tx: Transaction, tenure: Tenure) -> ShardLease:
+        row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
+        if row is None or not holds(row, tenure):
+            raise self._lost(tx, tenure)
+        return row
+
+    def _write_current(self, tx: Transaction, tenure: Tenure, values: dict[str, Any]) -> None:
+        if tx.connection.execute(shard_statements.update_current(tenure, values)).rowcount != 1:
+            raise self._lost(tx, tenure)
+
+    def _lost(self, tx: Transaction, tenure: Tenure) -> Exception:
+        self._group(tx, tenure.key)
+        return lease_lost(tenure)
 
 
 class _Change(NamedTuple):

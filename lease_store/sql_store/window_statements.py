@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Insert, Select, Update, insert, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.sql_store.statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group
 from dagster_leasehold.lease_store.tables import event_window, window_attempt
 
 

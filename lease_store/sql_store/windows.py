@@ -6,19 +6,22 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
+from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt, Windows
 from dagster_leasehold.lease_store.sql_store import window_statements as statements
-from dagster_leasehold.lease_store.sql_store.rows import Row, file_from, file_values, key_values
-from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.sql_store.history_mapping import file_from, file_values
+from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
-class SqlWindows(SqlTenures):
+class SqlWindows(SqlVerbs, Windows):
     """The verbs on windows; each change is one row under a condition on its version."""
 
+    @override
     def windows(
         self,
         key: GroupKey,
@@ -27,23 +30,20 @@ class SqlWindows(SqlTenures):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        """See `Windows.windows`."""
-
         def work(tx: Transaction) -> list[EventWindow]:
             self._group(tx, key)
             statement = statements.select_windows(key, asset, since, until)
-            return [window_from(row) for row in tx.connection.execute(statement).mappings()]
+            return [window_from(row) for row in tx.rows(statement)]
 
         return self._read("windows", work)
 
+    @override
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
-        """See `Windows.put_window`."""
-
         def stored(tx: Transaction) -> EventWindow | None:
             statement = statements.select_window(key, window.asset, window.start)
-            row = tx.connection.execute(statement).mappings().first()
+            row = tx.rows(statement).first()
             return window_from(row) if row is not None else None
 
         def work(tx: Transaction) -> Changed | Stale:
@@ -77,14 +77,13 @@ class SqlWindows(SqlTenures):
 
         return self._write("put_window", work, mark=mark)
 
+    @override
     def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
-        """See `Windows.begin_window`."""
-
         def work(tx: Transaction) -> Changed:
             self._group(tx, key)
             # The whole group is locked by its rows; where there is none, the key decides.
             chosen = statements.select_attempts(key, lock=True)
-            rows = list(tx.connection.execute(chosen).mappings())
+            rows = list(tx.rows(chosen))
             if any(row["attempt"] == attempt for row in rows):
                 return tx.abandon(Changed())
             values = {"attempt": attempt, "run": run, "begun_at": self._clock()}
@@ -103,8 +102,8 @@ class SqlWindows(SqlTenures):
 
         return self._write("begin_window", work)
 
+    @override
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
-        """See `Windows.end_window`."""
         sent = False
 
         def work(tx: Transaction) -> Changed | Stale:
@@ -118,12 +117,11 @@ class SqlWindows(SqlTenures):
 
         return self._write("end_window", work)
 
+    @override
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
-        """See `Windows.window_attempts`."""
-
         def work(tx: Transaction) -> list[WindowAttempt]:
             self._group(tx, key)
-            rows = tx.connection.execute(statements.select_attempts(key)).mappings()
+            rows = tx.rows(statements.select_attempts(key))
             found = [
                 WindowAttempt(row["attempt"], row["run"], row["begun_at"])
                 for row in rows

@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.sql_store import SqlStore, groups
-from dagster_leasehold.lease_store.sql_store.rows import shard_from
+from dagster_leasehold.lease_store.sql_store.lease_mapping import shard_from
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, B, World, X
 from tests.database_server import DatabaseServer

@@ -28,7 +28,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.sql_store.paging import PAGE_FIRST_ROWS
+from dagster_leasehold.lease_store.sql_store.history_statements import PAGE_FIRST_ROWS
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.aged_store import KEY, RECORDS, Age, fill
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
+from typing_extensions import override
+
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import (
@@ -15,18 +17,21 @@ from dagster_leasehold.lease_store.ledger_rows import (
     Throughput,
 )
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
-from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES
+from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
 from dagster_leasehold.lease_store.rules.event_spans import may_hold
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_summary import (
+    ShardSummary,
+)
 
 
-class MemoryHistory(MemoryRows):
+class MemoryLedger(MemoryRows, Ledger):
     """The verbs of `Ledger`; each reads all rows at one moment."""
 
+    @override
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """See `Ledger.heads`."""
         with self._rows("heads", key) as rows:
             return {
                 shard: _head(rows.shards[shard], rows.batches.of(shard), rows.versions[shard])
@@ -34,13 +39,13 @@ class MemoryHistory(MemoryRows):
                 if shards is None or shard in shards
             }
 
+    @override
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        """See `Ledger.totals`."""
         with self._rows("totals", key) as rows:
             return [rows.totals.get(shard, ShardTotals(shard)) for shard in sorted(rows.shards)]
 
+    @override
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """See `Ledger.throughput`."""
         with self._rows("throughput", key) as rows:
             newest = dict(sorted(rows.batches))
             found: dict[ShardId, Throughput] = {}
@@ -62,6 +67,7 @@ class MemoryHistory(MemoryRows):
 
     # -- ledger ---------------------------------------------------------------------------------
 
+    @override
     def each_batch(
         self,
         key: GroupKey,
@@ -71,7 +77,6 @@ class MemoryHistory(MemoryRows):
         numbers: range | None = None,
         newest_first: bool = False,
     ) -> Iterator[Batch]:
-        """See `Ledger.each_batch`."""
         with self._rows("batches", key) as rows:
             owned = rows.batches.all() if shard is None else rows.batches.of(shard)
             wanted = [
@@ -83,15 +88,16 @@ class MemoryHistory(MemoryRows):
         wanted.sort(key=lambda batch: batch.shard)
         return reversed(wanted) if newest_first else iter(wanted)
 
+    @override
     def batches(
         self,
         key: GroupKey,
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """See `Ledger.batches`."""
         return list(self.each_batch(key, shard, state))
 
+    @override
     def batches_within(
         self,
         key: GroupKey,
@@ -100,7 +106,6 @@ class MemoryHistory(MemoryRows):
         *,
         shards: Collection[ShardId] | None = None,
     ) -> Iterator[Batch]:
-        """See `Ledger.batches_within`."""
         return (
             batch
             for batch in self.each_batch(key)
@@ -108,8 +113,8 @@ class MemoryHistory(MemoryRows):
             and any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
         )
 
+    @override
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
-        """See `Ledger.batches_since`."""
         return (
             batch
             for shard, number in sorted(numbers.items())
@@ -119,6 +124,7 @@ class MemoryHistory(MemoryRows):
 
     # -- journal --------------------------------------------------------------------------------
 
+    @override
     def each_entry(
         self,
         key: GroupKey,
@@ -128,7 +134,6 @@ class MemoryHistory(MemoryRows):
         until: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[JournalEntry]:
-        """See `Ledger.each_entry`."""
         with self._rows("journal", key) as rows:
             owned = rows.journal.all() if shard is None else rows.journal.of(shard)
             wanted = [
@@ -139,6 +144,7 @@ class MemoryHistory(MemoryRows):
         wanted.sort(key=lambda entry: entry.sequence)
         return reversed(wanted) if newest_first else iter(wanted)
 
+    @override
     def journal(
         self,
         key: GroupKey,
@@ -148,7 +154,6 @@ class MemoryHistory(MemoryRows):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[JournalEntry]:
-        """See `Ledger.journal`."""
         entries = list(self.each_entry(key, shard=shard, after=after))
         if limit is None:
             return entries
@@ -156,6 +161,7 @@ class MemoryHistory(MemoryRows):
 
     # -- gaps -----------------------------------------------------------------------------------
 
+    @override
     def gaps(
         self,
         key: GroupKey,
@@ -164,7 +170,6 @@ class MemoryHistory(MemoryRows):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """See `Ledger.gaps`."""
         with self._rows("gaps", key) as rows:
             found = [
                 gap
@@ -175,10 +180,16 @@ class MemoryHistory(MemoryRows):
             ]
             return sorted(found, key=lambda gap: (gap.shard, gap.start, gap.end))
 
+    @override
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
-        """See `Ledger.gap_counts`."""
         acknowledged = [gap.acknowledged for gap in self.gaps(key)]
         return {value: acknowledged.count(value) for value in (True, False)}
+
+    @override
+    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
+        with self._rows("summaries", key) as rows:
+            named = sorted(rows.summaries, key=lambda each: each or "")
+            return [rows.summaries[each] for each in named if shard in (None, each)]
 
 
 def _head(lease: ShardLease, batches: Sequence[Batch], version: int) -> LedgerHead:

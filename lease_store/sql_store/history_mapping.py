@@ -1,14 +1,12 @@
-"""Between database rows and records, in both directions."""
+"""Between columns and rows, in both directions: journal, ledger, outbox, gaps and summaries."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import (
@@ -17,150 +15,23 @@ from dagster_leasehold.lease_store.ledger_rows import (
     BatchStatistics,
     DataFile,
     LedgerHead,
-    RewriteClaim,
-    RewriteKind,
     ShardTotals,
     Throughput,
 )
 from dagster_leasehold.lease_store.rules.event_spans import span_of
+from dagster_leasehold.lease_store.rules.journal_proof import Opening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Note
-from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.sql_store.statements import GROUP_PREFIX
+from dagster_leasehold.lease_store.shard_summary import (
+    ShardSummary,
+)
+from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values, node_name
 from dagster_leasehold.lease_store.tables import NAME_LENGTH_MAX
 
-Row = Mapping[Any, Any]
 REASON_LENGTH_MAX = 1_000
+
+
 FILE_TIMES = ("first_event_time", "last_event_time")
-
-
-def key_values(key: GroupKey) -> dict[str, Any]:
-    """The first two columns of every key."""
-    return {"consume_group": key.group, "logstream_sig": key.stream}
-
-
-def group_values(group: Group) -> dict[str, Any]:
-    """A group's settings; its generation has a statement of its own."""
-    return {
-        "ordered": group.ordered,
-        "timeout_s": group.timeout_s,
-        "handoff_limit_s": group.handoff_limit_s,
-        "assignment": group.assignment.value,
-        "initial_position": group.initial_position,
-        "node_cap": group.node_cap,
-        "weighted": group.weighted,
-        "paused": group.paused,
-        "gap_policy": group.gap_policy.value,
-    }
-
-
-def group_from(row: Row, prefix: str = "") -> Group:
-    """A group from its row, or from a joined one with prefixed names."""
-    return Group(
-        key=GroupKey.parse(row[prefix + "consume_group"], row[prefix + "logstream_sig"]),
-        ordered=bool(row[prefix + "ordered"]),
-        timeout_s=row[prefix + "timeout_s"],
-        handoff_limit_s=row[prefix + "handoff_limit_s"],
-        assignment=AssignmentMode(row[prefix + "assignment"]),
-        initial_position=row[prefix + "initial_position"],
-        node_cap=row[prefix + "node_cap"],
-        weighted=bool(row[prefix + "weighted"]),
-        paused=bool(row[prefix + "paused"]),
-        gap_policy=GapPolicy(row[prefix + "gap_policy"]),
-        generation=row[prefix + "generation"],
-    )
-
-
-def joined_group(row: Row) -> Group:
-    """The group of a `pulse` row."""
-    return group_from(row, GROUP_PREFIX)
-
-
-def node_values(node: Node) -> dict[str, Any]:
-    """A node's columns, its key aside."""
-    return {
-        "lease_id": node.lease_id,
-        "incarnation": node.incarnation,
-        "address": node.address,
-        "source_count": node.source_count,
-        "node_id": node.node_id,
-        "pinned": node.pinned,
-        "accepts_runs": node.accepts_runs,
-    }
-
-
-def node_from(row: Row) -> Node:
-    """A node from its row."""
-    pinned = row["pinned"]
-    return Node(
-        name=NodeName(row["worker_instance"]),
-        lease_id=row["lease_id"],
-        incarnation=row["incarnation"],
-        address=row["address"],
-        source_count=row["source_count"],
-        node_id=row["node_id"],
-        pinned=None if pinned is None else {ShardId(shard): at for shard, at in pinned.items()},
-        accepts_runs=bool(row["accepts_runs"]),
-    )
-
-
-def shard_values(shard: ShardLease) -> dict[str, Any]:
-    """A shard's columns, its key aside."""
-    return {
-        "lease_id": shard.lease_id,
-        "lease_owner": shard.lease_owner,
-        "consumer_owner": shard.consumer_owner,
-        "check_point": shard.check_point,
-        "state": shard.state.value,
-        "consumer_epoch": shard.consumer_epoch,
-        "consumer_run": shard.consumer_run,
-        "handoff_eta_s": shard.handoff_eta_s,
-        "parents": list(shard.parents),
-        "hash_begin": shard.hash_begin,
-        "hash_end": shard.hash_end,
-        "read_only": shard.read_only,
-        "subscribable": shard.subscribable,
-        "watermark": shard.watermark,
-        "bootstrap": shard.bootstrap,
-        "gone_parents": list(shard.gone_parents) or None,
-    }
-
-
-def shard_from(row: Row) -> ShardLease:
-    """A shard from its row."""
-    return ShardLease(
-        shard=ShardId(row["shard_id"]),
-        state=ShardState(row["state"]),
-        lease_id=row["lease_id"],
-        lease_owner=_node_name(row["lease_owner"]),
-        consumer_owner=_node_name(row["consumer_owner"]),
-        check_point=row["check_point"],
-        consumer_epoch=row["consumer_epoch"],
-        consumer_run=row["consumer_run"],
-        handoff_eta_s=row["handoff_eta_s"],
-        parents=tuple(ShardId(parent) for parent in row["parents"]),
-        hash_begin=row["hash_begin"],
-        hash_end=row["hash_end"],
-        read_only=bool(row["read_only"]),
-        subscribable=bool(row["subscribable"]),
-        watermark=row["watermark"],
-        bootstrap=row["bootstrap"],
-        gone_parents=tuple(ShardId(parent) for parent in row["gone_parents"] or ()),
-    )
-
-
-def progress_from(row: Row) -> Progress:
-    """A served shard's progress from the columns of its row that it needs."""
-    return Progress(
-        shard=ShardId(row["shard_id"]),
-        check_point=row["check_point"],
-        consumer_epoch=row["consumer_epoch"],
-        consumer_run=row["consumer_run"],
-    )
-
-
-def _node_name(text: str | None) -> NodeName | None:
-    return None if text is None else NodeName(text)
 
 
 def note_values(
@@ -197,8 +68,8 @@ def entry_from(row: Row) -> JournalEntry:
         edge=row["edge"],
         from_state=ShardState(row["from_state"]) if row["from_state"] else None,
         to_state=ShardState(row["to_state"]) if row["to_state"] else None,
-        from_owner=_node_name(row["from_owner"]),
-        to_owner=_node_name(row["to_owner"]),
+        from_owner=node_name(row["from_owner"]),
+        to_owner=node_name(row["to_owner"]),
         epoch=row["epoch"],
         run=row["run"],
         check_point=row["check_point"],
@@ -331,20 +202,6 @@ def throughput_from(row: Row) -> Throughput:
     )
 
 
-def event_from(row: Row) -> OutboxEvent:
-    """An outbox event from its row."""
-    return OutboxEvent(
-        sequence=row["sequence"],
-        kind=row["kind"],
-        shard=ShardId(row["shard_id"]),
-        batch_id=row["batch_id"],
-        payload=row["payload"],
-        run=row["run"],
-        attempts=row["attempts"],
-        error=row["error"],
-    )
-
-
 def event_values(event: OutboxEvent, at: datetime) -> dict[str, Any]:
     """A new event's columns; `at` is for the judgement of its age once it is delivered."""
     return {
@@ -358,16 +215,6 @@ def event_values(event: OutboxEvent, at: datetime) -> dict[str, Any]:
         "error": "",
         "recorded_at": at,
     }
-
-
-def rewrite_claim_from(row: Row) -> RewriteClaim:
-    """A claim from its row."""
-    return RewriteClaim(
-        shard=ShardId(row["shard_id"]),
-        run=row["run"],
-        kind=RewriteKind(row["kind"]),
-        at=row["claimed_at"],
-    )
 
 
 def gap_values(gap: Gap) -> dict[str, Any]:
@@ -392,4 +239,51 @@ def gap_from(row: Row) -> Gap:
         at=row["recorded_at"],
         acknowledged=bool(row["acknowledged"]),
         skipped=bool(row["skipped"]),
+    )
+
+
+def summary_values(summary: ShardSummary) -> dict[str, Any]:
+    """A summary's columns, its key and version aside."""
+    opening = summary.opening
+    return {
+        "journal_until": summary.journal_until,
+        "entries": dict(summary.entries),
+        "epoch": summary.epoch,
+        "opened": opening.sequence if opening else None,
+        "opened_epoch": opening.epoch if opening else None,
+        "opened_run": opening.run if opening else "",
+        "opened_by": opening.owner if opening else None,
+        "open": summary.open,
+        "proven_until": summary.proven_until,
+        "proven_epoch": summary.proven_epoch,
+        "folded_until": summary.folded_until,
+        "skips": [list(skip) for skip in summary.skips],
+        "violations": [list(finding) for finding in summary.violations],
+    }
+
+
+def summary_from(row: Row) -> ShardSummary:
+    """A summary from its row."""
+    opening = None
+    if row["opened"] is not None:
+        owner = row["opened_by"]
+        opening = Opening(
+            sequence=row["opened"],
+            epoch=row["opened_epoch"],
+            run=row["opened_run"],
+            owner=None if owner is None else NodeName(owner),
+        )
+    return ShardSummary(
+        shard=ShardId(row["shard_id"]) if row["shard_id"] else None,
+        version=row["version"],
+        journal_until=row["journal_until"],
+        entries=row["entries"],
+        epoch=row["epoch"],
+        opening=opening,
+        open=bool(row["open"]),
+        proven_until=row["proven_until"],
+        proven_epoch=row["proven_epoch"],
+        folded_until=row["folded_until"],
+        skips=tuple((start, end) for start, end in row["skips"]),
+        violations=tuple((rule, detail) for rule, detail in row["violations"]),
     )

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from sqlalchemy import Executable, RowMapping
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
@@ -18,35 +19,39 @@ from dagster_leasehold.lease_store.ledger_rows import (
     ShardTotals,
     Throughput,
 )
-from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES
+from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
 from dagster_leasehold.lease_store.rules.event_spans import may_hold, spans_within
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
+from dagster_leasehold.lease_store.shard_summary import (
+    ShardSummary,
+)
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
-from dagster_leasehold.lease_store.sql_store.history_statements import Listing
-from dagster_leasehold.lease_store.sql_store.paging import page_sizes
-from dagster_leasehold.lease_store.sql_store.rows import (
+from dagster_leasehold.lease_store.sql_store import ledger_statements
+from dagster_leasehold.lease_store.sql_store.history_mapping import (
     batch_from,
     entry_from,
     gap_from,
     head_from,
+    summary_from,
     throughput_from,
     totals_from,
 )
+from dagster_leasehold.lease_store.sql_store.history_statements import Listing, page_sizes
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
 from dagster_leasehold.lease_store.transactions import Transaction
 
 Value = TypeVar("Value")
 
 
-class SqlHistory(SqlVerbs):
+class SqlLedger(SqlVerbs, Ledger):
     """The verbs of `Ledger`."""
 
     # -- per shard ------------------------------------------------------------------------------
 
+    @override
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """See `Ledger.heads`."""
         if shards is None:
             rows = self._all(key, "heads", statements.select_shards(key))
             shards = [ShardId(row["shard_id"]) for row in rows]
@@ -56,12 +61,12 @@ class SqlHistory(SqlVerbs):
             found |= {head.shard: head for head in map(head_from, rows)}
         return found
 
+    @override
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        """See `Ledger.totals`."""
         return [totals_from(row) for row in self._all(key, "totals", statements.select_totals(key))]
 
+    @override
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """See `Ledger.throughput`."""
         newest = {
             head.shard: head.next_number - (head.intent is None)
             for head in self.heads(key).values()
@@ -75,6 +80,7 @@ class SqlHistory(SqlVerbs):
 
     # -- ledger ---------------------------------------------------------------------------------
 
+    @override
     def each_batch(
         self,
         key: GroupKey,
@@ -84,7 +90,6 @@ class SqlHistory(SqlVerbs):
         numbers: range | None = None,
         newest_first: bool = False,
     ) -> Iterator[Batch]:
-        """See `Ledger.each_batch`."""
         if shard is None:
             listing = statements.all_batches(key, state)
         else:
@@ -93,17 +98,17 @@ class SqlHistory(SqlVerbs):
             )
         return self._each(key, listing, batch_from)
 
+    @override
     def batches(
         self,
         key: GroupKey,
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """See `Ledger.batches`."""
         return list(self.each_batch(key, shard, state))
 
+    @override
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
-        """See `Ledger.batches_since`."""
         self._read("batches", lambda tx: self._group(tx, key))
         return chain.from_iterable(
             chain(self._folded_over(key, shard, number), self.each_batch(key, shard, numbers=rest))
@@ -119,6 +124,7 @@ class SqlHistory(SqlVerbs):
         found = self._each(key, before, batch_from, limit=1) if number else iter(())
         return (batch for batch in found if batch.last >= number)
 
+    @override
     def batches_within(
         self,
         key: GroupKey,
@@ -127,7 +133,6 @@ class SqlHistory(SqlVerbs):
         *,
         shards: Collection[ShardId] | None = None,
     ) -> Iterator[Batch]:
-        """See `Ledger.batches_within`."""
         found = chain.from_iterable(
             self._each(key, statements.batches_of_span(key, first, last), batch_from)
             for first, last in spans_within(since, until)
@@ -141,6 +146,7 @@ class SqlHistory(SqlVerbs):
 
     # -- journal --------------------------------------------------------------------------------
 
+    @override
     def each_entry(
         self,
         key: GroupKey,
@@ -150,12 +156,12 @@ class SqlHistory(SqlVerbs):
         until: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[JournalEntry]:
-        """See `Ledger.each_entry`."""
         listing = statements.entries(
             key, shard=shard, after=after, until=until, newest_first=newest_first
         )
         return self._each(key, listing, entry_from)
 
+    @override
     def journal(
         self,
         key: GroupKey,
@@ -165,13 +171,13 @@ class SqlHistory(SqlVerbs):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[JournalEntry]:
-        """See `Ledger.journal`."""
         listing = statements.entries(key, shard=shard, after=after, until=None, newest_first=newest)
         found = list(self._each(key, listing, entry_from, limit=limit))
         return found[::-1] if newest else found
 
     # -- gaps -----------------------------------------------------------------------------------
 
+    @override
     def gaps(
         self,
         key: GroupKey,
@@ -180,21 +186,29 @@ class SqlHistory(SqlVerbs):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """See `Ledger.gaps`."""
         return list(self._each(key, statements.all_gaps(key, shard, start, acknowledged), gap_from))
 
+    @override
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
-        """See `Ledger.gap_counts`."""
         rows = self._all(key, "gap_counts", statements.count_gaps(key))
         return {True: 0, False: 0} | {bool(row["acknowledged"]): row["gaps"] for row in rows}
 
     # -- pages ----------------------------------------------------------------------------------
 
+    @override
+    def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
+        def work(tx: Transaction) -> list[ShardSummary]:
+            self._group(tx, key)
+            rows = tx.rows(ledger_statements.select_summaries(key, shard))
+            return [summary_from(row) for row in rows]
+
+        return self._read("summaries", work)
+
     def _all(self, key: GroupKey, kind: str, chosen: Executable) -> Sequence[RowMapping]:
         """The rows of a statement that reads a bounded number per shard."""
 
         def work(tx: Transaction) -> Sequence[RowMapping]:
-            rows = tx.connection.execute(chosen).mappings().all()
+            rows = tx.rows(chosen).all()
             if not rows:
                 self._group(tx, key)
             return rows
@@ -227,7 +241,7 @@ class SqlHistory(SqlVerbs):
                     self._group(tx, key)
                 rows: list[RowMapping] = []
                 for run in listing.after(last):
-                    rows += tx.connection.execute(run.limit(wanted - len(rows))).mappings()
+                    rows += tx.rows(run.limit(wanted - len(rows)))
                     if len(rows) == wanted:
                         break
                 return rows

@@ -1,0 +1,135 @@
+"""Forced checkpoints in SQL: an operator's, and the first one of a pinned node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from typing_extensions import override
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.rules.refusals import unknown_shard
+from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned, force
+from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason, may_bootstrap
+from dagster_leasehold.lease_store.rules.withdrawal import Ledger
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.sql_store import history_statements as history
+from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.history_mapping import batch_from
+from dagster_leasehold.lease_store.sql_store.history_statements import page_sizes
+from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.transactions import Transaction
+
+WITHDRAWN_PER_STATEMENT = 10_000
+
+
+class SqlForcedCheckpoints(SqlVerbs, Shards):
+    """The verbs on shards that move a checkpoint, and withdraw what was committed behind it."""
+
+    @override
+    def force_checkpoint(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
+        reopen: Reopening = Reopening.REFUSE,
+    ) -> Changed:
+        def work(tx: Transaction) -> Changed:
+            lineage = self._locked_lineage(tx, key, shard)
+            return self._force(
+                tx, key, lineage, cursor, observer=observer, reason=reason, reopen=reopen
+            )
+
+        return self._change("force_checkpoint", key, work)
+
+    @override
+    def bootstrap(
+        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+    ) -> Changed | Stale:
+        def work(tx: Transaction) -> Changed | Stale:
+            lineage = self._locked_lineage(tx, key, shard)
+            if not may_bootstrap(lineage[0][0], node, cursor, run):
+                return tx.abandon(Stale())
+            why = bootstrap_reason(node, cursor)
+            return self._force(
+                tx, key, lineage, cursor, observer=f"run {run}", reason=why, bootstrap=True
+            )
+
+        return self._change("bootstrap", key, work)
+
+    def _locked_lineage(
+        self, tx: Transaction, key: GroupKey, shard: ShardId
+    ) -> tuple[list[ShardLease], dict[ShardId, Ledger]]:
+        """The rows that forcing a shard concerns, its own first, and their ledgers."""
+        known = {row.shard: row for row in self._all_shards(tx, key)}
+        if shard not in known:
+            raise unknown_shard(key, shard)
+        names = concerned(known, shard)
+        # A holder may commit until its row is locked, so the ledger is read after that.
+        rows = self._lock_shards(tx, key, names)
+        ledgers = {name: self._ledger(tx, key, name) for name in names}
+        return [rows[name] for name in names], ledgers
+
+    def _force(
+        self,
+        tx: Transaction,
+        key: GroupKey,
+        lineage: tuple[list[ShardLease], dict[ShardId, Ledger]],
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
+        reopen: Reopening = Reopening.REFUSE,
+        bootstrap: bool = False,
+    ) -> Changed:
+        rows, ledgers = lineage
+        forcing = force(
+            rows,
+            ledgers,
+            cursor,
+            key=key,
+            ordered=self._group(tx, key).ordered,
+            members=self._members(tx, key),
+            reason=reason,
+            reopen=reopen,
+        )
+        if not forcing.steps:
+            return tx.abandon(Changed())
+        if bootstrap:
+            forcing = forcing.bootstrapped(cursor)
+        for step in forcing.steps:
+            self._abandon_intent(tx, key, step.after.shard)
+            tx.connection.execute(shard_statements.raise_version(key, step.after.shard))
+        for name, numbers in forcing.withdrawn.items():
+            # All in this transaction, but each statement within the time that one may take.
+            for first in numbers[::WITHDRAWN_PER_STATEMENT]:
+                part = numbers[numbers.index(first) :][:WITHDRAWN_PER_STATEMENT]
+                tx.connection.execute(ledger_statements.withdraw_batches(key, name, part))
+            tx.connection.execute(look_again(key, name, numbers[0]))
+        self._journal(tx, key, forcing.marks, observer)
+        return self._carry_out(tx, key, forcing.steps, observer)
+
+    def _ledger(self, tx: Transaction, key: GroupKey, shard: ShardId) -> Ledger:
+        """The shard's committed batches, read in this transaction: its row is locked."""
+
+        def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
+            listing = history.batches_of(
+                key, shard, BatchState.COMMITTED, numbers, newest_first=newest_first
+            )
+            last: list[Any] | None = None
+            for size in page_sizes(1):
+                (run,) = listing.after(last)
+                rows = tx.rows(run.limit(size)).all()
+                yield from map(batch_from, rows)
+                if len(rows) < size:
+                    return
+                last = [rows[-1]["sequence"]]
+
+        return look

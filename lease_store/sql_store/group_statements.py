@@ -1,0 +1,151 @@
+"""The statements on groups and nodes; values are always bound, never composed.
+
+`key` is the group everywhere. Statements that change ownership run while the group's row is
+locked by `bump_generation`, which orders them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Insert,
+    Select,
+    Table,
+    Update,
+    and_,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
+from dagster_leasehold.lease_store.tables import (
+    consumer_group,
+    worker_instance,
+)
+
+GROUP_PREFIX = "group_"
+
+
+def of_group(table: Table, key: GroupKey) -> ColumnElement[bool]:
+    """The rows of a table that belong to a group."""
+    return and_(table.c.consume_group == key.group, table.c.logstream_sig == key.stream)
+
+
+def select_groups(stream: StreamName | None) -> Select[Any]:
+    """All groups, or those of a stream, in order of stream and name."""
+    chosen = select(consumer_group).order_by(
+        consumer_group.c.logstream_sig, consumer_group.c.consume_group
+    )
+    return chosen if stream is None else chosen.where(consumer_group.c.logstream_sig == stream)
+
+
+def lock_stream_groups(stream: StreamName) -> Select[Any]:
+    """The groups of a stream, locked, so that two creators cannot both find room for one more."""
+    return select_groups(stream).with_for_update()
+
+
+def select_group(key: GroupKey, *, lock: bool = False) -> Select[Any]:
+    """A group's row."""
+    chosen = select(consumer_group).where(of_group(consumer_group, key))
+    return chosen.with_for_update() if lock else chosen
+
+
+def bump_generation(key: GroupKey) -> Update:
+    """Raise the generation; its row is then locked until the transaction ends."""
+    return (
+        update(consumer_group)
+        .where(of_group(consumer_group, key))
+        .values(generation=consumer_group.c.generation + 1)
+    )
+
+
+def insert_group(values: dict[str, Any]) -> Insert:
+    """A new group."""
+    return insert(consumer_group).values(values)
+
+
+def update_settings(key: GroupKey, values: dict[str, Any]) -> Update:
+    """Replace a group's settings."""
+    return update(consumer_group).where(of_group(consumer_group, key)).values(values)
+
+
+def delete_rows(table: Table, key: GroupKey) -> Delete:
+    """Everything of a group in one table."""
+    return delete(table).where(of_group(table, key))
+
+
+def pulse(key: GroupKey) -> Select[Any]:
+    """A group and its nodes in one statement: one row per node, one at least."""
+    same = and_(
+        worker_instance.c.consume_group == consumer_group.c.consume_group,
+        worker_instance.c.logstream_sig == consumer_group.c.logstream_sig,
+    )
+    group_columns = [column.label(GROUP_PREFIX + column.name) for column in consumer_group.c]
+    return (
+        select(worker_instance, *group_columns)
+        .select_from(consumer_group.outerjoin(worker_instance, same))
+        .where(of_group(consumer_group, key))
+        .order_by(worker_instance.c.worker_instance)
+    )
+
+
+def select_nodes(key: GroupKey) -> Select[Any]:
+    """The nodes of a group by name."""
+    return (
+        select(worker_instance)
+        .where(of_group(worker_instance, key))
+        .order_by(worker_instance.c.worker_instance)
+    )
+
+
+def select_members(key: GroupKey) -> Select[Any]:
+    """The names that somebody answers to."""
+    return select(worker_instance.c.worker_instance).where(
+        of_group(worker_instance, key), worker_instance.c.incarnation != ""
+    )
+
+
+def _one_node(key: GroupKey, node: NodeName) -> ColumnElement[bool]:
+    return and_(of_group(worker_instance, key), worker_instance.c.worker_instance == node)
+
+
+def select_node(key: GroupKey, node: NodeName, *, lock: bool = False) -> Select[Any]:
+    """One node's row."""
+    chosen = select(worker_instance).where(_one_node(key, node))
+    return chosen.with_for_update() if lock else chosen
+
+
+def insert_node(values: dict[str, Any]) -> Insert:
+    """A name that nobody has answered to before."""
+    return insert(worker_instance).values(values)
+
+
+def update_node(
+    key: GroupKey, node: NodeName, seen_lease_id: int, values: dict[str, Any]
+) -> Update:
+    """Change a node's row whose counter is still the one that was seen."""
+    return (
+        update(worker_instance)
+        .where(_one_node(key, node), worker_instance.c.lease_id == seen_lease_id)
+        .values(values)
+    )
+
+
+def beat(key: GroupKey, node: NodeName, incarnation: str, *, dialect: str) -> Update:
+    """Add 1 to a node's counter and report it, in one statement."""
+    counted = worker_instance.c.lease_id + 1
+    statement = update(worker_instance).where(
+        _one_node(key, node),
+        worker_instance.c.incarnation == incarnation,
+        worker_instance.c.incarnation != "",
+    )
+    if dialect == "mysql":
+        # MariaDB's UPDATE returns no rows; LAST_INSERT_ID(x) sends x back with the reply.
+        return statement.values(lease_id=func.last_insert_id(counted))
+    return statement.values(lease_id=counted).returning(worker_instance.c.lease_id)

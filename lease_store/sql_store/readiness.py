@@ -1,0 +1,106 @@
+"""A database that is ready for the verbs: its schema checked or upgraded before the first one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from threading import Lock
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from dagster_leasehold.lease_store import schema
+from dagster_leasehold.lease_store.engine import sqlite_path
+from dagster_leasehold.lease_store.errors import StoreReadOnly
+from dagster_leasehold.lease_store.transactions import (
+    Mark,
+    Outcome,
+    Transactions,
+    Work,
+)
+
+
+class SqlReadiness:
+    """The database of a SQL store, and running transactions on it once its schema is right.
+
+    Args:
+        transactions: runs each verb on the database.
+        clock: the wall clock for the journal's dates; nothing is decided by it.
+        place: how messages name the database; no secrets.
+        groups_per_stream_max: the most groups one stream may have.
+    """
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        *,
+        clock: Callable[[], datetime],
+        place: str,
+        groups_per_stream_max: int,
+    ) -> None:
+        self._transactions = transactions
+        self._clock = clock
+        self._place = place
+        self._groups_per_stream_max = groups_per_stream_max
+        self._ready = False
+        self._readiness = Lock()
+        self._dialect = transactions.engine.dialect.name
+        self.statements: Counter[str] = transactions.statements
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._transactions.engine.dispose()
+
+    def schema_revision(self) -> str | None:
+        """The database's schema revision; None where it has no lease tables yet."""
+        return self._transactions.read("schema", lambda tx: schema.revision(tx.connection))
+
+    def upgrade(self) -> None:
+        """Bring the schema to this release's version.
+
+        Raises:
+            SchemaTooNew: a newer release has upgraded it.
+            StoreError: the database refuses, or does not answer.
+        """
+        try:
+            found = self.schema_revision() if self._exists() else None
+            if found is not None and found not in schema.REVISIONS:
+                schema.check(found, self._place)
+            with self._transactions.patient_engine() as engine:
+                schema.upgrade(engine)
+        except SQLAlchemyError as error:
+            raise self._transactions.translated(error) from error
+        except OSError as error:
+            raise StoreReadOnly(
+                f"The lease store at {self._place} cannot be created ({error.strerror}): make its "
+                "folder writable, or choose another."
+            ) from None
+
+    def _exists(self) -> bool:
+        path = sqlite_path(self._transactions.engine.url)
+        return path is None or path.exists()
+
+    def _make_ready(self) -> None:
+        """Check the schema before the first statement; the embedded default upgrades itself."""
+        if self._ready:
+            return
+        with self._readiness:
+            if self._ready:
+                return
+            embedded = self._dialect == "sqlite"
+            if embedded and not self._exists():
+                self.upgrade()
+            found = self.schema_revision()
+            if embedded and found != schema.HEAD:
+                self.upgrade()
+            else:
+                schema.check(found, self._place)
+            self._ready = True
+
+    def _read(self, kind: str, work: Work[Outcome]) -> Outcome:
+        self._make_ready()
+        return self._transactions.read(kind, work)
+
+    def _write(self, kind: str, work: Work[Outcome], *, mark: Mark | None = None) -> Outcome:
+        self._make_ready()
+        return self._transactions.write(kind, work, mark=mark)

@@ -1,0 +1,157 @@
+"""The statements on the rows of shards; values are always bound, never composed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Insert,
+    Select,
+    Update,
+    and_,
+    insert,
+    select,
+    tuple_,
+    update,
+)
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group
+from dagster_leasehold.lease_store.tables import (
+    consumer_group,
+    shard_lease,
+)
+
+HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
+
+
+def select_shards(key: GroupKey, *, lock: bool = False) -> Select[Any]:
+    """All shards of a group by id."""
+    chosen = select(shard_lease).where(of_group(shard_lease, key)).order_by(shard_lease.c.shard_id)
+    return chosen.with_for_update() if lock else chosen
+
+
+def lock_shards(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
+    """Some shards, locked in order of their ids, so that two transactions cannot cross."""
+    return select_shards(key, lock=True).where(shard_lease.c.shard_id.in_(sorted(shards)))
+
+
+def select_shards_of(key: GroupKey, node: NodeName) -> Select[Any]:
+    """Ids of the shards that a node may consume or waits for."""
+    owned = (shard_lease.c.consumer_owner == node) | (shard_lease.c.lease_owner == node)
+    return select(shard_lease.c.shard_id).where(of_group(shard_lease, key), owned)
+
+
+def progress(key: GroupKey, nodes: Collection[NodeName]) -> Select[*tuple[Any, ...]]:
+    """Checkpoint and tenure of served shards: a row per shard, or one without if there is none."""
+    served = and_(
+        shard_lease.c.consume_group == consumer_group.c.consume_group,
+        shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
+        shard_lease.c.consumer_owner.in_(sorted(nodes)),
+    )
+    return (
+        select(
+            shard_lease.c.shard_id,
+            shard_lease.c.check_point,
+            shard_lease.c.consumer_epoch,
+            shard_lease.c.consumer_run,
+        )
+        .select_from(consumer_group.outerjoin(shard_lease, served))
+        .where(of_group(consumer_group, key))
+        .order_by(shard_lease.c.shard_id)
+    )
+
+
+def review(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
+    """The rows of some shards with their group's `paused`; one row at least."""
+    chosen = and_(
+        shard_lease.c.consume_group == consumer_group.c.consume_group,
+        shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
+        shard_lease.c.shard_id.in_(sorted(shards)),
+    )
+    return (
+        select(shard_lease, consumer_group.c.paused)
+        .select_from(consumer_group.outerjoin(shard_lease, chosen))
+        .where(of_group(consumer_group, key))
+    )
+
+
+def insert_shards() -> Insert:
+    """New shards."""
+    return insert(shard_lease)
+
+
+def update_shards(
+    key: GroupKey,
+    seen: Sequence[tuple[str, int, int, str]],
+    values: dict[str, Any],
+    *,
+    lease_ids_more: int,
+    epochs_more: int,
+) -> Update:
+    """Write shards that change alike, and whose ownership and tenure are still as they were read.
+
+    Args:
+        seen: shard, lease id, epoch and run of each, as they were read.
+        values: the columns that change, the same for all.
+        lease_ids_more, epochs_more: added to these two counters.
+    """
+    columns = shard_lease.c
+    identity = tuple_(
+        columns.shard_id, columns.lease_id, columns.consumer_epoch, columns.consumer_run
+    )
+    counters = {
+        "lease_id": columns.lease_id + lease_ids_more,
+        "consumer_epoch": columns.consumer_epoch + epochs_more,
+    }
+    return (
+        update(shard_lease)
+        .where(
+            of_group(shard_lease, key),
+            columns.shard_id.in_([shard for shard, *_ in seen]),  # finds the rows in the index
+            identity.in_(seen),
+        )
+        .values(values | counters)
+    )
+
+
+def _current(tenure: Tenure) -> ColumnElement[bool]:
+    """The fence: the shard's row, where this tenure is its current one."""
+    return and_(
+        of_group(shard_lease, tenure.key),
+        shard_lease.c.shard_id == tenure.shard,
+        shard_lease.c.consumer_owner == tenure.holder,
+        shard_lease.c.consumer_epoch == tenure.epoch,
+        shard_lease.c.consumer_run == tenure.run,
+        shard_lease.c.state.in_(HELD),
+    )
+
+
+def update_current(tenure: Tenure, values: dict[str, Any]) -> Update:
+    """Write a shard's row if the tenure is still its current one."""
+    return update(shard_lease).where(_current(tenure)).values(values)
+
+
+def raised_totals(statistics: BatchStatistics) -> dict[str, ColumnElement[int]]:
+    """The totals of a shard's row with one more batch."""
+    more = {
+        "committed_batches": 1,
+        "committed_records": statistics.written,
+        "committed_bytes": statistics.bytes or 0,
+        "quarantined_records": statistics.quarantined,
+    }
+    return {name: shard_lease.c[name] + number for name, number in more.items()}
+
+
+def raise_version(key: GroupKey, shard: ShardId) -> Update:
+    """Note that what a shard's ledger says of the past has changed; the shard's row is locked."""
+    return (
+        update(shard_lease)
+        .where(of_group(shard_lease, key), shard_lease.c.shard_id == shard)
+        .values(ledger_version=shard_lease.c.ledger_version + 1)
+    )
