@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the README is the site's first page, and links to source files leave the site.
+"""Hooks of mkdocs: the README is the site's first page, and links to source files leave the site.
 
 Pages link to files of the tree by relative paths, which a clone and a code host can follow. On the
 site such a link leads to the file in the repository.
@@ -18,6 +18,14 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List all decisions at the end of the navigation."""
+    pages = sorted(DOCS.glob("decisions/[0-9]*.md"))
+    decisions = [page.relative_to(DOCS).as_posix() for page in pages]
+    config.nav = [*(config.nav or ()), {"Decisions": ["decisions/README.md", *decisions]}]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

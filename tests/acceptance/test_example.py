@@ -75,8 +75,8 @@ def hours(store: LeaseStore) -> dict[str, EventWindow]:
 def rows(settings: Settings, window: EventWindow) -> dict[str, tuple[int, int]]:
     """Requests and errors of each path, as the files of an hour hold them."""
     root = settings.output_folder(KEY.stream, KEY.group)
-    found = [row for file in window.files for row in pq.read_table(root / file.path).to_pylist()]
-    return {row["path"]: (row["requests"], row["errors"]) for row in found}
+    requests = [row for file in window.files for row in pq.read_table(root / file.path).to_pylist()]
+    return {row["path"]: (row["requests"], row["errors"]) for row in requests}
 
 
 @pytest.mark.spark
@@ -97,7 +97,7 @@ def test_hours_fire_once_all_shards_have_passed_them(project: Path) -> None:
     with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
 
         def says(*words: str) -> bool:
-            """Whether the newest tick of the sensor that ended says these words."""
+            """Return True if the newest tick of the sensor that ended says these words."""
             sensor = next(
                 (s for s in instance.all_instigator_state() if s.name.endswith("_watermark")), None
             )

@@ -1,4 +1,4 @@
-"""What Dagster loads: the stream, its hours, and an asset that reads all that is committed."""
+"""Definitions that Dagster loads: the stream, its hours, and an asset that reads its output."""
 
 from datetime import UTC, datetime
 
@@ -38,7 +38,7 @@ traffic_per_hour = hourly_asset(
 
 @dg.asset(group_name="streams", ins={"requests": dg.AssetIn("access")})
 def clients(requests: ds.Dataset) -> dg.MaterializeResult:
-    """How many clients there were, in all that is committed."""
+    """The number of clients in all committed output."""
     addresses = requests.to_table(columns=["client"]).column("client")
     return dg.MaterializeResult(metadata={"clients": len(addresses.unique())})
 

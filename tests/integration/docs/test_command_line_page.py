@@ -1,4 +1,4 @@
-"""What the page of the command line shows of commands that start Spark, printed with Spark."""
+"""The page of the command line: output of commands that start Spark, printed with Spark."""
 
 from __future__ import annotations
 

@@ -23,11 +23,10 @@ from tests.environment import forget_settings
 from tests.unit.docs.test_docs import DOCS, fences
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
-Said = Callable[[str], str]
+Printed = Callable[[str], str]
 DECLARATION = """
 from pathlib import Path
-from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold import LocalLog, ShardStream
 
 def parsed(records):
     return records
@@ -69,7 +68,7 @@ def consumed(
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     def command(line: str) -> str:
         assert main(shlex.split(line)) == 0, line
         return capsys.readouterr().out
@@ -78,44 +77,44 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 def commands(page: str) -> list[str]:
-    """What the page has its reader type, without the program's name."""
+    """Return the commands that the page has its reader type, without the program's name."""
     blocks = "".join(fences(DOCS / "how-to" / page, "console"))
     lines = [line.strip() for line in blocks.splitlines()]
     return [line.removeprefix("$ leasehold ") for line in lines if line.startswith("$ leasehold ")]
 
 
-def test_a_stuck_shard(home: ConsumedHome, said: Said) -> None:
+def test_a_stuck_shard(home: ConsumedHome, printed: Printed) -> None:
     """Records of shard 3 are gone unread, so that its runs fail; then its node has left, too."""
     status, plan, journal, gaps, quarantine, force = commands("stuck-shard.md")
     home.append(5)
     home.log.retain("3", "15")
     home.consume("run-2")
-    assert "already_alloc" in said(status)
-    assert "10" in said(gaps)
-    assert "held [10, 15)" in " ".join(said(journal).split())
-    assert said(quarantine)
+    assert "already_alloc" in printed(status)
+    assert "10" in printed(gaps)
+    assert "held [10, 15)" in " ".join(printed(journal).split())
+    assert printed(quarantine)
     home.store.leave(KEY, home.store.pulse(KEY).nodes[0].name, "a-1")
-    assert "not_alloc" in said(status)
-    assert "3 is left: no live node takes runs" in said(plan)
-    said(force.replace(" 18000 ", " 15 "))
+    assert "not_alloc" in printed(status)
+    assert "3 is left: no live node takes runs" in printed(plan)
+    printed(force.replace(" 18000 ", " 15 "))
     assert home.store.snapshot(KEY).shards[3].check_point == "15"
-    assert "are damaged" in " ".join(said(journal).split())
+    assert "are damaged" in " ".join(printed(journal).split())
 
 
-def test_an_upgrade(home: ConsumedHome, said: Said) -> None:
+def test_an_upgrade(home: ConsumedHome, printed: Printed) -> None:
     drain, upgrade, verify, resume = commands("upgrading.md")
-    assert said(drain)
+    assert printed(drain)
     assert home.store.pulse(KEY).group.paused
-    assert "has the schema of this release" in said(upgrade)
-    assert "no violations" in said(verify)
-    assert said(resume)
+    assert "has the schema of this release" in printed(upgrade)
+    assert "no violations" in printed(verify)
+    assert printed(resume)
     assert not home.store.pulse(KEY).group.paused
     assert open_store(home.settings.store_url).groups()
 
 
 @pytest.mark.mariadb
 def test_a_move_to_mysql(
-    home: ConsumedHome, said: Said, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+    home: ConsumedHome, printed: Printed, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Consumption goes on in the new store, and every record is in the output once."""
     upgrade, drain, copy, verify, status, resume = commands("move-to-mysql.md")
@@ -123,29 +122,29 @@ def test_a_move_to_mysql(
     assert "export NEW_DATABASE_URL=" in exported
     monkeypatch.setenv("NEW_DATABASE_URL", mariadb_url)
     assert main(shlex.split(copy)) == 2, "neither is there a table, nor is the group drained"
-    assert "has the schema of this release" in said(upgrade)
-    assert said(drain)
-    copied = said(copy)
+    assert "has the schema of this release" in printed(upgrade)
+    assert printed(drain)
+    copied = printed(copy)
     assert "no violations" in copied
     assert PASSWORD not in copied
     assert "export LEASEHOLD_DATABASE_URL=" in exported
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", mariadb_url)
-    assert "no violations" in said(verify)
-    assert "10" in said(status)
-    assert said(resume)
+    assert "no violations" in printed(verify)
+    assert "10" in printed(status)
+    assert printed(resume)
     moved = ConsumedHome(home.settings.home, database_url=mariadb_url)
     moved.append(5)
     moved.consume("run-2")
     moved.store.close()
-    assert values(said("cat demo")) == sorted(f"{s}:{n}" for s in range(4) for n in range(15))
-    assert "no violations" in said(verify)
+    assert values(printed("cat demo")) == sorted(f"{s}:{n}" for s in range(4) for n in range(15))
+    assert "no violations" in printed(verify)
     old = home.store.snapshot(KEY)
     assert old.group.paused
     assert {lease.check_point for lease in old.shards} == {"10"}
 
 
 def test_a_replay_after_a_bug(
-    visits: ConsumedHome, said: Said, monkeypatch: pytest.MonkeyPatch
+    visits: ConsumedHome, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug refused what was read last: the replay brings it in, and the vacuum ends the rest."""
     monkeypatch.setattr(
@@ -155,18 +154,18 @@ def test_a_replay_after_a_bug(
     visits.append(2)
     visits.sweeper.refuses = lambda value: value.endswith((b":10", b":11"))
     visits.consume("run-2")
-    assert values(said(cat)) == sorted(f"3:{number}" for number in range(10))
-    assert "open" in said(journal)
+    assert values(printed(cat)) == sorted(f"3:{number}" for number in range(10))
+    assert "open" in printed(journal)
     visits.sweeper.refuses = lambda _: False
-    assert "Replay of visits/default" in said(replay)
+    assert "Replay of visits/default" in printed(replay)
     assert {batch.generation for batch in visits.store.batches(visits.key)} == {1}
-    assert "no violations" in said(verify)
+    assert "no violations" in printed(verify)
     everything = sorted(f"{shard}:{number}" for shard in range(4) for number in range(12))
-    assert values(said("cat visits")) == everything
+    assert values(printed("cat visits")) == everything
     for path in visits.output.rglob("*.parquet"):
         os.utime(path, (0, 0))
-    assert "Removed 16 files" in said("vacuum visits")
-    assert values(said("cat visits")) == everything
+    assert "Removed 16 files" in printed("vacuum visits")
+    assert values(printed("cat visits")) == everything
 
 
 def values(lines: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What docs/how-to/resize-modulo.md says: its settings, one after the other, in a real instance."""
+"""The settings of docs/how-to/resize-modulo.md, one after the other, in a real instance."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.Dag
     forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     LocalLog.create(tmp_path / ".leasehold" / "logs" / KEY.stream, 6)
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
 
 
 class Deployment:
@@ -64,7 +64,7 @@ def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
     two, three = re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S)
     status, plan, update = re.findall(r"^\$ leasehold (.*)$", text, re.M)
 
-    def said(command: str) -> str:
+    def printed(command: str) -> str:
         assert main(shlex.split(command)) == 0
         return capsys.readouterr().out
 
@@ -76,7 +76,7 @@ def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
     # The file is changed, the code server not yet started again: what the commands say then.
     Path(SETTINGS_FILE).write_text(three, "utf-8")
     for command in (status, plan):
-        assert "north is refused: Node 'north' has source_count 3, but 'east' has 2" in said(
+        assert "north is refused: Node 'north' has source_count 3, but 'east' has 2" in printed(
             command
         )
     deployment.start(three)
@@ -84,8 +84,8 @@ def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
     assert after == {str(n): ("east", "west", "north")[n % 3] for n in range(6)}
     assert sum(before[shard] != after[shard] for shard in after) == 4, "two of three"
     for command in (status, plan):
-        assert "refused" not in said(command)
+        assert "refused" not in printed(command)
 
-    assert "but its declaration says modulo" in said(update)
-    assert "but its declaration says modulo" in said(status)
+    assert "but its declaration says modulo" in printed(update)
+    assert "but its declaration says modulo" in printed(status)
     assert verify(deployment.store, KEY) == []

@@ -93,7 +93,7 @@ def _value(parameter: Any) -> str:
 
 
 def real_outputs() -> Outputs:
-    """What each command prints: played now, or recorded and checked by its own test."""
+    """Return the output of each command: played now, or recorded and checked by its own test."""
     with tempfile.TemporaryDirectory() as folder:
         return RECORDED | play(Path(folder))
 

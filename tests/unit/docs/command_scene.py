@@ -1,4 +1,4 @@
-"""What each command really prints, in one small scene, for the page of the command line.
+"""The real output of each command, in one small scene, for the page of the command line.
 
 The commands run in this process on a real log, store and output; only what reads and writes the
 records of a sweep is Arrow instead of Spark, unless a test runs the scene with Spark itself.
@@ -42,7 +42,7 @@ Outputs = dict[tuple[str, ...], tuple[str, str]]
 
 @dataclass
 class Scene:
-    """A folder to work in, and what was said in it so far."""
+    """A folder to work in, and the output of its commands so far."""
 
     with_spark: bool = False
     outputs: Outputs = field(default_factory=Outputs)
@@ -50,11 +50,11 @@ class Scene:
     def run(self, command: str, *, words: int = 1, code: int = 0) -> None:
         """Run a command, which is called by its first words, and keep what it prints."""
         arguments = shlex.split(command)
-        said, failed = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(failed):
+        printed, failed = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(failed):
             ended = main(arguments)
         assert ended == code, f"{command}: {ended} {failed.getvalue()}"
-        text = "\n".join(line.rstrip() for line in said.getvalue().rstrip().splitlines())
+        text = "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
         self.outputs[tuple(arguments[:words])] = (f"leasehold {command}", settled(text))
 
 
@@ -70,8 +70,8 @@ def settled(text: str) -> str:
 @contextlib.contextmanager
 def empty_folder(folder: Path) -> Generator[None]:
     """Work in a folder, with settings of its own alone."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    with contextlib.chdir(folder), patch.dict(os.environ, kept, clear=True):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    with contextlib.chdir(folder), patch.dict(os.environ, environment, clear=True):
         path = list(sys.path)
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the commands print that run services, or need Spark or a log service.
+"""The output of commands that run services, or need Spark or a log service.
 
 Their own tests compare it with what the real commands print: see `assert_printed`.
 """

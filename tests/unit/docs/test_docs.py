@@ -36,8 +36,8 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 
 def fences(page: Path, language: str) -> list[str]:
-    found = FENCE.findall(page.read_text("utf-8"))
-    return [dedent(body) for kind, body in found if kind == language]
+    blocks = FENCE.findall(page.read_text("utf-8"))
+    return [dedent(body) for kind, body in blocks if kind == language]
 
 
 def pages_with(language: str) -> pytest.MarkDecorator:
@@ -46,7 +46,7 @@ def pages_with(language: str) -> pytest.MarkDecorator:
 
 
 def commands_in(page: Path) -> Iterator[str]:
-    """What a reader would type: lines of console blocks, and commands named in running text."""
+    """Yield what a reader would type: lines of console blocks, and commands in running text."""
     for block in fences(page, "console"):
         yield from (line[2:] for line in block.splitlines() if line.startswith("$ "))
     text = FENCE.sub("", page.read_text("utf-8"))
@@ -63,9 +63,9 @@ def rows(page: Path, heading: str | None = None) -> list[list[str]]:
     """The cells of all table rows of a page, or of one of its sections."""
     text = page.read_text("utf-8")
     if heading is not None:
-        found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.M | re.S)
-        assert found, f"{page} has no section {heading}"
-        text = found[1]
+        section = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.M | re.S)
+        assert section, f"{page} has no section {heading}"
+        text = section[1]
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
@@ -106,7 +106,7 @@ def test_no_page_is_an_island(page: Path) -> None:
 @pages
 def test_every_command_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    known = dict(command_line_page.commands(command_line_page.root()))
+    offered = dict(command_line_page.commands(command_line_page.root()))
     for command in commands_in(page):
         words = shlex.split(command.replace("…", ""), comments=True)
         program = Path(words[0]).name
@@ -114,22 +114,22 @@ def test_every_command_exists(page: Path) -> None:
             names = [word for word in words[1:] if "=" not in word]
             assert set(names) <= targets, command
         elif program == "leasehold":
-            check_leasehold(words[1:], known, command)
+            check_leasehold(words[1:], offered, command)
         else:
             assert program in ("python", "export"), command
 
 
-def check_leasehold(words: list[str], known: dict[tuple[str, ...], Any], command: str) -> None:
+def check_leasehold(words: list[str], offered: dict[tuple[str, ...], Any], command: str) -> None:
     of_all = {"--debug", "--install-completion", "--show-completion"}
     words = [word for word in words if word not in of_all]
-    groups = {path[0] for path in known if len(path) == 2}
+    groups = {path[0] for path in offered if len(path) == 2}
     if not words or words[0] == "COMMAND" or (words[0] in groups and len(words) == 1):
         return
     path = tuple(words[:2]) if words[0] in groups else (words[0],)
-    assert path in known, f"there is no command: {command}"
+    assert path in offered, f"there is no command: {command}"
     flags = {
         flag
-        for parameter in known[path].params
+        for parameter in offered[path].params
         for flag in (*parameter.opts, *parameter.secondary_opts)
     }
     used = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
