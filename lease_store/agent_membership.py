@@ -1,14 +1,14 @@
-"""A node's place in one consumer group: joined, beaten for, and left, by the node's agent.
+"""A node's membership in one consumer group, as the node's agent keeps it.
 
-Who owns which shard is planned elsewhere; the agent only says that the node lives, and whether it
-takes runs.
+Which node owns which shard is planned elsewhere; the agent only says that the node lives, and
+whether it takes runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_leasehold.lease_store.errors import NodeNameTaken, StoreError, UnknownGroup, shown
+from dagster_leasehold.lease_store.errors import StoreError, UnknownGroup
 from dagster_leasehold.lease_store.group_rows import (
     BEAT_FRACTION_MAX,
     TIMEOUT_DEFAULT_S,
@@ -16,9 +16,12 @@ from dagster_leasehold.lease_store.group_rows import (
     Pulse,
 )
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Registered
+from dagster_leasehold.lease_store.membership import Membership
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.liveness import Clock, Observations, PlannerWatch
+from dagster_leasehold.lease_store.rules.refusals import name_taken
+from dagster_leasehold.lease_store.rules.registration import same_but_counter
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 
 BEAT_EARLY = 0.7
@@ -26,7 +29,7 @@ BEAT_EARLY = 0.7
 PLANNER_SILENT_TIMEOUTS = 2.0
 """After so many timeouts without a tick of its planner a node takes no more shards."""
 PLANNER_LOOK_S = 2.0
-"""How often the caller looks for the planner's mark; twice that counts at most between two looks.
+"""The interval of the caller's looks for the planner's mark; twice that counts at most of one.
 
 Less than half of the time between two ticks, so that all nodes of a deployment whose planner ticks
 again take runs before its next tick: a plan made in between would move shards to the first of them.
@@ -34,7 +37,7 @@ again take runs before its next tick: a plan made in between would move shards t
 
 
 class AgentMembership:
-    """One group of a node. `keep` has to be called at least about every second.
+    """One group of a node that an agent keeps alive; `keep` is to be called about every second.
 
     Args:
         store: the lease store.
@@ -46,20 +49,19 @@ class AgentMembership:
     def __init__(self, store: GroupsAndNodes, key: GroupKey, node: Node, clock: Clock) -> None:
         self._store = store
         self._key = key
-        self._node = node
+        self._settings = node
+        self._member = Membership(store, key, node.name, node.incarnation, clock)
         self._clock = clock
         self._observations = Observations(clock)
         self._planner = PlannerWatch(clock, 2 * PLANNER_LOOK_S)
         self._timeout_s = TIMEOUT_DEFAULT_S
         self._first_seen: tuple[str, int] | None = None
         self._registered: Node | None = None
-        self._beaten_at = 0.0
-        self._beat_s = 0.0
         self._contested = True
 
     @property
     def contested(self) -> bool:
-        """Whether another living incarnation had the name when last seen; True before that.
+        """True if another living incarnation had the name when last seen; True before that.
 
         A run that is started meanwhile is told that incarnation, and its beats keep it alive.
         """
@@ -67,7 +69,7 @@ class AgentMembership:
 
     @property
     def joined(self) -> bool:
-        """Whether the node answers to its name, as far as is known here."""
+        """True if the node answers to its name, as far as this process can tell."""
         return self._registered is not None
 
     @property
@@ -77,16 +79,19 @@ class AgentMembership:
 
     @property
     def planner_silent_s(self) -> float:
-        """For how long the planner has been silent, if that is too long; 0 otherwise."""
+        """The seconds for which the planner has been silent, if that is too long; 0 otherwise."""
         silent_s = self._planner.silent_s
         return silent_s if silent_s > PLANNER_SILENT_TIMEOUTS * self._timeout_s else 0.0
 
     def see_planner(self, mark: str | None) -> None:
-        """Take note of what the last tick of the node's planner left, as `PlannerWatch.see`."""
+        """Take note of the mark that the last tick of the node's planner left.
+
+        `PlannerWatch.see` says what the absence of a mark means.
+        """
         self._planner.see(mark)
 
     def keep(self, *, accepts_runs: bool, joins: bool = True) -> str:
-        """Join, beat, or tell the group whether the node takes runs; what changed, or nothing.
+        """Join, beat, or tell the group whether the node takes runs; return the change, or nothing.
 
         Where another incarnation has the name, the call does nothing but watch it, until it has
         beaten or has stood still for the group's timeout. It does nothing else either unless the
@@ -98,10 +103,9 @@ class AgentMembership:
             StoreError: the store does not answer.
         """
         takes = accepts_runs and not self.planner_silent_s
-        wanted = replace(self._node, accepts_runs=takes)
-        sent_at = self._clock()
-        known = self._registered == wanted
-        if known and sent_at - self._beaten_at < self._beat_s * BEAT_EARLY:
+        wanted = self._member.row(replace(self._settings, accepts_runs=takes))
+        unchanged = self._registered == wanted
+        if unchanged and not self._beat_due():
             return ""
         try:
             pulse = self._store.pulse(self._key)
@@ -114,90 +118,75 @@ class AgentMembership:
             self._planner.lose_sight()
             raise
         self._timeout_s = pulse.group.timeout_s
-        self._beat_s = pulse.group.timeout_s * BEAT_FRACTION_MAX
-        if known and wanted in (replace(row, lease_id=wanted.lease_id) for row in pulse.nodes):
-            outcome = self._store.beat(self._key, wanted.name, wanted.incarnation)
-            if isinstance(outcome, Beaten):
-                self._beaten_at = sent_at
+        if unchanged:
+            if any(same_but_counter(row, wanted) for row in pulse.nodes) and self._member.beat():
                 return ""
-        if known:
             self._registered = None
         return self._join(pulse, wanted, joins=joins)
 
+    def _beat_due(self) -> bool:
+        beaten_at = self._member.beaten_at
+        beat_s = self._timeout_s * BEAT_FRACTION_MAX
+        return beaten_at is None or self._clock() - beaten_at >= beat_s * BEAT_EARLY
+
     def _join(self, pulse: Pulse, wanted: Node, *, joins: bool) -> str:
-        """Register, where nobody alive answers to the name.
+        """Register, if no living process answers to the name.
 
         1. The node takes no runs for a while; the store notes it, and its reply is lost.
-        2. The node takes runs again, which is what it had said before step 1.
-        3. What was said before step 1 is forgotten with it, so that step 2 is sent at all.
+        2. The node takes runs again, as it had told the store before step 1.
+        3. What it had told before step 1 is forgotten with it, so that step 2 is sent at all.
         """
         self._observations.see(pulse.nodes, pulse.group.timeout_s)
-        displaced = self._displaced(pulse)
+        self._watch_rival(pulse)
         check_member(pulse.group, pulse.nodes, wanted)
         if not joins:
             return ""
-        sent_at = self._clock()
         before, self._registered = self._registered, None
-        outcome = self._store.register(
-            self._key, wanted, observer=str(wanted.name), displaced_lease_id=displaced
-        )
-        if not isinstance(outcome, Registered):
+        observer = str(wanted.name)
+        if not self._member.register(wanted, pulse, self._observations, observer=observer):
             return ""
         self._registered, self._contested = wanted, False
-        self._beaten_at = sent_at
         if before is None:
             return f"joined group {self._key}"
         taking = "takes runs again" if wanted.accepts_runs else "takes no runs for now"
         return f"{taking} in group {self._key}"
 
-    def _displaced(self, pulse: Pulse) -> int | None:
-        """The counter of a dead process that still has the name; None where there is none.
+    def _watch_rival(self, pulse: Pulse) -> None:
+        """Look whether a process that has the name lives.
 
         Raises:
             NodeNameTaken: its counter moved while it was watched.
         """
-        name = self._node.name
-        row = next((node for node in pulse.nodes if node.name == name), None)
-        self._contested = False
-        if row is None or not row.member or row.incarnation == self._node.incarnation:
-            return None
-        self._contested = True
-        seen = (row.incarnation, row.lease_id)
+        rival = self._member.rival(pulse.nodes)
+        self._contested = rival is not None
+        if rival is None:
+            return
+        seen = (rival.incarnation, rival.lease_id)
         if self._first_seen is None:
             self._first_seen = seen
         elif self._first_seen != seen:
-            raise NodeNameTaken(
-                f"Another live process answers to node {shown(name)} of group {self._key}: stop "
-                "it, or use another name."
-            )
-        lapsed = self._observations.lapsed(pulse.group.timeout_s).get(name)
-        self._contested = lapsed is None
-        return lapsed
-
-    def waiting_s(self) -> float:
-        """For how long the process that has the name was seen to stand still; 0 where none has."""
-        return 0.0 if self.joined else self._observations.unchanged_s(self._node.name)
+            raise name_taken(self._key, rival.name)
+        self._contested = rival.name not in self._observations.lapsed(pulse.group.timeout_s)
 
     def open_shards(self) -> list[ShardId]:
-        """The node's shards that a run has open; none where there is no such group.
+        """Return the node's shards that a run has open; none if there is no such group.
 
         Raises:
             StoreError: the store does not answer.
         """
         try:
-            rows = self._store.progress(self._key, [self._node.name]).values()
+            return [row.shard for row in self._member.progress() if row.consumer_run]
         except UnknownGroup:
             return []
-        return [row.shard for row in rows if row.consumer_run]
 
     def leave(self) -> str:
-        """Free all that the node holds at once; what that was.
+        """Free all that the node holds at once; return a sentence about that.
 
         Raises:
             StoreError: the store does not answer; the shards are free after the timeout.
         """
         try:
-            outcome = self._store.leave(self._key, self._node.name, self._node.incarnation)
+            outcome = self._member.leave()
         except UnknownGroup:
             return f"found no group {self._key} to leave"
         self._registered = None

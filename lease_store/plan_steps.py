@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -10,10 +10,11 @@ from typing import TypeVar
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import OutcomeUnknown
 from dagster_leasehold.lease_store.failpoints import Failpoint
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.roles.shards import Shards
 from dagster_leasehold.lease_store.rules.assignment_plan import (
+    SHOWN_SHARDS_MAX,
+    Action,
     BeginTransfer,
     CancelTransfer,
     Claim,
@@ -22,6 +23,8 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
 )
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.tick_report import TickNotes
 
 Answer = TypeVar("Answer")
 
@@ -33,21 +36,43 @@ class PlanSteps:
     Attributes:
         store: the lease store.
         key: the group.
-        observer: who is named in the journal.
+        observer: named in the journal.
         steps: the steps that failed, and when each is due again.
-        count: told of each statement's verb.
-        decide: told of each thing that was done, in one line.
+        notes: of the present tick.
     """
 
-    store: Shards
+    store: LeaseStore
     key: GroupKey
     observer: str
     steps: FailingSteps
-    count: Callable[[str], None]
-    decide: Callable[[str], None]
+    notes: TickNotes
+
+    def carry_out(
+        self, actions: Sequence[Action], summary: str, *, late: Callable[[], bool]
+    ) -> bool:
+        """Try all moves of a plan, claims first; True if the store was asked for anything.
+
+        Once it is `late`, whatever is left waits for the next tick.
+
+        Raises:
+            StoreError: the store does not answer, or the outcome is unknown.
+        """
+        asked = self.claim([action for action in actions if isinstance(action, Claim)], summary)
+        moves = [action for action in actions if not isinstance(action, Claim)]
+        for place, action in enumerate(moves):
+            if place and late():
+                self.notes.decide(f"{len(moves) - place} moves are left to the next tick")
+                return True
+            outcome = self.move(action)
+            asked = asked or outcome is not None
+            if outcome is not None and place < SHOWN_SHARDS_MAX:
+                self.notes.decide(outcome)
+        if len(moves) > SHOWN_SHARDS_MAX:
+            self.notes.decide(f"and {len(moves) - SHOWN_SHARDS_MAX} further moves alike")
+        return asked
 
     def claim(self, claims: list[Claim], summary: str) -> bool:
-        """Claim free shards, all in one statement where that works; whether any was asked for.
+        """Claim free shards, all in one statement where that works; True if any was asked for.
 
         Raises:
             StoreError: the store does not answer, or the outcome is unknown.
@@ -56,7 +81,7 @@ class PlanSteps:
             return False
 
         def claimed(some: list[Claim]) -> Mapping[ShardId, Changed | Stale]:
-            self.count("claim")
+            self.notes.count("claim")
             return self.store.claim(
                 self.key,
                 {each.shard: (each.node, each.seen_lease_id) for each in some},
@@ -72,13 +97,13 @@ class PlanSteps:
             asked = [c.shard for c in claims if c.node == node and c.shard in outcomes]
             won = tuple(shard for shard in asked if isinstance(outcomes[shard], Changed))
             if won:
-                self.decide(f"{node} claimed {listed(won)}: {summary}")
+                self.notes.decide(f"{node} claimed {listed(won)}: {summary}")
             if len(won) < len(asked):
-                self.decide(f"{len(asked) - len(won)} claims of {node} came too late")
+                self.notes.decide(f"{len(asked) - len(won)} claims of {node} came too late")
         return bool(answers)
 
     def move(self, action: BeginTransfer | CancelTransfer) -> str | None:
-        """Begin or cancel a transfer; what became of it, or None where the step failed or waits.
+        """Begin or cancel a transfer; return its outcome, or None if the step failed or waits.
 
         Raises:
             StoreError: the store does not answer, or the outcome is unknown.
@@ -88,13 +113,13 @@ class PlanSteps:
     def _move(self, action: BeginTransfer | CancelTransfer) -> str:
         outcome: Changed | Stale
         if isinstance(action, BeginTransfer):
-            self.count("begin_transfer")
+            self.notes.count("begin_transfer")
             outcome = self.store.begin_transfer(
                 self.key, action.shard, action.seen_lease_id, action.to,
                 observer=self.observer, reason=action.reason,
             )  # fmt: skip
         else:
-            self.count("cancel_transfer")
+            self.notes.count("cancel_transfer")
             outcome = self.store.cancel_transfer(
                 self.key, action.shard, action.seen_lease_id,
                 observer=self.observer, reason=action.reason,
@@ -102,7 +127,7 @@ class PlanSteps:
         return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"
 
     def complete(self, lease: ShardLease, *, waited_s: float, limit_s: float) -> bool:
-        """Take over a shard whose holder let its hand-over's deadline pass; whether that was tried.
+        """Take over a shard whose holder let its hand-over's deadline pass; True if that was tried.
 
         Raises:
             StoreError: the store does not answer, or the outcome is unknown.
@@ -110,14 +135,49 @@ class PlanSteps:
         reason = f"{lease.consumer_owner} did not let go in {waited_s:.1f} s, limit {limit_s:g} s"
         outcome = self._alone(lease.shard, partial(self._complete, lease, reason))
         if isinstance(outcome, Changed):
-            self.decide(f"{lease.lease_owner} took over {lease.shard}: {reason}")
+            self.notes.decide(f"{lease.lease_owner} took over {lease.shard}: {reason}")
         return outcome is not None
 
     def _complete(self, lease: ShardLease, reason: str) -> Changed | Stale:
-        self.count("complete_transfer")
+        self.notes.count("complete_transfer")
         return self.store.complete_transfer(
             self.key, lease.shard, lease.lease_id, observer=self.observer, reason=reason
         )
+
+    def free_orphans(self, orphans: list[str]) -> bool:
+        """Free shards that only the store can reach, each with its reason; True if it did.
+
+        Raises:
+            StoreError: the store does not answer, or the outcome is unknown.
+        """
+        freed = self.steps.attempt(
+            "freeing orphans", self._free_orphans, None, raises=(OutcomeUnknown,)
+        )
+        if freed is not None:
+            self.notes.decide(f"freed {len(orphans)} orphans: {orphans[0]}")
+        return freed is not None
+
+    def _free_orphans(self) -> Changed:
+        self.notes.count("free_orphans")
+        return self.store.free_orphans(self.key, observer=self.observer)
+
+    def evict(self, node: NodeName, seen_lease_id: int, reason: str) -> bool:
+        """Evict a node whose counter still has the value seen; True if that succeeded.
+
+        Raises:
+            StoreError: the second step in a row that the store did not answer.
+        """
+        evict = partial(self._evict, node, seen_lease_id, reason)
+        return self.steps.attempt(f"evicting node {node}", evict, False)
+
+    def _evict(self, node: NodeName, seen_lease_id: int, reason: str) -> bool:
+        self.notes.count("evict")
+        outcome = self.store.evict(
+            self.key, node, seen_lease_id, observer=self.observer, reason=reason
+        )
+        if isinstance(outcome, Changed):
+            self.notes.decide(f"evicted {node} ({reason}), freed {listed(outcome.shards)}")
+        return isinstance(outcome, Changed)
 
     def _alone(self, shard: ShardId, step: Callable[[], Answer]) -> Answer | None:
         return self.steps.attempt(f"shard {shard}", step, None, raises=(OutcomeUnknown,))

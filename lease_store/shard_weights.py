@@ -1,12 +1,12 @@
-"""What a shard weighs: the records per second that the ledger shows, coarse enough to stand still.
+"""Snapshots to plan from, and the weights of shards in them: records per second by the ledger.
 
-Pure, but for `planning_snapshot`. Times here are those of the ledger's rows, compared with one
-another alone: they shape who gets how much, never who may publish.
+Weights are so coarse that they stand still. Times here are those of the ledger's rows, compared
+with one another alone: they shape how much each node gets, never which one may publish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import frexp, ldexp
 
@@ -19,10 +19,12 @@ SPAN_MIN_S = 1.0
 WEIGHT_MIN = 1.0
 WEIGHT_RATIO_MAX = 64.0
 MANTISSA_STEPS = 8
+WEIGHING_S = 60.0
+"""The time for which a plan by load relies on the weights that it was made with, in seconds."""
 
 
 def planning_snapshot(store: GroupsAndLedger, key: GroupKey) -> Snapshot:
-    """A snapshot to plan from: with weights, where the group wants its load levelled.
+    """Return a snapshot to plan from: with weights, if the group wants its load levelled.
 
     Raises:
         UnknownGroup: there is no such group.
@@ -34,11 +36,63 @@ def planning_snapshot(store: GroupsAndLedger, key: GroupKey) -> Snapshot:
     return replace(snapshot, weights=learned_weights(store.throughput(key)))
 
 
+class SnapshotMemory:
+    """The last snapshot of a group, which is read again only once it has changed.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        clock: monotonic seconds.
+        count: told of the verb of each statement.
+    """
+
+    def __init__(
+        self,
+        store: GroupsAndLedger,
+        key: GroupKey,
+        clock: Callable[[], float],
+        count: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._clock = clock
+        self._count = count
+        self._snapshot: Snapshot | None = None
+        self._read_at = 0.0
+
+    def forget(self) -> None:
+        """Read the group again next time: it may have changed unseen."""
+        self._snapshot = None
+
+    def at(self, generation: int | None) -> tuple[Snapshot, bool]:
+        """Return the group as of a generation, and True if it was read just now.
+
+        Raises:
+            UnknownGroup: there is no such group.
+            StoreUnavailable: the store does not answer.
+        """
+        snapshot = self._snapshot
+        # Weights change without a new generation.
+        recent = self._clock() - self._read_at < WEIGHING_S
+        if (
+            snapshot is not None
+            and snapshot.group.generation == generation
+            and (recent or not snapshot.group.weighted)
+        ):
+            return snapshot, False
+        self._count("snapshot")
+        snapshot = self._snapshot = planning_snapshot(self._store, self._key)
+        self._read_at = self._clock()
+        if snapshot.group.weighted:
+            self._count("throughput")
+        return snapshot, True
+
+
 def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
-    """Records per second of each shard, in steps of an eighth to a quarter.
+    """Return the records per second of each shard, in steps of an eighth to a quarter.
 
     A shard's rate is counted up to the newest commit of the whole group: one that has fallen
-    silent gets lighter while others go on. What has one batch only has no rate yet. No shard
+    silent gets lighter while others go on. A shard with one batch only has no rate yet. No shard
     weighs less than one record per second, or than a 64th of the heaviest: looking after an idle
     shard costs something, too.
     """
@@ -56,6 +110,6 @@ def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
 
 
 def quantised(rate: float) -> float:
-    """The nearest number with three binary digits: sums of such are exact, in any order."""
+    """Return the nearest number with three binary digits: sums of such are exact, in any order."""
     mantissa, exponent = frexp(rate)
     return ldexp(round(mantissa * MANTISSA_STEPS) / MANTISSA_STEPS, exponent)

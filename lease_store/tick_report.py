@@ -1,4 +1,4 @@
-"""What one tick of rebalancing saw, decided and did."""
+"""The outcome of one tick of rebalancing, and the notes from which it is made."""
 
 from __future__ import annotations
 
@@ -9,6 +9,33 @@ from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import Plan, Refusal
 from dagster_leasehold.lease_store.shard_rows import Progress
+
+
+@dataclass(slots=True)
+class TickNotes:
+    """Decisions, refusals and statements of the present tick, noted by whoever makes them.
+
+    Attributes:
+        decisions: one line for each thing that was decided, with its reason.
+        refusals: served nodes that could not join, and why.
+        statements: the number of statements, by verb.
+    """
+
+    decisions: list[str] = field(default_factory=list[str])
+    refusals: list[Refusal] = field(default_factory=list[Refusal])
+    statements: Counter[str] = field(default_factory=Counter[str])
+
+    def begin(self) -> None:
+        """Begin a tick: nothing is noted yet."""
+        self.decisions, self.refusals, self.statements = [], [], Counter()
+
+    def count(self, verb: str) -> None:
+        """Count a statement."""
+        self.statements[verb] += 1
+
+    def decide(self, line: str) -> None:
+        """Note a decision."""
+        self.decisions.append(line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +50,9 @@ class TickReport:
         snapshot: the group as the tick left it.
         live: the members that are not judged dead.
         plan: the plan of the last round; its actions for other deployments' nodes included.
-        rounds: how many planning rounds this tick needed.
+        rounds: the number of planning rounds that this tick needed.
         refusals: served nodes that could not join, and why.
-        statements: what the tick asked of the store, by verb.
+        statements: the number of statements that the tick sent, by verb.
         troubles: one line for each step that failed; the others were taken.
     """
 
@@ -48,7 +75,7 @@ class TickReport:
 
     @property
     def explanation(self) -> str:
-        """What was decided and why, or that nothing had to be, in one line; and who is refused."""
+        """One line: the decisions with their reasons, or that there were none, and the refusals."""
         refused = [*(str(refusal) for refusal in self.plan.refusals), *self.troubles]
         if self.decisions:
             return "; ".join([*self.decisions, *refused])

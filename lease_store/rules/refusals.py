@@ -11,6 +11,7 @@ from dagster_leasehold.lease_store.errors import (
     GroupInUse,
     GroupLimitReached,
     LeaseLost,
+    NodeNameTaken,
     UnknownGroup,
     UnknownShard,
     shown,
@@ -103,6 +104,15 @@ def batch_border_unknown(
         f"of group {key}, and cannot be compared with them: use one of these, from {shown(first)} "
         f"to {shown(last)}."
     )
+
+
+def name_taken(key: GroupKey, node: NodeName, note: str = "") -> NodeNameTaken:
+    """Return the error of a name that another live process has; `note` is a further sentence."""
+    sentence = (
+        f"Another live process answers to node {shown(node)} of group {key}: stop it, or use "
+        "another name."
+    )
+    return NodeNameTaken(f"{sentence} {note}".rstrip())
 
 
 def lease_lost(tenure: Tenure) -> LeaseLost:

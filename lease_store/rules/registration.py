@@ -1,10 +1,12 @@
-"""Who may answer to a node's name: the pure rule that all stores share."""
+"""The right to answer to a node's name: pure rules that all stores and all members share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dagster_leasehold.lease_store.group_rows import Node
+from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.outcomes import NameTaken
 from dagster_leasehold.lease_store.rules.transitions import Note
 
@@ -16,8 +18,8 @@ class Registration:
     Attributes:
         before: the name's row, if it has one.
         after: its row from now on.
-        displaces: another incarnation answered to it and is pushed out first.
-        note: what the journal says, or None where nothing but the counter changes.
+        displaces: True if another incarnation answered to it and is pushed out first.
+        note: the journal's entry, or None if nothing but the counter changes.
     """
 
     before: Node | None
@@ -26,27 +28,38 @@ class Registration:
     note: Note | None
 
 
+def rival_of(name: NodeName, incarnation: str, nodes: Iterable[Node]) -> Node | None:
+    """Return the row of another incarnation that answers to a name; None if none does."""
+    row = next((node for node in nodes if node.name == name), None)
+    return row if row is not None and row.member and row.incarnation != incarnation else None
+
+
+def same_but_counter(row: Node, wanted: Node) -> bool:
+    """Return True if a row says of its node all that is wanted; its counter is not compared."""
+    return replace(row, lease_id=wanted.lease_id) == wanted
+
+
 def registration(
-    known: Node | None, node: Node, displaced_lease_id: int | None
+    before: Node | None, node: Node, displaced_lease_id: int | None
 ) -> Registration | NameTaken:
-    """What `LeaseStore.register` does, given the name's row.
+    """Return the outcome of `Nodes.register`, given the name's row.
 
     The counter rises even for an incarnation that comes back, so that an observer who had begun
     to count its silence starts again.
     """
-    lease_id = known.lease_id + 1 if known else 1
+    lease_id = before.lease_id + 1 if before else 1
     after = replace(node, lease_id=lease_id)
-    if known is None:
+    if before is None:
         return Registration(None, after, displaces=False, note=_note("join", "joined", node))
-    displaces = known.member and known.incarnation != node.incarnation
-    if displaces and known.lease_id != displaced_lease_id:
-        return NameTaken(known.incarnation, known.lease_id)
+    displaces = rival_of(node.name, node.incarnation, [before]) is not None
+    if displaces and before.lease_id != displaced_lease_id:
+        return NameTaken(before.incarnation, before.lease_id)
     note = None
-    if known.incarnation != node.incarnation:
+    if before.incarnation != node.incarnation:
         note = _note("join", "joined", node)
-    elif replace(known, lease_id=lease_id) != after:
+    elif not same_but_counter(before, after):
         note = _note("resume", "registered again with other settings", node)
-    return Registration(known, after, displaces, note)
+    return Registration(before, after, displaces, note)
 
 
 def _note(kind: str, reason: str, node: Node) -> Note:
@@ -54,10 +67,10 @@ def _note(kind: str, reason: str, node: Node) -> Note:
 
 
 def departure_note(node: Node, kind: str, reason: str) -> Note:
-    """The journal entry of a node that leaves or is evicted."""
+    """Return the journal entry of a node that leaves or is evicted."""
     return Note(kind=kind, reason=reason, from_owner=node.name, run=node.incarnation)
 
 
 def displacement_reason(node: Node) -> str:
-    """Why another incarnation was pushed out."""
+    """Return the reason for which the node pushed another incarnation out."""
     return f"displaced by {node.incarnation}: its beat had stopped"

@@ -231,7 +231,7 @@ class RefreshesItsToken:
 class NeverTakesOver(Rebalancer):
     """A hand-over that its holder does not finish is waited for without end."""
 
-    def _complete_due(self, snapshot: object) -> bool:
+    def _complete_due(self, snapshot: object, observations: object) -> bool:
         return False
 
 

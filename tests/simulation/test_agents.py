@@ -41,17 +41,18 @@ def test_an_agent_that_says_nothing_again_after_a_lost_reply_is_found(
 ) -> None:
     """It goes on beating for a row that says something else than it last said."""
 
-    def keep(self: AgentMembership, *, accepts_runs: bool) -> str:
+    def keep(self: AgentMembership, *, accepts_runs: bool, joins: bool) -> str:
         try:
-            return sends_again(self, accepts_runs=accepts_runs)
+            return sends_again(self, accepts_runs=accepts_runs, joins=joins)
         except OutcomeUnknown:
             self._silent = True  # pyright: ignore
             return ""
 
     sends_again = AgentMembership.keep
 
-    def silent(self: AgentMembership, *, accepts_runs: bool) -> str:
-        return "" if hasattr(self, "_silent") else keep(self, accepts_runs=accepts_runs)
+    def silent(self: AgentMembership, *, accepts_runs: bool, joins: bool) -> str:
+        gone = hasattr(self, "_silent")
+        return "" if gone else keep(self, accepts_runs=accepts_runs, joins=joins)
 
     monkeypatch.setattr(AgentMembership, "keep", silent)
     assert any(outcome(seed).violations for seed in range(SEEDS))

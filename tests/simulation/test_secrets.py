@@ -36,11 +36,11 @@ class RemembersTheCause(Rebalancer):
             self._cause = str(error.__cause__)
             raise
         if self._cause:
-            self._decisions.append(f"the store failed before: {self._cause}")
+            self._notes.decide(f"the store failed before: {self._cause}")
             report = type(report)(
                 **{
                     **{name: getattr(report, name) for name in report.__slots__},
-                    "decisions": tuple(self._decisions),
+                    "decisions": tuple(self._notes.decisions),
                 }
             )
         return report

@@ -1,0 +1,81 @@
+"""One rule for joining, beating and the contest for a name, whoever keeps the node alive."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from dagster_leasehold.lease_store.errors import ModuloIdTaken
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.membership import Membership
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.rules.liveness import Observations
+
+KEY = GroupKey.parse("default", "orders")
+A, B = NodeName("a"), NodeName("b")
+TIMEOUT_S = 20.0
+
+
+class Scene:
+    """A group, and members of it that are looked at by one clock."""
+
+    def __init__(self, assignment: AssignmentMode = AssignmentMode.BALANCED) -> None:
+        self.now_s = 100.0
+        self.statements = Counter[str]()
+        self.store = MemoryStore()
+        self.store.create_group(Group(KEY, timeout_s=TIMEOUT_S, assignment=assignment))
+        self.observations = Observations(lambda: self.now_s)
+
+    def member(self, incarnation: str, node: NodeName = A) -> Membership:
+        count = self.statements.update
+        return Membership(
+            self.store, KEY, node, incarnation, lambda: self.now_s, lambda verb: count([verb])
+        )
+
+    def register(self, member: Membership, settings: Node | None = None) -> bool:
+        pulse = self.store.pulse(KEY)
+        self.observations.see(pulse.nodes, TIMEOUT_S)
+        row = settings or Node(member.node, 0, "")
+        return member.register(row, pulse, self.observations, observer="test")
+
+
+def test_a_member_beats_under_its_own_incarnation_alone() -> None:
+    scene = Scene()
+    member = scene.member("first")
+    assert not member.beat(), "it has not joined"
+    assert member.beaten_at is None
+    assert scene.register(member)
+    scene.now_s += 5
+    assert member.beat()
+    assert member.beaten_at == scene.now_s
+    assert not scene.member("second").beat()
+    assert isinstance(member.leave(), Changed)
+    assert not member.beat()
+    assert scene.statements == Counter(beat=4, register=1, leave=1)
+
+
+def test_a_name_changes_hands_only_once_its_counter_stood_still_for_the_timeout() -> None:
+    scene = Scene()
+    first, second = scene.member("first"), scene.member("second")
+    assert scene.register(first)
+    assert not scene.register(second)
+    rival = second.rival(scene.store.pulse(KEY).nodes)
+    assert rival is not None
+    assert rival.incarnation == "first"
+    for _ in range(3):
+        scene.now_s += TIMEOUT_S / 2
+        registered = scene.register(second)
+    assert registered
+    assert not first.beat()
+    assert second.rival(scene.store.pulse(KEY).nodes) is None
+
+
+def test_settings_that_contradict_another_member_cost_no_write() -> None:
+    scene = Scene(AssignmentMode.MODULO)
+    scene.register(scene.member("first"), Node(A, 0, "", source_count=2, node_id=0))
+    with pytest.raises(ModuloIdTaken):
+        scene.register(scene.member("other", B), Node(B, 0, "", source_count=2, node_id=0))
+    assert scene.statements["register"] == 1
