@@ -19,11 +19,11 @@ from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bou
 def bounds_of(
     source: ShardSource, cursors: Mapping[ShardId, str | None], steps: FailingSteps
 ) -> dict[ShardId, ShardBounds]:
-    """Return the bounds that the source knows; what it raises for a shard is noted in `steps`.
+    """Return the bounds of shards; an error of one shard is noted in `steps`, and hides no other.
 
     Args:
         source: the log.
-        cursors: where the reader of each shard stands; None where it has not begun.
+        cursors: the place of the reader of each shard; None where it has not begun.
         steps: of the caller's rounds; a shard that failed is left out until its wait is over.
 
     Raises:
@@ -56,8 +56,8 @@ def lags_of(
         bounds = bounds_of(source, read, steps)
     except LeaseholdError as error:
         return lags, str(error)
-    for shard, known in bounds.items():
-        cursor = read[shard] or known.begin
+    for shard, extent in bounds.items():
+        cursor = read[shard] or extent.begin
         what = f"counting the unread records of shard {shard}"
-        lags[shard] = steps.attempt(what, partial(source.lag, shard, cursor, known), None)
+        lags[shard] = steps.attempt(what, partial(source.lag, shard, cursor, extent), None)
     return lags, "; ".join(steps.notes)

@@ -13,7 +13,7 @@ _DIGITS_MAX = len(str(OFFSET_MAX))
 
 
 def parse_time(text: str) -> datetime | None:
-    """An ISO 8601 date or time as a moment in UTC; None where the text is neither.
+    """Return an ISO 8601 date or time as a moment in UTC; None where the text is neither.
 
     Without an offset it means UTC, and a date alone its first moment. A bare number is never a
     time, although ISO 8601 would take some for one: it is far more often a cursor.
@@ -35,14 +35,14 @@ def parse_time(text: str) -> datetime | None:
 
 
 def parse_position(text: str) -> Position | datetime | None:
-    """The place that `begin`, `end` or a time names; None where the text is none of these."""
+    """Return the place that `begin`, `end` or a time names; None for any other text."""
     if text in (Position.BEGIN, Position.END):
         return Position(text)
     return parse_time(text)
 
 
 def parse_offset(shard: ShardId, cursor: str) -> int:
-    """A cursor as an offset.
+    """Return the offset that a cursor is.
 
     Raises:
         CursorInvalid: it is not of that form.
@@ -55,7 +55,7 @@ def parse_offset(shard: ShardId, cursor: str) -> int:
 
 
 def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
-    """`cursor`, or the nearest that the shard can be read from.
+    """Return a cursor that somebody chose, or the nearest that the shard can be read from.
 
     Raises:
         CursorInvalid: it is no cursor of the shard at all.

@@ -86,9 +86,9 @@ def _records(shard: ShardId, rows: Sequence[Mapping[str, Any]], end: str) -> tup
 
 
 def _position(position: str) -> Position | datetime:
-    found = parse_position(position)
-    if found is None:
+    place = parse_position(position)
+    if place is None:
         raise InvalidSetting(
             f"{shown(position)} is no position in a shard: use 'begin', 'end' or an ISO 8601 time."
         )
-    return found
+    return place

@@ -1,7 +1,7 @@
 """Sources by name: in settings, and in the options that describe a reader to Spark's workers.
 
-A package of the user's adds a source with an entry point of the group `leasehold.sources`: its
-name is what `source` says in the settings, its object a `SourceKind`.
+A user's own package adds a source with an entry point of the group `leasehold.sources`: the name
+of the entry point is that of `source` in the settings, its object is a `SourceKind`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def source_names() -> list[str]:
 
 
 def source_kind(name: str) -> SourceKind:
-    """The installed source of this name.
+    """Return the installed kind of source of this name.
 
     Raises:
         UnknownSource: there is none, or its package cannot be used.
@@ -86,14 +86,14 @@ def source_kind(name: str) -> SourceKind:
         return import_module(_BUILT_IN[name]).KIND
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
-            found = point.load()
+            kind = point.load()
         except Exception as error:
             raise UnknownSource(
                 f"The source {shown(name)} cannot be loaded from {point.value}: "
                 f"{type(error).__name__}: {shown(error)}."
             ) from error
-        if isinstance(found, SourceKind):
-            return found
+        if isinstance(kind, SourceKind):
+            return kind
         raise UnknownSource(
             f"The entry point {point.value} of the source {shown(name)} is no SourceKind."
         )
@@ -103,7 +103,7 @@ def source_kind(name: str) -> SourceKind:
 
 
 def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
-    """The options of a source, typed and checked.
+    """Return the options of a source, typed and checked.
 
     Raises:
         UnknownSource: there is no such source.
@@ -115,14 +115,15 @@ def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
     option = ".".join(str(part) for part in first["loc"])
-    whose = f"of the source {shown(name)}"
+    source = f"the source {shown(name)}"
     if first["type"] == "extra_forbidden":
-        raise InvalidSetting(f"{shown(option)} is no option {whose}{_suggestion(option, model)}")
+        suggestion = _suggestion(option, model)
+        raise InvalidSetting(f"{shown(option)} is no option of {source}{suggestion}")
     if first["type"] == "missing":
-        raise InvalidSetting(f"The option {shown(option)} {whose} is missing.")
-    said = first["msg"].removeprefix("Value error, ").rstrip(".")
-    which = f"The option {shown(option)}" if option else "An option"
-    raise InvalidSetting(f"{which} {whose} is not valid: {said}.")
+        raise InvalidSetting(f"The option {shown(option)} of {source} is missing.")
+    reason = first["msg"].removeprefix("Value error, ").rstrip(".")
+    subject = f"The option {shown(option)}" if option else "An option"
+    raise InvalidSetting(f"{subject} of {source} is not valid: {reason}.")
 
 
 def _suggestion(option: str, model: type[BaseModel]) -> str:
@@ -133,7 +134,7 @@ def _suggestion(option: str, model: type[BaseModel]) -> str:
 
 
 def open_source(name: str, options: BaseModel, place: StreamPlace) -> ShardSource:
-    """The source of a stream; nothing is asked of its service yet.
+    """Open the source of a stream; nothing is asked of its service yet.
 
     Raises:
         UnknownSource: there is no such source.
@@ -145,7 +146,7 @@ def open_source(name: str, options: BaseModel, place: StreamPlace) -> ShardSourc
 
 
 def reader_from_options(options: Mapping[str, str]) -> ShardReader:
-    """The reader that `ShardSource.spark_options` of its source describes.
+    """Build the reader that `ShardSource.spark_options` of its source describes.
 
     Raises:
         UnknownSource: no source of this name is installed, or an option that it needs is missing.

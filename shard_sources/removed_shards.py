@@ -24,7 +24,7 @@ GONE = "gone"
 
 
 def was_removed(number: int, listed: Iterable[int]) -> bool:
-    """Return whether a shard was there once, where a service numbers its shards in their order.
+    """Return True if a shard was there once, where a service numbers its shards in their order.
 
     Args:
         number: of the shard.

@@ -36,7 +36,7 @@ def ask(
     pause_max_s: float = PAUSE_MAX_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
-    """What `call` returns, asked again while the service is away or asks for patience.
+    """Return the answer of `call`, asking again while the service is away or asks for patience.
 
     Args:
         call: one request, which may be repeated.

@@ -1,4 +1,4 @@
-"""What every source of a sharded log answers: its shards, their bounds, and exact reads."""
+"""The contract of a source of a sharded log: its shards, their bounds, and exact reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Position(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one batch of one shard may hold."""
+    """The most that one batch of one shard may hold."""
 
     records_max: int = 100_000
     bytes_max: int = 64 * 1024 * 1024
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ShardBounds:
-    """What a shard holds now.
+    """The cursors between which a shard holds records now.
 
     Attributes:
         begin: the cursor of the first record that retention has kept.
@@ -117,9 +117,9 @@ class ShardSource(ShardReader, Protocol):
         ...
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch that starts at `start` ends: at least one record, if there is any.
+        """Fix the end of a batch that starts at `start`: at least one record, if there is any.
 
-        The end is fixed here, before anything is recorded or read. A source whose service cannot
+        This comes before anything is recorded or read. A source whose service cannot
         say where a number of bytes or records ends looks for itself, by reading.
 
         Raises:
@@ -133,31 +133,34 @@ class ShardSource(ShardReader, Protocol):
         ...
 
     def spark_options(self) -> Mapping[str, str]:
-        """What a Spark worker needs to build the reader again; shown in query plans: no secrets."""
+        """Return the options from which a Spark worker builds the reader again.
+
+        Spark shows them in query plans, so that none of them may be a secret.
+        """
         ...
 
 
 @runtime_checkable
 class ProgressMirror(Protocol):
-    """What a source has besides, whose service can be told how far its records are committed."""
+    """The part of a source whose service can be told how far its records are committed."""
 
     @property
     def mirrors(self) -> bool:
-        """Whether the service is to be told."""
+        """True if the service is to be told."""
         ...
 
     def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
         """Tell the service the checkpoints of these shards.
 
         Raises:
-            SourceError: it was not told; telling it again later is safe.
+            SourceError: it could not be told; telling it again later is safe.
         """
         ...
 
 
 @runtime_checkable
 class BoundedFromCursors(Protocol):
-    """What a source gives besides, whose service does not tell where a shard ends.
+    """The part of a source whose service does not tell where a shard ends.
 
     To find the end of a shard it has to be read; whether anything follows a cursor is one look.
     """
@@ -177,9 +180,9 @@ def bounds_for(
     """The bounds of shards whose readers stand at these cursors, or have not begun (None)."""
     if not isinstance(source, BoundedFromCursors):
         return source.bounds(list(cursors))
-    known = {shard: cursor for shard, cursor in cursors.items() if cursor is not None}
-    rest = [shard for shard, cursor in cursors.items() if cursor is None]
-    return {**source.bounds(rest), **source.bounds_after(known)}
+    begun = {shard: cursor for shard, cursor in cursors.items() if cursor is not None}
+    fresh = [shard for shard, cursor in cursors.items() if cursor is None]
+    return {**source.bounds(fresh), **source.bounds_after(begun)}
 
 
 def record_schema() -> pa.Schema:

@@ -1,6 +1,6 @@
 """Topics of Apache Kafka: a partition is a shard, an offset is a cursor.
 
-Partitions are assigned, never subscribed to: who reads one is decided by our leases, and Kafka's
+Partitions are assigned, never subscribed to: our leases decide who reads one, and Kafka's
 consumer groups take no part in it. `KafkaSource` is used where shards are planned, `KafkaReader`
 in Spark's workers; neither connects before it is asked.
 """

@@ -29,10 +29,10 @@ _LOG = logging.getLogger(__name__)
 GROUP = "leasehold"
 """The client wants the name of a group even where none is joined or committed to."""
 BUFFER_KIBIBYTES = 16 * 1024
-"""What a reader may fetch ahead of a partition; what lies after a range is fetched for nothing."""
+"""The most that a reader fetches ahead of a partition; all after a range is fetched for nothing."""
 MESSAGES_MAX = 1_000
 LOOK_S = 0.5
-"""How often a wait for records looks whether the brokers have refused the client."""
+"""The time between two looks, during a wait for records, for a refusal by the brokers."""
 IDLE_MAX = 4
 # The administrator's client would warn of each of them.
 OF_CONSUMERS = frozenset(
@@ -55,13 +55,13 @@ Client = TypeVar("Client")
 
 @dataclass
 class _Connection(Generic[Client]):
-    """A client of librdkafka's, and what it reported beside its answers."""
+    """A client of librdkafka's, and the errors that it reported beside its answers."""
 
     client: Client
     reported: list[KafkaError]
 
     def refusal(self) -> KafkaError | None:
-        """Why the brokers let this client in no more."""
+        """Return the reason for which the brokers refuse this client; None where they do not."""
         return next((report for report in self.reported if report.name() in REFUSED), None)
 
 
@@ -162,9 +162,9 @@ class KafkaClient:
             if connection is None:
                 reported: list[KafkaError] = []
                 properties = self.properties() | {"error_cb": reported.append}
-                given: Any = {k: v for k, v in properties.items() if k not in OF_CONSUMERS}
+                own: Any = {k: v for k, v in properties.items() if k not in OF_CONSUMERS}
                 with self._translated(where, None):
-                    connection = _Connection(AdminClient(given, logger=_LOG), reported)
+                    connection = _Connection(AdminClient(own, logger=_LOG), reported)
         connection.reported.clear()
         self._admin = None
         with self._translated(where, connection):
@@ -188,7 +188,7 @@ class KafkaClient:
             raise error_of(error, f"{where} at {shown(self.options.bootstrap_servers)}") from None
 
     def _silence(self, connection: _Connection[Consumer], where: str) -> LeaseholdError:
-        """Why nobody has answered in time."""
+        """Return the error for an answer that did not come in time."""
         if refusal := connection.refusal():
             return error_of(refusal, f"{where} at {shown(self.options.bootstrap_servers)}")
         last = connection.reported[-1:]
@@ -197,24 +197,24 @@ class KafkaClient:
             f"Kafka has not answered for {where} within {self.options.timeout_s:g} s{reason}."
         )
 
-    # --- What sources and readers ask ---
+    # --- For sources and readers ---
 
     def partitions(self) -> list[int]:
         """The numbers of the topic's partitions."""
         where = f"topic {self.topic}"
         with self.consumer(where) as connection:
             # A consumer's look at a topic does not create it, as that of other clients may.
-            found = connection.client.list_topics(self.topic, timeout=self.options.timeout_s)
-        metadata = found.topics[self.topic]
+            cluster = connection.client.list_topics(self.topic, timeout=self.options.timeout_s)
+        metadata = cluster.topics[self.topic]
         if metadata.error is not None:
             raise error_of(metadata.error, f"{where} at {shown(self.options.bootstrap_servers)}")
         return sorted(metadata.partitions)
 
     def partition(self, shard: ShardId) -> int:
-        """The number that is a shard's id.
+        """Return the number of the partition that is a shard.
 
         Raises:
-            UnknownShard: it is none.
+            UnknownShard: the shard's id is no number of a partition.
         """
         if not (shard.isascii() and shard.isdecimal() and str(int(shard)) == shard):
             raise UnknownShard(

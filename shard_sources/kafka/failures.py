@@ -1,4 +1,4 @@
-"""What Kafka's client reports, in the types and words of this project."""
+"""Errors of Kafka's client, in the types and words of this project."""
 
 from __future__ import annotations
 
@@ -60,32 +60,36 @@ _KINDS: tuple[tuple[frozenset[str], type[LeaseholdError], str], ...] = (
     (
         REFUSED,
         SourceRefused,
-        "Kafka refuses {where}: {said}; check the credentials, the certificates and what they may "
+        "Kafka refuses {where}: {text}; check the credentials, the certificates and what they may "
         "read.",
     ),
-    (OUT_OF_RANGE, CursorExpired, "{where} no longer holds the offset that was asked for: {said}."),
+    (
+        OUT_OF_RANGE,
+        CursorExpired,
+        "{where} no longer holds the offset that was asked for: {text}.",
+    ),
     (UNKNOWN, UnknownShard, "Kafka does not know {where}."),
     (
         MISCONFIGURED,
         InvalidSetting,
-        "Kafka's client does not take its properties for {where}: {said}.",
+        "Kafka's client does not take its properties for {where}: {text}.",
     ),
-    (THROTTLED, SourceThrottled, "Kafka asks for patience with {where}: {said}."),
-    (AWAY, SourceUnavailable, "Kafka does not answer for {where}: {said}."),
+    (THROTTLED, SourceThrottled, "Kafka asks for patience with {where}: {text}."),
+    (AWAY, SourceUnavailable, "Kafka does not answer for {where}: {text}."),
 )
 
 
 def error_of(error: KafkaError, where: str) -> LeaseholdError:
-    """An error of the client as one of ours.
+    """Return the error of ours that an error of the client means.
 
     Args:
         error: what the client reported.
         where: the topic or partition, and the brokers, for the sentence.
     """
-    name, said = error.name(), shown(error.str())
+    name, text = error.name(), shown(error.str())
     for names, kind, sentence in _KINDS:
         if name in names:
-            return kind(sentence.format(where=where, said=said))
+            return kind(sentence.format(where=where, text=text))
     if error.retriable():
-        return SourceUnavailable(f"Kafka does not answer for {where}: {said}.")
-    return SourceError(f"Kafka cannot answer for {where}: {name} {said}.")
+        return SourceUnavailable(f"Kafka does not answer for {where}: {text}.")
+    return SourceError(f"Kafka cannot answer for {where}: {name} {text}.")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from dagster_leasehold.lease_store.errors import shown
 
 TOPIC_GRAMMAR = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
-# What decides which records are read, and from where: an option of ours, or no choice at all.
+# They decide which records are read, and from where: options of ours, or no choice at all.
 OWN_PROPERTIES = frozenset(
     {
         "auto.offset.reset",
@@ -35,10 +35,10 @@ class KafkaOptions(BaseModel):
     Attributes:
         bootstrap_servers: brokers to begin with, `host:port,host:port`.
         topic: the topic; by default the stream's name.
-        isolation: whether records of open and aborted transactions are left out.
-        probe_records: how many records of a batch are looked at to find how many more of that
-            size the byte limit allows; a number above the record limit makes it exact.
-        timeout_s: how long brokers may be silent, in seconds.
+        isolation: `read_committed` leaves out the records of open and aborted transactions.
+        probe_records: the number of records of a batch that are looked at to find how many more
+            of that size the byte limit allows; a number above the record limit makes it exact.
+        timeout_s: the time for which brokers may be silent, in seconds.
         mirror_group: a consumer group of Kafka's that is told the checkpoints, for lag dashboards;
             nothing reads them back.
         client: properties of librdkafka (TLS, SASL, buffers), passed through.

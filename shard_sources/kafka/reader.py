@@ -1,4 +1,4 @@
-"""Reading ranges of offsets as Arrow batches, and what a Kafka message becomes."""
+"""Reading ranges of offsets as Arrow batches, one row a message."""
 
 from __future__ import annotations
 
@@ -100,25 +100,25 @@ class KafkaReader:
             SourceUnavailable: the partition ended before `end`, or nobody answers.
         """
         for messages in self._client.stream(shard, start):
-            found: list[Message] = []
+            wanted: list[Message] = []
             for message in messages:
                 offset = message.offset() or 0
                 if (error := message.error()) is not None:
-                    yield found
+                    yield wanted
                     self._check_end(shard, error, offset, start, end)
                     return
                 if offset >= end:
-                    yield found
+                    yield wanted
                     return
-                found.append(message)
-            yield found
-            if found and (found[-1].offset() or 0) + 1 >= end:
+                wanted.append(message)
+            yield wanted
+            if wanted and (wanted[-1].offset() or 0) + 1 >= end:
                 return
 
     def _check_end(
         self, shard: ShardId, error: KafkaError, reached: int, start: int, end: int
     ) -> None:
-        """Nothing, where the partition's end has been reached; what is wrong, where it has not."""
+        """Raise for a reading that has stopped before the end of its range."""
         if error.name() in OUT_OF_RANGE:
             self.check_within(shard, start, *self._client.watermarks(shard))
         if error.name() != "_PARTITION_EOF":
@@ -131,7 +131,7 @@ class KafkaReader:
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The same records in one batch, or in a few where one could not hold them."""
+    """Return the same records in one batch, or in a few where one could not hold them."""
     import pyarrow as pa
 
     return pa.Table.from_batches(batches).combine_chunks().to_batches()
@@ -167,14 +167,14 @@ def record_batch(shard: ShardId, messages: Sequence[Message]) -> pa.RecordBatch:
 
 
 def attributes(headers: HeadersType | tuple[()]) -> list[tuple[str, str | None]]:
-    """Headers as attributes: texts by name."""
-    found: dict[str, str | None] = {}
+    """Return headers as attributes: texts by name."""
+    texts: dict[str, str | None] = {}
     for name, value in headers.items() if isinstance(headers, dict) else headers:
         if isinstance(value, bytes):
             try:
-                found[name] = value.decode("utf-8")
+                texts[name] = value.decode("utf-8")
             except UnicodeDecodeError:
-                found[name + BASE64_SUFFIX] = b64encode(value).decode("ascii")
+                texts[name + BASE64_SUFFIX] = b64encode(value).decode("ascii")
         else:
-            found[name] = value
-    return list(found.items())
+            texts[name] = value
+    return list(texts.items())

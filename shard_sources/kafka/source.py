@@ -75,20 +75,20 @@ class KafkaSource(KafkaReader):
         else:
             spec = OffsetSpec.latest() if position is Position.END else OffsetSpec.earliest()
         numbers = {self._client.partition(shard): shard for shard in shards}
-        asked = {TopicPartition(self.topic, number): cast(OffsetSpec, spec) for number in numbers}
+        request = {TopicPartition(self.topic, number): cast(OffsetSpec, spec) for number in numbers}
         committed = self._options.isolation == "read_committed"
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         timeout_s = self._options.timeout_s
-        found: dict[ShardId, int] = {}
+        offsets: dict[ShardId, int] = {}
         where = f"the offsets of topic {self.topic}"
         with self._client.admin(where) as admin:
             answers: Mapping[TopicPartition, object] = admin.list_offsets(
-                asked, isolation_level=level, request_timeout=timeout_s
+                request, isolation_level=level, request_timeout=timeout_s
             )
             for partition, answer in answers.items():
                 shard = numbers[partition.partition]
-                found[shard] = self._answered(shard, answer)
-        return found
+                offsets[shard] = self._answered(shard, answer)
+        return offsets
 
     def _answered(self, shard: ShardId, answer: object) -> int:
         from confluent_kafka import KafkaException
@@ -113,7 +113,7 @@ class KafkaSource(KafkaReader):
         return str(self._offsets([shard], position)[shard])
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch that starts at `start` ends.
+        """Fix the end of a batch that starts at `start`.
 
         The record limit counts offsets. For the byte limit the first `probe_records` records are
         looked at: it is exact among them, and beyond them counts on records of their mean size.
@@ -156,7 +156,10 @@ class KafkaSource(KafkaReader):
         return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
 
     def spark_options(self) -> Mapping[str, str]:
-        """What a Spark worker needs to build the reader again; of secrets the variables' names."""
+        """Return the options from which a Spark worker builds the reader again.
+
+        Of secrets they hold the names of the environment variables.
+        """
         return {
             "source": SOURCE_NAME,
             "topic": self.topic,
@@ -165,14 +168,14 @@ class KafkaSource(KafkaReader):
 
     @property
     def mirrors(self) -> bool:
-        """Whether Kafka is to be told the checkpoints."""
+        """True if Kafka is to be told the checkpoints."""
         return self._options.mirror_group is not None
 
     def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
         """Tell a consumer group of Kafka's how far these shards are committed.
 
         Raises:
-            SourceError: the group was not told; asking again later is safe.
+            SourceError: the group could not be told; telling it again later is safe.
         """
         group = self._options.mirror_group
         if group is None or not checkpoints:
@@ -181,10 +184,11 @@ class KafkaSource(KafkaReader):
             self._client.partition(shard): parse_offset(shard, cursor)
             for shard, cursor in checkpoints.items()
         }
-        refused = commit_progress(self._client, group, offsets)
-        if refused:
+        refusal = commit_progress(self._client, group, offsets)
+        if refusal:
             raise SourceError(
-                f"Kafka's group {group} was not told the progress of topic {self.topic}: {refused}."
+                f"Kafka did not take the progress of topic {self.topic} for its group {group}: "
+                f"{refusal}."
             )
 
 
@@ -197,7 +201,7 @@ def commit_progress(client: KafkaClient, group: str, offsets: Mapping[int, int])
         offsets: for each partition, the offset of the next record to read.
 
     Returns:
-        Why Kafka refused, in its words; empty when it did not.
+        The reason for which Kafka refused, in its words; empty where it did not.
 
     Raises:
         SourceError: nobody answered, or the credentials were refused.
@@ -208,11 +212,11 @@ def commit_progress(client: KafkaClient, group: str, offsets: Mapping[int, int])
         TopicPartition(client.topic, partition, offset) for partition, offset in offsets.items()
     ]
     with client.admin(f"group {group}") as admin:
-        asked = admin.alter_consumer_group_offsets(
+        answers = admin.alter_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group, partitions)],
             request_timeout=client.options.timeout_s,
         )
-        outcome = asked[group].result()
+        outcome = answers[group].result()
     errors = [part.error for part in outcome.topic_partitions or () if part.error is not None]
     return shown(errors[0].str()) if errors else ""
 

@@ -1,13 +1,14 @@
 """Amazon Kinesis Data Streams as a source, through the official client (`boto3`).
 
 A shard's records are numbered by the service with rising, unpredictable sequence numbers, kept for
-a retention period, and can only be paged through. What follows from that, and where it is solved:
+a retention period, and can only be paged through. Four things follow, each with the module that
+deals with it:
 
 * No call tells how many records follow, or where the last one is: `source` plans by reading, and
-  what it read is kept on the host (`kept_ranges`), so that Spark's workers there need not read it
-  again out of the two megabytes that a shard gives in a second.
+  the records that it has read stay on the host (`planned_ranges`), so that Spark's workers there
+  need not read them again out of the two megabytes that a shard gives in a second.
 * A sequence number that retention has removed is answered from the oldest record that is left,
-  without a word. Cursors therefore carry what was known when they were made (`cursors`), and
+  without a word. Cursors therefore carry the second in which they were sure (`cursors`), and
   `paging` proves from it, by the service's own clock, that nothing was jumped over.
 * A shard answers five reads and two megabytes a second, whoever asks: `pace` shares them among the
   processes of one host.

@@ -32,7 +32,7 @@ _PARTS_MAX = 10**9
 
 
 class Side(StrEnum):
-    """On which side of what a place lies."""
+    """The side of a record, or of all records, on which a place lies."""
 
     START = "start"
     AT = "at"
@@ -47,8 +47,8 @@ class Place:
     Attributes:
         side: before all records, at one, after one, or behind the removed shard.
         number: the sequence number of that record.
-        part: which of the records packed into it.
-        sure_s: up to which second of the service's clock nothing followed that was left out.
+        part: the number of the record among those packed into it.
+        sure_s: the second of the service's clock up to which no record after it was left out.
     """
 
     side: Side
@@ -63,20 +63,20 @@ class Place:
         Raises:
             CursorInvalid: the text is no cursor of a Kinesis shard.
         """
-        found = _GRAMMAR.fullmatch(text)
-        if found is None:
+        match = _GRAMMAR.fullmatch(text)
+        if match is None:
             raise CursorInvalid(
                 f"{shown(text)} is no cursor of shard {shown(shard)}: use begin, end, a time, or a "
                 "cursor that was shown for this shard."
             )
-        if found["gone"]:
+        if match["gone"]:
             return cls(Side.GONE)
-        if found["start"]:
-            return cls(Side.START, sure_s=int(found["start"]))
-        number = int(found["number"])
-        if found["sure"]:
-            return cls(Side.AFTER, number, sure_s=int(found["sure"]))
-        return cls(Side.AT, number, int(found["part"] or 0))
+        if match["start"]:
+            return cls(Side.START, sure_s=int(match["start"]))
+        number = int(match["number"])
+        if match["sure"]:
+            return cls(Side.AFTER, number, sure_s=int(match["sure"]))
+        return cls(Side.AT, number, int(match["part"] or 0))
 
     def __str__(self) -> str:
         match self.side:
@@ -91,7 +91,7 @@ class Place:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """What places of one shard are compared by; how sure they are makes no difference."""
+        """The key by which places of one shard are compared, however sure they are."""
         match self.side:
             case Side.START:
                 return (0, 0, 0)

@@ -1,4 +1,4 @@
-"""What `[streams.options]` may say of a Kinesis stream."""
+"""The options of a Kinesis stream, checked before anything connects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SHARD_CALLS_PER_S = 5.0
 SHARD_BYTES_PER_S = 2 * 1024 * 1024
-"""What a shard gives to all who read it with GetRecords, as the service documents it."""
+"""The bytes that a shard gives to all its readers with GetRecords, as the service documents."""
 
 
 class KinesisOptions(BaseModel):

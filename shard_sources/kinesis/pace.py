@@ -6,8 +6,8 @@ says when the next read may be made, and take turns by its lock. The time in it 
 clock's, which is one for all processes of a host; a value that a reboot has left is seen by being
 far ahead.
 
-What other hosts and applications read is not known here: the service's refusals tell, and are
-waited out (`shard_sources.retrying`).
+The reads of other hosts and applications are unknown here: the service's refusals tell of them,
+and are waited out (`shard_sources.retrying`).
 """
 
 from __future__ import annotations

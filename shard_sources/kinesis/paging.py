@@ -1,6 +1,6 @@
 """Pages of a shard from a place on: in order, with nothing jumped over in silence.
 
-What the service does without a word, and what is done about it:
+The service does some things without a word, and this is how each is noticed:
 
 1. Retention removes the record of a cursor. A request for it is answered with the oldest record
    that is left, as if nothing had been between.
@@ -56,14 +56,14 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one read of a shard brought.
+    """The answer to one read of a shard.
 
     Attributes:
         records: in order; there may be none although more follow.
         at_tip: nothing followed it when it was read.
         closed: the shard is read-only and ends here.
         asked: the service's clock at the answer; None where it gave none.
-        behind_s: how far before that, in seconds, the page ends.
+        behind_s: the time, in seconds, by which the page ends before that.
     """
 
     records: list[StoredRecord]
@@ -74,7 +74,7 @@ class Page:
 
     @property
     def searched_s(self) -> int:
-        """Up to which second the shard holds nothing that was not delivered; 0: not known.
+        """The second up to which all records of the shard were delivered; 0 where nobody knows.
 
         A little less than the service says: what was put just then may be visible a moment later.
         """
@@ -85,7 +85,7 @@ class Page:
 
 @dataclass
 class _Position:
-    """Where paging stands: the next iterator, and how the service is asked for another one."""
+    """The place that paging has come to: the next iterator, and the way to another one."""
 
     place: Place
     iterator: str = ""
@@ -138,17 +138,17 @@ class ShardPages:
         position = self._begin(shard, place)
         while True:
             try:
-                found, following = self._read(shard, position.iterator, limit)
+                answer, following = self._read(shard, position.iterator, limit)
             except IteratorExpired:
                 position = self._begin(shard, position.place)
                 continue
-            page = found
+            page = answer
             if position.demanded:
-                page = self._without_demanded(shard, position, found)
+                page = self._without_demanded(shard, position, answer)
                 if page is None:
                     position.iterator = following
                     continue
-            elif found.asked is not None and not self._sure(position.place, found.asked):
+            elif answer.asked is not None and not self._sure(position.place, answer.asked):
                 # The machine slept, or reading takes longer than retention: look again, strictly.
                 position = self._begin(shard, position.place)
                 continue
@@ -196,7 +196,7 @@ class ShardPages:
         return replace(page, records=records, at_tip=at_tip, behind_s=float("inf"))
 
     def _sure(self, place: Place, asked: datetime) -> bool:
-        """Whether nothing can have been removed that follows a place."""
+        """Return True if no record that follows a place can have been removed."""
         return place.side is Side.AT or asked.timestamp() - place.sure_s < self._retention_s()
 
     def _expired(self, shard: str, place: Place) -> CursorExpired:

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.cursors import Place
-from dagster_leasehold.shard_sources.kinesis.kept_ranges import RangeWriter
 from dagster_leasehold.shard_sources.kinesis.paging import Page
-from dagster_leasehold.shard_sources.kinesis.records import ROWS_PER_BATCH, UserRecord, batch_of
+from dagster_leasehold.shard_sources.kinesis.planned_ranges import RangeWriter
+from dagster_leasehold.shard_sources.kinesis.user_records import (
+    ROWS_PER_BATCH,
+    UserRecord,
+    batch_of,
+)
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange
 
 AHEAD_MAX = 16
@@ -36,10 +40,10 @@ class Step:
 
 @dataclass(slots=True)
 class Unread:
-    """The rest of what a plan has begun to read: where the shard's next one goes on.
+    """The rest of a reading that a plan has begun: the shard's next plan goes on with it.
 
     Attributes:
-        steps: what follows.
+        steps: the steps that follow.
         pushed_back: the record that was too much for the batch before.
         page: the last page that was read to its end.
     """
@@ -54,7 +58,7 @@ class Unread:
 
 
 class ReadAhead:
-    """What plans have read beyond the ends of their batches, for a few shards of this process."""
+    """Records that plans have read beyond the ends of their batches, for a few shards."""
 
     def __init__(self) -> None:
         self._rests: dict[tuple[ShardId, str], Unread] = {}
@@ -68,8 +72,8 @@ class ReadAhead:
     def keep(self, shard: ShardId, end: str, rest: Unread) -> None:
         """Keep a rest; the oldest are forgotten."""
         with self._lock:
-            for known in [key for key in self._rests if key[0] == shard]:
-                del self._rests[known]
+            for former in [key for key in self._rests if key[0] == shard]:
+                del self._rests[former]
             self._rests[(shard, end)] = rest
             while len(self._rests) > AHEAD_MAX:
                 del self._rests[next(iter(self._rests))]
@@ -90,7 +94,7 @@ class Batch:
     _held: list[UserRecord] | None = None
 
     def fits(self, record: UserRecord) -> bool:
-        """Whether the batch has room for one more record; one always fits."""
+        """Return True if the batch has room for one more record; one always fits."""
         if self.records == 0:
             return True
         return (
@@ -100,7 +104,7 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether no record fits any more."""
+        """True if no record fits any more."""
         return self.records >= self.limits.records_max or self.size >= self.limits.bytes_max
 
     def add(self, record: UserRecord) -> None:
@@ -115,7 +119,7 @@ class Batch:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is held to the file for Spark's workers."""
+        """Write the records held so far to the file for Spark's workers."""
         if self._held and self.writer is not None:
             self.writer.write(batch_of(self.shard, self._held))
         self._held = None
@@ -129,7 +133,7 @@ def fill(batch: Batch, rest: Unread) -> bool:
     """Read on until the batch is full or the shard has no more now.
 
     Returns:
-        Whether the rest may be read on from the batch's end.
+        True if reading may go on with the rest from the batch's end.
     """
     looked_again = False
     while True:

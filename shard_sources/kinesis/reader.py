@@ -11,18 +11,18 @@ from dagster_leasehold.lease_store.errors import CursorExpired, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.aggregation import MAGIC
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, Side
-from dagster_leasehold.shard_sources.kinesis.kept_ranges import KeptRanges
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.pace import Pace
 from dagster_leasehold.shard_sources.kinesis.paging import Page, ShardPages
-from dagster_leasehold.shard_sources.kinesis.records import (
+from dagster_leasehold.shard_sources.kinesis.planned_ranges import PlannedRanges
+from dagster_leasehold.shard_sources.kinesis.service import KinesisService
+from dagster_leasehold.shard_sources.kinesis.shard_list import Shards
+from dagster_leasehold.shard_sources.kinesis.user_records import (
     HashRange,
     UserRecord,
     batches_of,
     user_records,
 )
-from dagster_leasehold.shard_sources.kinesis.service import KinesisService
-from dagster_leasehold.shard_sources.kinesis.shard_list import Shards
 from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class KinesisReader:
         self._folder = folder
         self._service = KinesisService(options, stream)
         self._shards = Shards(self._service)
-        self._kept = KeptRanges(folder / "kept")
+        self._planned = PlannedRanges(folder / "kept")
         self._pages = ShardPages(
             self._service,
             Pace(folder / "pace", options.shard_calls_per_s, options.shard_bytes_per_s),
@@ -70,9 +70,9 @@ class KinesisReader:
         """
         start = Place.parse(range_.shard, range_.start)
         end = Place.parse(range_.shard, range_.end)
-        kept = self._kept.read(range_.shard, range_.start, range_.end)
-        if kept is not None:
-            yield from kept
+        batches = self._planned.read(range_.shard, range_.start, range_.end)
+        if batches is not None:
+            yield from batches
             return
         yield from batches_of(range_.shard, self._between(range_.shard, start, end))
 
@@ -96,7 +96,7 @@ class KinesisReader:
         )
 
     def _check(self, shard: ShardId, start: Place) -> None:
-        """Nothing is to be read, but a cursor that is none must not look like one."""
+        """Refuse a text that is no cursor, though nothing is to be read from it."""
         if start.side is Side.AT:
             next(self._pages.from_place(shard, start, limit=1))
 
@@ -107,7 +107,7 @@ class KinesisReader:
             yield from user_records(stored, hashes.of(stored.data))
 
     def spark_options(self) -> Mapping[str, str]:
-        """What a Spark worker needs to build the reader again."""
+        """Return the options from which a Spark worker builds the reader again."""
         return {
             "source": SOURCE_NAME,
             "stream": self._stream,

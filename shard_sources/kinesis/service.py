@@ -39,7 +39,7 @@ _THROTTLED = {
     "RequestLimitExceeded",
     "TooManyRequestsException",
 }
-# What a process may find anew: the chain is asked again once before these are told.
+# A process may find new ones: the chain is asked again once before these are raised.
 _CREDENTIALS = {
     "ExpiredTokenException",
     "ExpiredToken",
@@ -126,7 +126,7 @@ class KinesisService:
         return ask(attempt, attempts=ATTEMPTS, pause_max_s=PAUSE_MAX_S, sleep=self.sleep)
 
     def stream_argument(self) -> dict[str, object]:
-        """How a request names the stream."""
+        """Return the argument by which a request names the stream."""
         name = "StreamARN" if self.stream.startswith("arn:") else "StreamName"
         return {name: self.stream}
 
@@ -170,36 +170,37 @@ class KinesisService:
             return self._client
 
     def _typed(self, response: Mapping[str, Any], operation: str) -> LeaseholdError:
-        """The type that an error of the service's means; never with request headers in it."""
+        """Return the typed error for one of the service's; never with request headers in it."""
         code = str(response.get("Error", {}).get("Code", ""))
-        said = shown(" ".join(str(response.get("Error", {}).get("Message", "")).split()))
+        message = shown(" ".join(str(response.get("Error", {}).get("Message", "")).split()))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         asked = f"{_capital(self)} answered {operation} with {code}"
-        found: LeaseholdError = SourceError(f"{asked}: {said}.")
+        typed: LeaseholdError = SourceError(f"{asked}: {message}.")
         if code in _THROTTLED or status == 429:
-            found = SourceThrottled(
-                f"{asked}, and again after pauses: others read the same shard, or too many do."
+            typed = SourceThrottled(
+                f"{asked}, and again after pauses: other applications read the same shard, or too "
+                "many readers do."
             )
         elif code in _CREDENTIALS:
             # Its text may repeat the request's signature, so that the code alone is shown.
-            found = CredentialsRefused(
+            typed = CredentialsRefused(
                 f"{asked}: the credentials are wrong or have expired; renew them where boto3 "
                 "finds them."
             )
         elif code in _FORBIDDEN or status in (401, 403):
-            found = SourceRefused(f"{asked}: {said}; grant it, or use other credentials.")
+            typed = SourceRefused(f"{asked}: {message}; grant it, or use other credentials.")
         elif code == "ExpiredIteratorException":
-            found = IteratorExpired(f"{asked}.")
+            typed = IteratorExpired(f"{asked}.")
         elif code == "ResourceNotFoundException":
-            found = LogNotFound(f"{asked}: {said}.")
+            typed = LogNotFound(f"{asked}: {message}.")
         elif code in ("InvalidArgumentException", "ValidationException"):
-            found = NumberRefused(f"{asked}: {said}.")
+            typed = NumberRefused(f"{asked}: {message}.")
         elif status >= 500 or code in ("InternalFailure", "ServiceUnavailable"):
-            found = SourceUnavailable(f"{asked} ({status}): try again later.")
-        return found
+            typed = SourceUnavailable(f"{asked} ({status}): try again later.")
+        return typed
 
     def _typed_locally(self, error: Exception, operation: str) -> LeaseholdError:
-        """The type of an error that the client raises without an answer."""
+        """Return the typed error for one that the client raises without an answer."""
         from botocore import exceptions as boto
 
         asked = f"{_capital(self)} could not be asked for {operation}"

@@ -1,4 +1,4 @@
-"""The shards of a stream, and what the stream says of itself."""
+"""The shards of a stream, its age and its retention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dagster_leasehold.lease_store.errors import UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis.cursors import created_s
-from dagster_leasehold.shard_sources.kinesis.records import HashRange
 from dagster_leasehold.shard_sources.kinesis.service import KinesisService, service_time
+from dagster_leasehold.shard_sources.kinesis.user_records import HashRange
 from dagster_leasehold.shard_sources.removed_shards import was_removed
 
 SUMMARY_AGE_MAX_S = 300.0
@@ -40,12 +40,12 @@ class KinesisShard:
 
     @classmethod
     def from_answer(cls, entry: Mapping[str, Any]) -> Self:
-        """From an entry of ListShards."""
-        named = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
+        """Return the shard of an entry of ListShards."""
+        names = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
         hashes, numbers = entry["HashKeyRange"], entry["SequenceNumberRange"]
         return cls(
             shard=ShardId(entry["ShardId"]),
-            parents=tuple(ShardId(name) for name in named if name),
+            parents=tuple(ShardId(name) for name in names if name),
             hashes=HashRange(int(hashes["StartingHashKey"]), int(hashes["EndingHashKey"])),
             closed="EndingSequenceNumber" in numbers,
             created_s=created_s(int(numbers["StartingSequenceNumber"])),
@@ -76,7 +76,7 @@ class _Summary:
 
 
 class Shards:
-    """Lists the shards of a stream and remembers what does not change.
+    """The shards of a stream, with a memory for all that does not change.
 
     Args:
         service: answers.
@@ -94,17 +94,17 @@ class Shards:
 
     def listed(self) -> dict[ShardId, KinesisShard]:
         """All shards that the service still knows, in order of creation."""
-        found: dict[ShardId, KinesisShard] = {}
+        shards: dict[ShardId, KinesisShard] = {}
         arguments: dict[str, object] = {}
         while True:
             answer = self._service.call("list_shards", MaxResults=SHARDS_PER_CALL, **arguments)
             for entry in answer["Shards"]:
                 shard = KinesisShard.from_answer(entry)
-                found[shard.shard] = shard
+                shards[shard.shard] = shard
                 self._hashes[shard.shard] = shard.hashes
             token = answer.get("NextToken")
             if not token:
-                return dict(sorted(found.items()))
+                return dict(sorted(shards.items()))
             arguments = {"NextToken": token}
 
     def hashes(self, shard: ShardId) -> HashRange | None:
@@ -114,11 +114,11 @@ class Shards:
         return self._hashes.get(shard)
 
     def retention_s(self) -> float:
-        """How long the stream keeps records now, in seconds."""
+        """Return the time for which the stream keeps records now, in seconds."""
         return self._stream().retention_s
 
     def untrimmed(self, shard: KinesisShard) -> bool:
-        """Whether no record of a shard can have been removed yet, by the service's clock."""
+        """Return True if no record of a shard can have been removed yet, by the service's clock."""
         summary = self._stream()
         if summary.asked is None:
             return False
@@ -141,15 +141,15 @@ class Shards:
 
 
 def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
-    """Whether a shard that is not listed was there once: the service numbers shards in order.
+    """Return True if a shard that is not listed was there once: shards are numbered in order.
 
     Raises:
         UnknownShard: it cannot have been.
     """
     if shard in listed:
         return False
-    found = _NUMBERED.fullmatch(shard)
+    match = _NUMBERED.fullmatch(shard)
     numbers = (int(m[1]) for name in listed if (m := _NUMBERED.fullmatch(name)))
-    if found is None or not was_removed(int(found[1]), numbers):
+    if match is None or not was_removed(int(match[1]), numbers):
         raise UnknownShard(f"The stream has no shard {shown(shard)}, and never had.")
     return True

@@ -12,6 +12,7 @@ from dagster_leasehold.lease_store.errors import CursorExpired, LogNotFound
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, at, start
+from dagster_leasehold.shard_sources.kinesis.newest_records import NewestRecords
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
 from dagster_leasehold.shard_sources.kinesis.planning import (
@@ -26,7 +27,6 @@ from dagster_leasehold.shard_sources.kinesis.planning import (
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
 from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS
 from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
-from dagster_leasehold.shard_sources.kinesis.tail import Tail
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.removed_shards import (
     removed_bounds,
@@ -41,7 +41,7 @@ from dagster_leasehold.shard_sources.source import (
     ShardReader,
 )
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 ONE_RECORD = Limits(records_max=1)
 
 
@@ -59,7 +59,7 @@ class KinesisStream(KinesisReader):
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
         super().__init__(options, stream, folder)
         self._ahead = ReadAhead()
-        self._tail = Tail(self._pages)
+        self._newest = NewestRecords(self._pages)
 
     def list_shards(self) -> list[ShardListing]:
         """All shards that the stream still knows, with both parents of a merge."""
@@ -83,45 +83,45 @@ class KinesisStream(KinesisReader):
         some later cursor.
         """
 
-        def look(shard: ShardId, known: KinesisShard | None) -> ShardBounds:
+        def look(shard: ShardId, entry: KinesisShard | None) -> ShardBounds:
             cursor = cursors[shard]
-            if known is None:
+            if entry is None:
                 return _removed()
             try:
-                found = self._plan(shard, cursor, ONE_RECORD, looks_again=known.closed)
+                planned = self._plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
             except CursorExpired:
-                return self._bounds(shard, known)
+                return self._bounds(shard, entry)
             # That a closed shard has been read to its end, only the service may say.
-            finished = known.closed and (found.last or found.end != cursor)
-            return ShardBounds(cursor, found.end, finished)
+            finished = entry.closed and (planned.last or planned.end != cursor)
+            return ShardBounds(cursor, planned.end, finished)
 
         return self._of_each(list(cursors), look)
 
     def _of_each(
         self,
         shards: Sequence[ShardId],
-        ask: Callable[[ShardId, KinesisShard | None], Found],
-    ) -> dict[ShardId, Found]:
-        """What `ask` finds of each shard, several at a time."""
+        ask: Callable[[ShardId, KinesisShard | None], Answer],
+    ) -> dict[ShardId, Answer]:
+        """Ask for each shard, several at a time."""
         if not shards:
             return {}
         # The list first: a shard that it calls closed had its last record before that.
         listed = self._shards.listed()
-        known = [None if removed(shard, listed) else listed[shard] for shard in shards]
+        entries = [None if removed(shard, listed) else listed[shard] for shard in shards]
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="kinesis") as threads:
-            return dict(zip(shards, threads.map(ask, shards, known), strict=True))
+            return dict(zip(shards, threads.map(ask, shards, entries), strict=True))
 
-    def _bounds(self, shard: ShardId, known: KinesisShard | None) -> ShardBounds:
-        if known is None:
+    def _bounds(self, shard: ShardId, entry: KinesisShard | None) -> ShardBounds:
+        if entry is None:
             return _removed()
         begin = self._begin(shard)
-        end = self._tail.end(shard)
-        untrimmed = self._shards.untrimmed(known)
+        end = self._newest.end(shard)
+        untrimmed = self._shards.untrimmed(entry)
         if begin.side is Side.START or end is None:
-            return ShardBounds(str(begin), str(begin), known.closed, str(begin))
+            return ShardBounds(str(begin), str(begin), entry.closed, str(begin))
         # Where records may have been removed, the first one that is left is not the first.
-        origin = begin if untrimmed else start(known.created_s or 0)
-        return ShardBounds(str(begin), str(end), known.closed, str(origin))
+        origin = begin if untrimmed else start(entry.created_s or 0)
+        return ShardBounds(str(begin), str(end), entry.closed, str(origin))
 
     def _begin(self, shard: ShardId) -> Place:
         """At the oldest record; before all records where there is none."""
@@ -146,16 +146,16 @@ class KinesisStream(KinesisReader):
         if position is Position.BEGIN:
             return str(self._begin(shard))
         if isinstance(position, datetime):
-            found = self._tail.first_since(shard, position)
-            if found is not None:
-                return str(found)
-        end = self._tail.end(shard)
+            place = self._newest.first_since(shard, position)
+            if place is not None:
+                return str(place)
+        end = self._newest.end(shard)
         return str(end if end is not None else self._begin(listed[shard].shard))
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch that starts at `start` ends, found by reading it.
+        """Find the end of a batch that starts at `start`, by reading it.
 
-        What was read is kept for Spark's workers on this host, and for the next plan.
+        The records are kept for Spark's workers on this host, and for the next plan.
 
         Raises:
             CursorExpired: records that follow `start` have been removed, or may have.
@@ -174,7 +174,7 @@ class KinesisStream(KinesisReader):
             rest = Unread(
                 self._steps(shard, place, RECORDS_PER_CALL_MAX if keeps else limits.records_max)
             )
-        writer = self._kept.writer(shard) if keeps else None
+        writer = self._planned.writer(shard) if keeps else None
         batch = Batch(shard, limits, place, writer, looks_again)
         try:
             goes_on = fill(batch, rest)
@@ -220,7 +220,7 @@ def _removed() -> ShardBounds:
 
 
 def _open(options: KinesisOptions, place: StreamPlace) -> KinesisStream:
-    """The stream; one that does not exist is reported by the first call that needs it."""
+    """Return the stream; where there is none, the first call that needs it says so."""
     return KinesisStream(options, options.stream or place.stream, place.folder)
 
 

@@ -2,7 +2,8 @@
 
 from dagster_leasehold.shard_sources.local_log.format import RECORD_BYTES_MAX, Record
 from dagster_leasehold.shard_sources.local_log.lines import Spread
-from dagster_leasehold.shard_sources.local_log.log import LocalLog, LocalLogReader
+from dagster_leasehold.shard_sources.local_log.log import LocalLog
+from dagster_leasehold.shard_sources.local_log.source import LocalLogReader
 from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter
 
 __all__ = [

@@ -50,7 +50,7 @@ class CatalogShard:
 
     @classmethod
     def parse(cls, row: object) -> Self:
-        """A shard from its stored form.
+        """Return a shard from its stored form.
 
         Raises:
             ValueError: it does not have that form.
@@ -98,12 +98,12 @@ class Catalog:
         entry = self._by_id.get(shard)
         if entry is not None:
             return entry
-        known = ", ".join(entry.shard for entry in self.shards[:_SHARDS_NAMED_MAX])
+        names = ", ".join(entry.shard for entry in self.shards[:_SHARDS_NAMED_MAX])
         more = ", …" if len(self.shards) > _SHARDS_NAMED_MAX else ""
-        raise UnknownShard(f"The log has no shard {shown(shard)}: it has {known}{more}.")
+        raise UnknownShard(f"The log has no shard {shown(shard)}: it has {names}{more}.")
 
     def removed(self, shard: str) -> bool:
-        """Whether the log had the shard once: ids are numbers, and rise."""
+        """Return True if the log once had a shard that is not listed: ids are rising numbers."""
         # Asked for each shard of a tick: only one that is not listed is compared with all others.
         if shard in self._by_id or not shard.isdecimal():
             return False
@@ -122,11 +122,11 @@ class Catalog:
     def resharded(self, parents: list[CatalogShard], children: list[CatalogShard]) -> Catalog:
         """The catalog after `parents` became read-only and `children` were added."""
         closed = {parent.shard for parent in parents}
-        kept = (
+        shards = (
             replace(entry, read_only=True) if entry.shard in closed else entry
             for entry in self.shards
         )
-        return replace(self, shards=(*kept, *children))
+        return replace(self, shards=(*shards, *children))
 
 
 def catalog_lock(root: Path) -> FileLock:
@@ -135,7 +135,7 @@ def catalog_lock(root: Path) -> FileLock:
 
 
 def load_catalog(root: Path) -> Catalog:
-    """The catalog as it stands.
+    """Read the catalog.
 
     Raises:
         LogNotFound: there is no log in `root`.
@@ -213,7 +213,7 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
 def ensure_heads(root: Path) -> None:
     """Give a log that only version 0.1 wrote to its file of heads, before anything changes in it.
 
-    The heads say nothing yet: each shard's first writer finds out.
+    The heads are unknown at first: the first writer of each shard finds them.
 
     Raises:
         LogNotFound, LogCorrupt: see `load_catalog`.

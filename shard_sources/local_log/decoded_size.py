@@ -1,4 +1,4 @@
-"""How many bytes an encoded message declares to expand to, found without expanding it.
+"""The size that an encoded message declares to expand to, read without expanding it.
 
 Arrow allocates what each compressed buffer declares before it looks at the buffer, so a damaged or
 hostile segment of a few kilobytes could ask for any amount of memory. The declarations stand in
@@ -24,11 +24,11 @@ STORED_AS_IS = -1
 
 
 class MessageMalformed(Exception):
-    """The metadata is no record batch, or points outside of its message."""
+    """The metadata does not describe a record batch, or points outside of its message."""
 
 
 def decoded_size(metadata: bytes | memoryview, body: bytes | memoryview) -> int:
-    """The bytes that the buffers of a record batch message declare to expand to.
+    """Return the bytes that the buffers of a record batch message declare to expand to.
 
     Raises:
         MessageMalformed: the message is not one of a record batch.
@@ -68,13 +68,13 @@ def _sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
 
 
 def _follow(metadata: memoryview, at: int) -> int:
-    """Where an offset leads."""
+    """Return the place to which an offset leads."""
     (offset,) = _UINT32.unpack_from(metadata, at)
     return at + offset
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int | None:
-    """Where a field of a table lies, or None where the table leaves it out."""
+    """Return the place of a field of a table, or None where the table leaves it out."""
     (back,) = _INT32.unpack_from(metadata, table)
     names = table - back
     if names < 0:

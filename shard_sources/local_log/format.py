@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
@@ -31,6 +31,7 @@ DECODED_BYTES_MAX = RECORD_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
 _ENTRY = struct.Struct("<QQIIQqqI")
 _CHECKSUM = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
+_ATTRIBUTE_OVERHEAD = 8
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MICROSECOND = timedelta(microseconds=1)
 _END_MARK_BYTES = 8
@@ -84,11 +85,11 @@ class IndexEntry:
 
     @property
     def position_end(self) -> int:
-        """Where it ends in the segment, in bytes."""
+        """The place where it ends in the segment, in bytes."""
         return self.position + self.length
 
     def pack(self) -> bytes:
-        """The entry as it is stored."""
+        """Return the entry in its stored form."""
         body = _ENTRY.pack(
             self.offset,
             self.position,
@@ -161,6 +162,39 @@ def segment_schema() -> pa.Schema:
 def segment_header() -> bytes:
     """The first bytes of every segment: its schema message."""
     return segment_schema().serialize().to_pybytes()
+
+
+def in_messages(records: Iterable[bytes | Record]) -> Iterator[list[bytes | Record]]:
+    """Records in lists that become one message each."""
+    chunk: list[bytes | Record] = []
+    size = 0
+    for record in records:
+        size += _checked_size(record)
+        chunk.append(record)
+        if size >= MESSAGE_BYTES_MAX or len(chunk) == MESSAGE_RECORDS_MAX:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _attribute_size(name: str, text: str) -> int:
+    return len(name.encode()) + len(text.encode()) + _ATTRIBUTE_OVERHEAD
+
+
+def _checked_size(record: object) -> int:
+    value = record.value if isinstance(record, Record) else record
+    if not isinstance(value, bytes):
+        raise RecordRefused(f"A record is of type {type(value).__name__}: give its bytes.")
+    size = len(value)
+    if isinstance(record, Record):
+        size += len(record.key or b"")
+        size += sum(_attribute_size(*attribute) for attribute in record.attributes.items())
+    if size > RECORD_BYTES_MAX:
+        raise RecordRefused(
+            f"A record has {size} bytes: the local log takes at most {RECORD_BYTES_MAX}."
+        )
+    return size
 
 
 def encode(records: Sequence[bytes | Record], now: datetime) -> Message:

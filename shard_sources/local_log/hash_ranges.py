@@ -27,7 +27,7 @@ def even_ranges(count: int) -> list[tuple[str, str]]:
 
 
 def parse_hash(text: str) -> int:
-    """A hash given by a person: up to 32 hexadecimal digits.
+    """Return the hash that a person wrote in up to 32 hexadecimal digits.
 
     Raises:
         ReshardingRefused: it is not one.
@@ -38,7 +38,7 @@ def parse_hash(text: str) -> int:
 
 
 def split_point(begin: str, end: str, at: str | None) -> str:
-    """Where to split `[begin, end)`: at a given hash, or in the middle.
+    """Return the hash at which to split `[begin, end)`: a given one, or the middle.
 
     Raises:
         ReshardingRefused: the range is too small, or the hash is not strictly inside it.

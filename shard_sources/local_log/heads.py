@@ -62,11 +62,11 @@ class Point:
 
     @property
     def is_origin(self) -> bool:
-        """Whether nothing was appended yet."""
+        """True if nothing was appended yet."""
         return self.first == _NO_SEGMENT
 
     def pack(self) -> bytes:
-        """The point as it is stored."""
+        """Return the point in its stored form."""
         return _POINT.pack(self.first, self.entries, self.size, self.end, self.index_checksum)
 
 
@@ -91,12 +91,12 @@ class Head:
     unknown: bool = False
 
     def slot(self, shard: ShardId) -> bytes:
-        """What is stored in one slot."""
+        """Return the bytes of one slot."""
         body = _SLOT.pack(self.unknown, self.sequence)
         return _sealed(shard, body + self.appended.pack() + self.flushed.pack())
 
     def record(self, shard: ShardId) -> bytes:
-        """A whole new record, with the same in both slots."""
+        """Return a whole new record, with the same in both slots."""
         record = bytearray(RECORD_BYTES)
         begin = _sealed(shard, _BEGIN.pack(self.begin))
         for turn, (slot_at, begin_at) in enumerate(zip(_SLOT_AT, _BEGIN_AT, strict=True)):
@@ -134,7 +134,7 @@ def _sealed(shard: ShardId, body: bytes) -> bytes:
 
 
 def _body(shard: ShardId, stored: bytes) -> bytes | None:
-    """What a checksum was made for, or None where it does not fit."""
+    """Return the content that a checksum is right for, or None where it is wrong."""
     body = stored[: -_CHECKSUM.size]
     return body if stored == _sealed(shard, body) else None
 
@@ -184,7 +184,7 @@ class HeadsFile:
             ) from None
 
     def close(self) -> None:
-        """Close the file; nothing where it is not open."""
+        """Close the file, if it is open."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1

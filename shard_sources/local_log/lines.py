@@ -17,7 +17,7 @@ from dagster_leasehold.shard_sources.local_log.format import RECORD_BYTES_MAX
 from dagster_leasehold.shard_sources.local_log.hash_ranges import hash_of
 from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter
 
-WRITERS_KEPT_MAX = 75
+WRITERS_OPEN_MAX = 75
 _READ_BYTES = 4 * 1024 * 1024
 
 
@@ -42,10 +42,10 @@ def append_lines(
         shards: the writable shards, at least one.
         open_writer: gives the writer of a shard.
         spread: by turns, or by the hash of the line.
-        progress: told the number of lines appended so far.
+        progress: called with the number of lines appended so far.
 
     Returns:
-        What was appended to each shard that got any line.
+        The cursors of the lines that were appended, for each shard that got any.
 
     Raises:
         UserMistake: a file cannot be read; nothing is appended when that shows at the start.
@@ -58,10 +58,10 @@ def append_lines(
     ordered = sorted(shards, key=lambda shard: shard.hash_begin)
     divide = _by_turns(len(ordered)) if spread is Spread.ROUND_ROBIN else _by_hash(ordered)
     ranges: dict[CatalogShard, AppendedRange] = {}
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         # Each open writer has four files open, of which a process may have about a thousand.
         writers = {
-            shard: kept.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_KEPT_MAX]
+            shard: stack.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_OPEN_MAX]
         }
         loaded = 0
         for file in files:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.local_log.catalog import (
     CATALOG_FILE,
     Catalog,
@@ -33,36 +32,16 @@ from dagster_leasehold.shard_sources.local_log.resharding import (
 )
 from dagster_leasehold.shard_sources.local_log.retention import retain
 from dagster_leasehold.shard_sources.local_log.segments import shard_folder
-from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
+from dagster_leasehold.shard_sources.local_log.source import LocalLogReader, LocalLogSource
 from dagster_leasehold.shard_sources.local_log.writing import (
     SEGMENT_BYTES_MAX,
     AppendedRange,
     ShardWriter,
 )
-from dagster_leasehold.shard_sources.positions import parse_offset
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
-from dagster_leasehold.shard_sources.removed_shards import (
-    GONE,
-    removed_bounds,
-    removed_error,
-    removed_lag,
-    removed_plan,
-)
-from dagster_leasehold.shard_sources.source import (
-    Limits,
-    PlannedRange,
-    Position,
-    ReadRange,
-    ShardBounds,
-    ShardReader,
-)
+from dagster_leasehold.shard_sources.source import ShardReader
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-SOURCE_NAME = "local_log"
 SHARDS_MAX = 100_000
-ORIGIN = "0"
 _RESHARD_WAIT_S = 30.0
 
 
@@ -71,40 +50,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class LocalLogReader:
-    """Reads ranges of a local log; what a Spark worker needs of it, picklable.
-
-    Args:
-        root: the log's folder.
-    """
-
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).absolute()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.root)!r})"
-
-    def _folder(self, shard: ShardId) -> ShardFolder:
-        return ShardFolder(shard, self.root, load_catalog(self.root).heads)
-
-    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order, in batches of `record_schema()`.
-
-        Raises:
-            LogNotFound, UnknownShard: there is no such log or shard.
-            CursorExpired: retention has removed the start of the range.
-            CursorInvalid: the range is not within the shard.
-            LogCorrupt: stored bytes are damaged.
-        """
-        catalog = load_catalog(self.root)
-        if catalog.removed(range_.shard):
-            if range_.start == range_.end == GONE:
-                return
-            raise removed_error(range_.shard)
-        yield from self._folder(catalog.find(range_.shard).shard).read(range_)
-
-
-class LocalLog(LocalLogReader):
+class LocalLog(LocalLogSource):
     """A sharded log in a folder: a source that can be written to, split, merged and retained.
 
     Opening it touches nothing: a folder without a log is reported by the first call that needs
@@ -179,7 +125,7 @@ class LocalLog(LocalLogReader):
 
     @property
     def exists(self) -> bool:
-        """Whether the folder holds a log."""
+        """True if the folder holds a log."""
         return (self.root / CATALOG_FILE).exists()
 
     # --- Writing ---
@@ -220,8 +166,9 @@ class LocalLog(LocalLogReader):
     ) -> dict[ShardId, AppendedRange]:
         """Append each line of each file, without its line feed, to the writable shards.
 
-        Lines of a file keep their order within each shard. `progress` is told the number of lines
-        appended so far. Returned is what was appended to each shard that got any line.
+        Lines of a file keep their order within each shard. `progress` is called with the
+        number of lines appended so far. Returned are the cursors of the lines that were appended,
+        for each shard that got any.
 
         Raises:
             UserMistake: a file cannot be read; nothing is appended when that shows at the start.
@@ -275,80 +222,6 @@ class LocalLog(LocalLogReader):
     def _retaining_writer(self, shard: ShardId) -> ShardWriter:
         return ShardWriter(self.root, shard, clock=self._clock, closing=True)
 
-    # --- The contract of a source ---
-
-    def list_shards(self) -> list[ShardListing]:
-        """All shards of the log, in order of creation.
-
-        Raises:
-            LogNotFound: there is no log.
-            LogCorrupt: its catalog is damaged.
-        """
-        catalog = load_catalog(self.root)
-        return [
-            ShardListing(
-                shard=entry.shard,
-                parents=entry.parents,
-                hash_begin=entry.hash_begin,
-                hash_end=entry.hash_end,
-                read_only=entry.read_only,
-                gone_parents=tuple(each for each in entry.parents if catalog.removed(each)),
-            )
-            for entry in catalog.shards
-        ]
-
-    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """The bounds of these shards, from the last index entry of each."""
-        # The catalog first: a shard that it calls read-only had its last append before that.
-        catalog = load_catalog(self.root)
-        found: dict[ShardId, ShardBounds] = {}
-        for shard in shards:
-            if catalog.removed(shard):
-                found[shard] = removed_bounds(ORIGIN)
-                continue
-            finished = catalog.find(shard).read_only
-            extent = self._folder(shard).extent()
-            found[shard] = ShardBounds(str(extent.begin), str(extent.end), finished, ORIGIN)
-        return found
-
-    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """The cursor of the first record at or after a position; the end if there is none."""
-        catalog = load_catalog(self.root)
-        if catalog.removed(shard):
-            return GONE
-        folder = self._folder(catalog.find(shard).shard)
-        if isinstance(position, datetime):
-            return str(folder.at_time(position))
-        extent = folder.extent()
-        return str(extent.begin if position is Position.BEGIN else extent.end)
-
-    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch that starts at `start` ends: exact in records and bytes, at least one.
-
-        Raises:
-            CursorExpired: retention has removed `start`.
-            CursorInvalid: `start` is not a cursor of the shard.
-        """
-        catalog = load_catalog(self.root)
-        if catalog.removed(shard):
-            return removed_plan(shard, start)
-        entry = catalog.find(shard)
-        return self._folder(entry.shard).plan(start, limits, finished=entry.read_only)
-
-    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """Records between a cursor and the end; None where a removed shard may have had some.
-
-        Raises:
-            CursorInvalid: it is not a cursor.
-        """
-        if bounds.removed:
-            return removed_lag(cursor)
-        return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
-
-    def spark_options(self) -> Mapping[str, str]:
-        """What a Spark worker needs to build the reader again."""
-        return {"source": SOURCE_NAME, "root": str(self.root)}
-
 
 class LocalLogOptions(BaseModel):
     """Options of a local log.
@@ -363,7 +236,7 @@ class LocalLogOptions(BaseModel):
 
 
 def _open(options: LocalLogOptions, place: StreamPlace) -> LocalLog:
-    """The log; one that does not exist yet is reported by the first call that needs it."""
+    """Return the log; where there is none yet, the first call that needs it says so."""
     return LocalLog(options.root or place.folder)
 
 

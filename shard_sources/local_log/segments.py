@@ -55,7 +55,7 @@ class SegmentName:
 
 
 def shard_folder(root: Path, shard: ShardId) -> Path:
-    """Where the segments of a shard lie."""
+    """Return the folder of a shard's segments."""
     return root / "shards" / shard
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +14,20 @@ import pyarrow.compute as pc
 from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log.format import IndexEntry, microseconds
-from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile, Point
+from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile
 from dagster_leasehold.shard_sources.local_log.segments import (
     Segment,
-    SegmentName,
-    SegmentSpan,
     list_from,
     list_segments,
     shard_folder,
 )
-from dagster_leasehold.shard_sources.local_log.tails import (
-    acknowledged_tail,
-    tail_without_head,
-    whole_tail,
-)
+from dagster_leasehold.shard_sources.local_log.tails import Extent, extent_of
 from dagster_leasehold.shard_sources.positions import parse_offset
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
 
 _YIELD_RECORDS = 8192
 _YIELD_BYTES = 4 * 1024 * 1024
 _LISTING_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The offsets that a shard holds now: `[begin, end)`, and the segments that hold them."""
-
-    begin: int
-    end: int
-    segments: tuple[SegmentSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +45,11 @@ class ShardFolder:
 
     @property
     def folder(self) -> Path:
-        """Where the shard's segments lie."""
+        """The folder of the shard's segments."""
         return shard_folder(self.root, self.shard)
 
     def head(self) -> Head:
-        """The shard's head, as it stands.
+        """Read the shard's head.
 
         Raises:
             LogCorrupt: it is damaged.
@@ -76,7 +60,7 @@ class ShardFolder:
             return file.read(self.shard)
 
     def extent(self) -> Extent:
-        """What the shard holds now, as its head says; what is missing of it shows when it is read.
+        """Return the extent that the head tells of; missing records show when they are read.
 
         Raises:
             LogCorrupt: the head, or what is needed in its place, is damaged.
@@ -85,7 +69,7 @@ class ShardFolder:
             head = self.head()
             names = list_from(self.folder, head.begin)
             try:
-                return self._extent(head, names)
+                return extent_of(head, names)
             except FileNotFoundError:
                 # 1. the listing above saw the last segment; 2. retention put an empty one after
                 # it and removed it; 3. the open failed. The next listing sees the empty one.
@@ -94,25 +78,6 @@ class ShardFolder:
                 if head == self.head():
                     raise
         raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
-
-    def _extent(self, head: Head, names: list[SegmentName]) -> Extent:
-        begin = names[0].first if head.unknown and names else head.begin
-        if head.unknown:
-            last = tail_without_head(names[-1]) if names else None
-            end = last.end if last else begin
-        elif head.certain and head.appended == head.flushed:
-            last, end = None, head.appended.end
-        else:
-            last = _unproved_tail(head, names)
-            end = max(head.flushed.end, last.end if last else 0)
-        spans = [
-            SegmentSpan(name, following.first)
-            for name, following in pairwise(names)
-            if following.first <= end
-        ]
-        if last is None:
-            last = _last_span(head.appended, names)
-        return Extent(begin, end, (*spans, last) if last else ())
 
     def offset(self, cursor: str, extent: Extent) -> int:
         """A cursor as an offset of this shard.
@@ -195,8 +160,8 @@ class ShardFolder:
                     continue
                 entry = segment.entry(number)
                 times = segment.batch(entry).column("event_time").cast(pa.int64())
-                found = pc.index(pc.greater_equal(times, time_us), True).as_py()  # pyright: ignore
-                return entry.offset + int(found)
+                row = pc.index(pc.greater_equal(times, time_us), True).as_py()  # pyright: ignore
+                return entry.offset + int(row)
         if expected != extent.end:
             self._refuse_damage(expected)
         return extent.end
@@ -208,7 +173,7 @@ class ShardFolder:
             raise error
 
     def plan(self, start: str, limits: Limits, *, finished: bool) -> PlannedRange:
-        """Where a batch ends: as many records as both limits allow, and at least one.
+        """Return the end of a batch: as many records as both limits allow, and at least one.
 
         Raises:
             CursorExpired: retention has removed `start`.
@@ -275,35 +240,13 @@ class ShardFolder:
         return pa.record_batch(columns, schema=record_schema())
 
 
-def _last_span(appended: Point, names: Sequence[SegmentName]) -> SegmentSpan | None:
-    """The last segment, up to what was appended and no further."""
-    name = next((name for name in reversed(names) if name.first <= appended.end), None)
-    if name is None:
-        return None
-    if name.first == appended.first:
-        return SegmentSpan(name, appended.end, appended.entries)
-    # One that was begun after the head was written has nothing in it that counts yet.
-    return SegmentSpan(name, appended.end, 0 if name.first == appended.end else None)
-
-
-def _unproved_tail(head: Head, names: Sequence[SegmentName]) -> SegmentSpan | None:
-    """The last segment where the head may say too little, or more than a power failure left."""
-    appended = head.appended
-    for name in names:
-        if head.certain and name.first == appended.first:
-            tail = acknowledged_tail(name, appended)
-            if tail is not None:
-                return tail
-    return whole_tail(names[-1], head.flushed, verify=False) if names else None
-
-
 def _payload_sizes(rows: pa.RecordBatch) -> list[int]:
     columns = (rows.column("value").to_pylist(), rows.column("key").to_pylist())
     return [len(value) + len(key or b"") for value, key in zip(*columns, strict=True)]
 
 
 def _fitting(sizes: list[int], room: int) -> int:
-    """How many of `sizes`, taken in order, fit into `room` bytes."""
+    """Return the number of `sizes` that, taken in order, fit into `room` bytes."""
     for count, size in enumerate(sizes):
         room -= size
         if room < 0:

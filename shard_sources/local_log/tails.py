@@ -7,6 +7,7 @@ or whole entries that nobody was told of. Below its head everything must be ther
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,63 @@ from dagster_leasehold.shard_sources.local_log.segments import (
     SegmentSpan,
     list_from,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The offsets that a shard holds now: `[begin, end)`, and the segments that hold them."""
+
+    begin: int
+    end: int
+    segments: tuple[SegmentSpan, ...]
+
+
+def extent_of(head: Head, names: Sequence[SegmentName]) -> Extent:
+    """The offsets of a shard that has this head and these segments.
+
+    Raises:
+        FileNotFoundError: retention has removed a segment that had to be looked at.
+        LogCorrupt: what is needed in place of the head is damaged.
+    """
+    begin = names[0].first if head.unknown and names else head.begin
+    if head.unknown:
+        last = tail_without_head(names[-1]) if names else None
+        end = last.end if last else begin
+    elif head.certain and head.appended == head.flushed:
+        last, end = None, head.appended.end
+    else:
+        last = _unproved_tail(head, names)
+        end = max(head.flushed.end, last.end if last else 0)
+    spans = [
+        SegmentSpan(name, following.first)
+        for name, following in pairwise(names)
+        if following.first <= end
+    ]
+    if last is None:
+        last = _last_span(head.appended, names)
+    return Extent(begin, end, (*spans, last) if last else ())
+
+
+def _last_span(appended: Point, names: Sequence[SegmentName]) -> SegmentSpan | None:
+    """The last segment, up to what was appended and no further."""
+    name = next((name for name in reversed(names) if name.first <= appended.end), None)
+    if name is None:
+        return None
+    if name.first == appended.first:
+        return SegmentSpan(name, appended.end, appended.entries)
+    # One that was begun after the head was written has nothing in it that counts yet.
+    return SegmentSpan(name, appended.end, 0 if name.first == appended.end else None)
+
+
+def _unproved_tail(head: Head, names: Sequence[SegmentName]) -> SegmentSpan | None:
+    """The last segment where the head may say too little, or more than a power failure left."""
+    appended = head.appended
+    for name in names:
+        if head.certain and name.first == appended.first:
+            tail = acknowledged_tail(name, appended)
+            if tail is not None:
+                return tail
+    return whole_tail(names[-1], head.flushed, verify=False) if names else None
 
 
 def acknowledged_tail(name: SegmentName, point: Point) -> SegmentSpan | None:
@@ -90,12 +148,12 @@ def tail_without_head(name: SegmentName) -> SegmentSpan:
 
 
 def _unwritten(stored: bytes) -> bool:
-    """Whether an entry is one that a power failure left partly as zeros, not a damaged one."""
+    """Return True if a power failure left parts of an entry as zeros: it is not damaged."""
     return not any(stored[-4:]) or not any(stored[:20])
 
 
 def writable_tail(folder: Path, head: Head) -> SegmentSpan | None:
-    """Where a writer goes on, once it is proved that all that was acknowledged is there.
+    """Return the tail that a writer goes on from; prove that nothing acknowledged is missing.
 
     Returns:
         The last segment up to what is whole, or None where nothing was ever appended.

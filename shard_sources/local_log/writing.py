@@ -13,9 +13,8 @@ The order of an append, and what a crash at each point leaves:
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -24,24 +23,20 @@ from typing import NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
-from dagster_leasehold.lease_store.durable_files import sync_folder
 from dagster_leasehold.lease_store.errors import (
-    RecordRefused,
     ShardBusy,
     ShardReadOnly,
     SourceUnavailable,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log.appendable_segment import AppendableSegment
 from dagster_leasehold.shard_sources.local_log.catalog import ensure_heads, load_catalog
 from dagster_leasehold.shard_sources.local_log.format import (
-    ENTRY_BYTES,
-    MESSAGE_BYTES_MAX,
-    MESSAGE_RECORDS_MAX,
-    RECORD_BYTES_MAX,
     IndexEntry,
     Message,
     Record,
     encode,
+    in_messages,
     segment_header,
 )
 from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile, Point
@@ -58,7 +53,6 @@ SEGMENT_BYTES_MAX = 128 * 1024 * 1024
 SEGMENT_ENTRIES_MAX = 16_384
 _FLUSH_BYTES = 16 * 1024 * 1024
 _NO_TIME = -(2**63)
-_ATTRIBUTE_OVERHEAD = 8
 
 
 class AppendedRange(NamedTuple):
@@ -108,7 +102,7 @@ class ShardWriter:
         self._segment_bytes_max = segment_bytes_max
         self._closing = closing
         self._lock = FileLock(self._folder / "write.lock", timeout=wait_s)
-        self._data = self._index = -1
+        self._segment: AppendableSegment | None = None
         self._heads = HeadsFile(root, writable=True)
         self._head = Head()
         self._at = Point()
@@ -154,16 +148,14 @@ class ShardWriter:
         self._close()
 
     def _close(self) -> None:
-        if not self._broken and self._data >= 0:
+        if not self._broken and self._segment:
             # Without waiting for the disk, nobody was promised that this goes well.
             with suppress(OSError):
-                self._settle()
+                self._settle(self._segment)
         self._heads.close()
-        for descriptor in (self._data, self._index):
-            if descriptor >= 0:
-                with suppress(OSError):
-                    os.close(descriptor)
-        self._data = self._index = -1
+        if self._segment:
+            self._segment.close()
+        self._segment = None
         self._lock.release()
 
     @property
@@ -183,7 +175,7 @@ class ShardWriter:
         begin = self._at.end
         messages: list[Message] = []
         size = 0
-        for chunk in _chunks(records):
+        for chunk in in_messages(records):
             messages.append(encode(chunk, self._clock()))
             size += len(messages[-1].encoded)
             if size >= min(_FLUSH_BYTES, self._segment_bytes_max):
@@ -199,13 +191,14 @@ class ShardWriter:
             self._begin_segment()
 
     def _commit(self, messages: list[Message]) -> None:
-        if self._broken or self._data < 0:
+        segment = self._segment
+        if self._broken or segment is None:
             raise SourceUnavailable(
                 f"The writer of shard {self._shard} stopped at an earlier error: open it again."
             )
         try:
             if self._is_full():
-                self._begin_segment()
+                segment = self._begin_segment()
             entries: list[IndexEntry] = []
             offset, position, time_max = self._at.end, self._at.size, self._time_max
             for message in messages:
@@ -214,10 +207,8 @@ class ShardWriter:
                 offset, position = entry.end, entry.position_end
                 time_max = entry.time_max_so_far
             index = b"".join(entry.pack() for entry in entries)
-            _write(self._data, b"".join(message.encoded for message in messages))
-            self._flush(self._data)
-            _write(self._index, index)
-            self._flush(self._index)
+            encoded = b"".join(message.encoded for message in messages)
+            segment.append(encoded, index, durable=self._durable)
             point = Point(
                 first=self._at.first,
                 entries=self._at.entries + len(entries),
@@ -246,21 +237,16 @@ class ShardWriter:
         self._heads.write(self._shard, head, durable=durable)
         self._head = head
 
-    def _settle(self) -> None:
+    def _settle(self, segment: AppendableSegment) -> None:
         """Put on the disk what was appended without waiting for it."""
         if self._head.flushed != self._head.appended:
-            os.fsync(self._data)
-            os.fsync(self._index)
+            segment.sync()
             self._acknowledge(self._at, durable=True)
 
     def _unwritable(self, error: OSError) -> SourceUnavailable:
         return SourceUnavailable(
             f"Shard {self._shard} of {self._root} cannot be written: {error.strerror}."
         )
-
-    def _flush(self, descriptor: int) -> None:
-        if self._durable:
-            os.fsync(descriptor)
 
     def _open_last(self) -> None:
         self._head = head = self._heads.read(self._shard)
@@ -278,77 +264,23 @@ class ShardWriter:
         size = last.position_end if last else len(segment_header())
         self._at = Point(name.first, count, size, tail.end, checksum)
         self._time_max = last.time_max_so_far if last else _NO_TIME
-        self._data = os.open(name.data, os.O_RDWR | os.O_APPEND)
-        self._index = os.open(name.index, os.O_RDWR | os.O_APPEND)
-        if last is None:
-            os.ftruncate(self._data, 0)
-            _write(self._data, segment_header())
-        else:
-            os.ftruncate(self._data, size)
-        os.ftruncate(self._index, count * ENTRY_BYTES)
+        self._segment = AppendableSegment.reopen(name, size, count)
         if self._at == head.appended == head.flushed and head.certain and not head.unknown:
             return
         # Even for a writer that does not wait for the disk: what was acknowledged before must not
         # depend on what this one does.
-        os.fsync(self._data)
-        os.fsync(self._index)
+        self._segment.sync()
         if head.unknown:
             self._heads.write_begin(self._shard, list_segments(self._folder)[0].first)
         self._acknowledge(self._at, durable=True)
 
-    def _begin_segment(self) -> None:
-        if self._data >= 0:
-            self._settle()
-        for descriptor in (self._data, self._index):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._data = self._index = -1
+    def _begin_segment(self) -> AppendableSegment:
+        if self._segment:
+            self._settle(self._segment)
+            self._segment.close()
+            self._segment = None
         name = SegmentName(self._at.end, self._folder)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-        # The index first: a segment without its index is damage, an index alone is nothing.
-        self._index = os.open(name.index, flags, 0o644)
-        self._data = os.open(name.data, flags, 0o644)
-        _write(self._data, segment_header())
-        os.fsync(self._data)
-        sync_folder(self._folder)
+        self._segment = AppendableSegment.begin(name)
         self._at = Point(name.first, size=len(segment_header()), end=name.first)
         self._time_max = _NO_TIME
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _chunks(records: Iterable[bytes | Record]) -> Iterator[list[bytes | Record]]:
-    """Records in lists that become one message each."""
-    chunk: list[bytes | Record] = []
-    size = 0
-    for record in records:
-        size += _checked_size(record)
-        chunk.append(record)
-        if size >= MESSAGE_BYTES_MAX or len(chunk) == MESSAGE_RECORDS_MAX:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _attribute_size(name: str, text: str) -> int:
-    return len(name.encode()) + len(text.encode()) + _ATTRIBUTE_OVERHEAD
-
-
-def _checked_size(record: object) -> int:
-    value = record.value if isinstance(record, Record) else record
-    if not isinstance(value, bytes):
-        raise RecordRefused(f"A record is of type {type(value).__name__}: give its bytes.")
-    size = len(value)
-    if isinstance(record, Record):
-        size += len(record.key or b"")
-        size += sum(_attribute_size(*attribute) for attribute in record.attributes.items())
-    if size > RECORD_BYTES_MAX:
-        raise RecordRefused(
-            f"A record has {size} bytes: the local log takes at most {RECORD_BYTES_MAX}."
-        )
-    return size
+        return self._segment

@@ -28,8 +28,8 @@ from dagster_leasehold.lease_store.errors import (
     SourceRefused,
 )
 from dagster_leasehold.shard_sources.decompression import Codec, decompress
-from dagster_leasehold.shard_sources.loghub.credentials import FoundCredentials
-from dagster_leasehold.shard_sources.loghub.failures import Asked, ServiceRefusal, failure
+from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvider
+from dagster_leasehold.shard_sources.loghub.failures import RequestSubject, ServiceRefusal, failure
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.retrying import ask
@@ -37,7 +37,7 @@ from dagster_leasehold.shard_sources.retrying import ask
 TIMEOUT_S = (5.0, 20.0)
 """To connect, and to wait for bytes."""
 BODY_BYTES_MAX = 256 * 1024 * 1024
-"""The service sends about 10 MiB at once; more than this is no answer of its."""
+"""The service sends about 10 MiB at once; more than this is none of its answers."""
 _CODECS = {
     "lz4": Codec.LZ4_BLOCK,
     "zstd": Codec.ZSTD,
@@ -62,7 +62,7 @@ class Pulled:
 
 
 class _Wire(_SdkClient):
-    """The SDK's client, of which the answers are taken over."""
+    """The SDK's client, with its own treatment of answers replaced."""
 
     def __init__(self, endpoint: str, **arguments: Any) -> None:
         super().__init__(endpoint, **arguments)
@@ -96,10 +96,10 @@ class _Wire(_SdkClient):
 
 
 def _refusal(status: int, content: bytes) -> ServiceRefusal:
-    """What a body says, be it the service's or a proxy's."""
+    """Return the refusal that a body tells of, be it the service's or a proxy's."""
     try:
-        said = json.loads(content)
-        return ServiceRefusal(str(said["errorCode"]), status, str(said.get("errorMessage", "")))
+        body = json.loads(content)
+        return ServiceRefusal(str(body["errorCode"]), status, str(body.get("errorMessage", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return ServiceRefusal(f"HTTP status {status}", status)
 
@@ -112,10 +112,10 @@ class LogHubClient:
         credentials: signs requests.
     """
 
-    def __init__(self, options: LogHubOptions, credentials: FoundCredentials) -> None:
+    def __init__(self, options: LogHubOptions, credentials: CredentialsProvider) -> None:
         self._options = options
         self._credentials = credentials
-        self._asked = Asked(f"{options.project}/{options.logstore}", options.endpoint)
+        self._subject = RequestSubject(f"{options.project}/{options.logstore}", options.endpoint)
         self._wire = _Wire(
             options.endpoint,
             # The SDK would look up this host's address for records that are written.
@@ -127,7 +127,7 @@ class LogHubClient:
         self._wire.timeout = TIMEOUT_S
 
     def shards(self) -> list[ListedShard]:
-        """All shards that the service lists."""
+        """List all shards that the service knows."""
         answer = self._ask(lambda wire: wire.list_shards(*self._place))
         return [
             ListedShard(
@@ -177,7 +177,7 @@ class LogHubClient:
             reason = type(error).__name__
             raise LogCorrupt(
                 f"What the log service sent from {cursor} on of shard {shard} of "
-                f"{self._asked.logstore} cannot be read ({reason})."
+                f"{self._subject.logstore} cannot be read ({reason})."
             ) from None
 
     def checkpoints(self, group: str) -> list[Mapping[str, Any]]:
@@ -194,7 +194,7 @@ class LogHubClient:
         }
 
     def create_consumer_group(self, group: str, timeout_s: int, *, ordered: bool) -> None:
-        """A consumer group without checkpoints."""
+        """Create a consumer group without checkpoints."""
         self._ask(lambda wire: wire.create_consumer_group(*self._place, group, timeout_s, ordered))
 
     def set_checkpoint(self, group: str, shard: str, cursor: str) -> None:
@@ -210,13 +210,13 @@ class LogHubClient:
         return self._options.project, self._options.logstore
 
     def _ask(self, call: Callable[[Any], Any], *, shard: str = "", cursor: str = "") -> Any:
-        asked = replace(self._asked, shard=shard, cursor=cursor)
+        subject = replace(self._subject, shard=shard, cursor=cursor)
 
         def once() -> Any:
             try:
                 return call(self._wire)
             except ServiceRefusal as refusal:
-                raise failure(refusal, asked) from None
+                raise failure(refusal, subject) from None
 
         try:
             return ask(once)
@@ -239,8 +239,8 @@ def _groups(body: bytes, answered: Mapping[str, str]) -> tuple[Any, ...]:
         return ()
     codec = _CODECS[answered.get("x-log-compresstype", "").lower()]
     # Values are bytes in the raw form of the messages: a log may hold any.
-    found = _MESSAGES.LogGroupListRaw()
-    found.ParseFromString(decompress(body, codec, BODY_BYTES_MAX, size=size))
-    if len(found.LogGroups) != count:
+    message = _MESSAGES.LogGroupListRaw()
+    message.ParseFromString(decompress(body, codec, BODY_BYTES_MAX, size=size))
+    if len(message.LogGroups) != count:
         raise ValueError(count)
-    return tuple(found.LogGroups)
+    return tuple(message.LogGroups)

@@ -18,11 +18,11 @@ NAMES_SHOWN_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class ServiceCheckpoint:
-    """Where a consumer group of the service stands in a shard.
+    """The place of one of the service's consumer groups in a shard.
 
     Attributes:
         cursor: the service's cursor; None where nothing is stored.
-        consumer: who holds the shard, as far as the service says; empty when nobody does.
+        consumer: the holder of the shard, as far as the service tells; empty when there is none.
     """
 
     cursor: GroupCursor | None
@@ -43,30 +43,30 @@ class ServiceConsumerGroup:
 
     @property
     def exists(self) -> bool:
-        """Whether the service has the group."""
+        """True if the service has the group."""
         return self._name in self._source.client.consumer_groups()
 
     def checkpoints(self) -> dict[ShardId, ServiceCheckpoint]:
-        """What the service has stored for each shard.
+        """Return the checkpoints that the service has stored, by shard.
 
         Raises:
             UnknownGroup: it has no such group.
-            CursorInvalid: what it has stored is no cursor.
+            CursorInvalid: a stored checkpoint is no cursor.
         """
         groups = sorted(self._source.client.consumer_groups())
         if self._name not in groups:
-            known = ", ".join(groups[:NAMES_SHOWN_MAX]) or "none"
+            names = ", ".join(groups[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
                 f"The log service has no consumer group {shown(self._name)} of "
-                f"{self._source.options.logstore}; known are: {known}."
+                f"{self._source.options.logstore}; known are: {names}."
             )
-        found: dict[ShardId, ServiceCheckpoint] = {}
+        checkpoints: dict[ShardId, ServiceCheckpoint] = {}
         for row in self._source.client.checkpoints(self._name):
             shard = ShardId(str(row["shard"]))
             text = str(row.get("checkpoint") or "")
             cursor = GroupCursor.from_service(shard, text) if text else None
-            found[shard] = ServiceCheckpoint(cursor, str(row.get("consumer") or ""))
-        return found
+            checkpoints[shard] = ServiceCheckpoint(cursor, str(row.get("consumer") or ""))
+        return checkpoints
 
     def create(self, timeout_s: float, *, ordered: bool) -> None:
         """Make the group in the service, without checkpoints."""

@@ -41,19 +41,19 @@ class AccessKey:
     token: str = field(default="", repr=False)
 
     def get_access_key_id(self) -> str:
-        """The name, as the SDK asks for it."""
+        """Return the name of the key, under the method that the SDK calls."""
         return self.id
 
     def get_access_key_secret(self) -> str:
-        """The secret, as the SDK asks for it."""
+        """Return the secret, under the method that the SDK calls."""
         return self.secret
 
     def get_security_token(self) -> str:
-        """The token, as the SDK asks for it."""
+        """Return the token, under the method that the SDK calls."""
         return self.token
 
 
-class FoundCredentials:
+class CredentialsProvider:
     """The credentials provider of the SDK's client.
 
     Args:
@@ -98,7 +98,7 @@ class FoundCredentials:
         return key
 
     def renewed(self) -> bool:
-        """Whether there are others than those last used; asked after the service refused them."""
+        """Return True if there are others than those last used, after the service refused these."""
         with self._lock:
             before, self._fetched = self._fetched, None
         return before is not None and self.get_credentials() != before[1]
@@ -122,11 +122,11 @@ def _fetch(uri: str) -> AccessKey:
             f"The address of the credentials answers with status {response.status_code}."
         )
     try:
-        found = response.json()
+        answer = response.json()
         return AccessKey(
-            str(found["AccessKeyId"]),
-            str(found["AccessKeySecret"]),
-            str(found.get("SecurityToken") or ""),
+            str(answer["AccessKeyId"]),
+            str(answer["AccessKeySecret"]),
+            str(answer.get("SecurityToken") or ""),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         # The answer is not shown: it may hold what should stay secret.

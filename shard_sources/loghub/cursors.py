@@ -35,19 +35,19 @@ class GroupCursor:
 
     @classmethod
     def parse(cls, shard: ShardId, text: str) -> Self:
-        """A cursor as it is stored.
+        """Return the place that a stored cursor names.
 
         Raises:
             CursorInvalid: it is not of the form.
         """
-        found = _TEXT.fullmatch(text)
-        if found is None or int(found[1]) > _NUMBER_MAX:
+        match = _TEXT.fullmatch(text)
+        if match is None or int(match[1]) > _NUMBER_MAX:
             raise CursorInvalid(f"{shown(text)} is not a cursor of LogHub shard {shard}.")
-        return cls(int(found[1]), int(found[2] or 0))
+        return cls(int(match[1]), int(match[2] or 0))
 
     @classmethod
     def from_service(cls, shard: ShardId, text: str) -> Self:
-        """A cursor as the service writes it.
+        """Return the place that one of the service's cursors names.
 
         Raises:
             CursorInvalid: it is not of the form.

@@ -1,4 +1,4 @@
-"""What the service refused, as an error of this project and one sentence.
+"""Refusals of the service, as errors of this project with one sentence each.
 
 Source: the error codes of the SLS API reference. The service's own text is left out where it
 speaks of credentials, because it repeats them.
@@ -53,24 +53,24 @@ _SERVER_ERRORS = 500
 
 
 class ServiceRefusal(Exception):
-    """What the service, or the network before it, answered instead of an answer.
+    """A refusal by the service, or by the network before it.
 
     Attributes:
         code: the service's error code.
         status: the HTTP status; 200 where there was no response.
-        said: the service's sentence, which may hold anything.
+        message: the service's sentence, which may hold anything.
     """
 
-    def __init__(self, code: str, status: int = 200, said: str = "") -> None:
+    def __init__(self, code: str, status: int = 200, message: str = "") -> None:
         super().__init__(code)
         self.code = code
         self.status = status
-        self.said = said
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request was about, for messages.
+class RequestSubject:
+    """The subject of a request, for messages.
 
     Attributes:
         logstore: `project/logstore`.
@@ -85,45 +85,45 @@ class Asked:
     cursor: str = ""
 
 
-def failure(refusal: ServiceRefusal, asked: Asked) -> LeaseholdError:
+def failure(refusal: ServiceRefusal, subject: RequestSubject) -> LeaseholdError:
     """The error for a refusal."""
-    code, log = refusal.code, asked.logstore
-    where = f"The log service at {asked.endpoint}"
+    code, log = refusal.code, subject.logstore
+    where = f"The log service at {subject.endpoint}"
     kind: type[LeaseholdError] = SourceError
-    said = f"{where} refused a request for {log}: {shown(code)}: {shown(refusal.said)}."
+    sentence = f"{where} refused a request for {log}: {shown(code)}: {shown(refusal.message)}."
     if code in _REFUSED or code.startswith(_REFUSED_BEGIN):
-        kind, said = (
+        kind, sentence = (
             SourceRefused,
             f"{where} does not accept the credentials for {log} ({code}): check "
             "ALIBABA_CLOUD_ACCESS_KEY_ID, ALIBABA_CLOUD_ACCESS_KEY_SECRET and "
             "ALIBABA_CLOUD_SECURITY_TOKEN, and that they may read this logstore.",
         )
     elif code in _CLOCK:
-        kind, said = (
+        kind, sentence = (
             SourceRefused,
             f"{where} refused the request's time ({code}): this machine's clock differs from "
             "the service's by more than 15 minutes, so set it.",
         )
     elif code in _THROTTLED or refusal.status == _TOO_MANY_REQUESTS:
-        of = f" of shard {asked.shard}" if asked.shard else ""
-        kind, said = (
+        of = f" of shard {subject.shard}" if subject.shard else ""
+        kind, sentence = (
             SourceThrottled,
             f"{where} asks for fewer reads{of} of {log} ({code}), and went on asking while they "
             "were repeated.",
         )
     elif code in _AWAY or refusal.status >= _SERVER_ERRORS:
-        kind, said = SourceUnavailable, f"{where} does not answer for {log} ({code})."
+        kind, sentence = SourceUnavailable, f"{where} does not answer for {log} ({code})."
     elif code in _NO_LOG:
-        kind, said = (
+        kind, sentence = (
             LogNotFound,
             f"{where} has no logstore {shown(log)} ({code}): check the options project, logstore "
             "and endpoint.",
         )
     elif code == "ShardNotExist":
-        kind, said = UnknownShard, f"Logstore {log} has no shard {shown(asked.shard)}."
+        kind, sentence = UnknownShard, f"Logstore {log} has no shard {shown(subject.shard)}."
     elif code == "InvalidCursor":
-        kind, said = (
+        kind, sentence = (
             CursorInvalid,
-            f"{shown(asked.cursor)} is not a cursor of shard {asked.shard} of {log}.",
+            f"{shown(subject.cursor)} is not a cursor of shard {subject.shard} of {log}.",
         )
-    return kind(said)
+    return kind(sentence)

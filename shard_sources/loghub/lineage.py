@@ -1,4 +1,4 @@
-"""Which shards came out of which: the service lists hash ranges and no parents."""
+"""The parents of shards, from their hash ranges: the service lists no parents."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ListedShard:
 
 
 def with_parents(shards: Sequence[ListedShard]) -> list[ShardListing]:
-    """The shards in order of creation, each with those that it came out of.
+    """Return the shards in order of creation, each with its parents.
 
-    Shards are numbered as they are made, and each hash belongs to one shard at a time. So a new
-    shard came out of those to whom its range belonged when it was made: one at a split, two at
-    a merge, none at first. Parents that the service has forgotten are not listed.
+    Shards are numbered as they are made, and each hash belongs to one shard at a time. So the
+    parents of a new shard are those to whom its range belonged when it was made: one at a split,
+    two at a merge, none at first. Parents that the service has forgotten are not listed.
     """
     owned: list[tuple[str, str, int]] = []
     listing: list[ShardListing] = []

@@ -21,11 +21,11 @@ from dagster_leasehold.lease_store.errors import (
     shown,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.loghub.credentials import FoundCredentials
+from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvider
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
-from dagster_leasehold.shard_sources.loghub.records import Fields, RecordColumns
+from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns
 from dagster_leasehold.shard_sources.removed_shards import (
     GONE,
     removed_error,
@@ -67,7 +67,7 @@ class LogHubReader:
     def __init__(self, options: LogHubOptions) -> None:
         self.options = options
         self._fields = Fields(options.value_field, options.key_field)
-        self._credentials = FoundCredentials(options.credentials_uri)
+        self._credentials = CredentialsProvider(options.credentials_uri)
         self._of_thread = threading.local()
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class LogHubReader:
         raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
 
     def removed(self, shard: ShardId, listed: Sequence[ListedShard]) -> bool:
-        """Whether retention has removed a shard as a whole.
+        """Return True if retention has removed a shard as a whole.
 
         Raises:
             UnknownShard: it is no shard of a logstore.
@@ -170,12 +170,12 @@ class LogHubReader:
         while end is None or at < end:
             pulled = self._pull(shard, at, stop, count)
             following = GroupCursor.from_service(shard, pulled.next_cursor).group
-            found = len(pulled.groups)
-            if not found:
+            size = len(pulled.groups)
+            if not size:
                 self._check_within(shard, at)
                 if following <= at:
                     return
-            elif following - at == found:
+            elif following - at == size:
                 for number, group in enumerate(pulled.groups, at):
                     if end is not None and number >= end:
                         return
@@ -187,7 +187,7 @@ class LogHubReader:
                 )
             else:
                 self._check_within(shard, at)
-                if found > 1:
+                if size > 1:
                     count = 1
                     continue
                 yield PlacedGroup(at, pulled.groups[0], following)
@@ -207,7 +207,7 @@ class LogHubReader:
             raise
 
     def _check_within(self, shard: ShardId, at: int) -> None:
-        """Whether a place is in the shard, asked after what was read there: nothing was left out.
+        """Prove, after a read, that its place is in the shard, so that no record was left out.
 
         Raises:
             CursorExpired: it lies before the first record that is kept.

@@ -51,16 +51,16 @@ class LogHub(LogHubReader):
         answer = self.client.shards()
         listed = {str(each.number): each for each in answer}
         gone = {shard for shard in shards if self.removed(shard, answer)}
-        kept = [shard for shard in shards if shard not in gone]
-        for shard in kept:
+        present = [shard for shard in shards if shard not in gone]
+        for shard in present:
             self._listed(listed, shard)
         with ThreadPoolExecutor(_BOUNDS_AT_ONCE) as pool:
-            found = pool.map(
-                lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), kept
+            extents = pool.map(
+                lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), present
             )
             return dict.fromkeys(gone, removed_bounds(str(GroupCursor(0)))) | {
                 shard: ShardBounds(str(begin), str(end), listed[shard].read_only)
-                for shard, (begin, end) in zip(kept, found, strict=True)
+                for shard, (begin, end) in zip(present, extents, strict=True)
             }
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
@@ -129,7 +129,7 @@ class LogHub(LogHubReader):
         return 0 if GroupCursor.parse(shard, cursor) >= end else None
 
     def spark_options(self) -> Mapping[str, str]:
-        """What a Spark worker needs to build the reader again."""
+        """Return the options from which a Spark worker builds the reader again."""
         given = self.options.model_dump(exclude_defaults=True)
         return {"source": SOURCE_NAME, **{name: str(value) for name, value in given.items()}}
 
@@ -137,10 +137,10 @@ class LogHub(LogHubReader):
         return self._cursor(shard, Position.END)
 
     def _listed(self, listed: Mapping[str, ListedShard], shard: ShardId) -> ListedShard:
-        found = listed.get(self.number_of(shard))
-        if found is None:
+        entry = listed.get(self.number_of(shard))
+        if entry is None:
             raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
-        return found
+        return entry
 
 
 def _open(options: LogHubOptions, place: StreamPlace) -> ShardSource:

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import LogCorrupt, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log import LocalLog, writing
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.format import ENTRY_BYTES, IndexEntry
 from dagster_leasehold.shard_sources.local_log.heads import HEADS_FILE
 from dagster_leasehold.shard_sources.local_log.segments import (
@@ -245,10 +245,10 @@ class TestDisk:
             steps.append(("flush", name(descriptor)))
 
         with log.writer("0", durable=durable) as writer, monkeypatch.context() as patch:
-            patch.setattr(writing.os, "write", write)
-            patch.setattr(writing.os, "pwrite", place)
-            patch.setattr(writing.os, "fsync", flush)
-            patch.setattr(writing.os, "fdatasync", flush)
+            patch.setattr(os, "write", write)
+            patch.setattr(os, "pwrite", place)
+            patch.setattr(os, "fsync", flush)
+            patch.setattr(os, "fdatasync", flush)
             writer.append([b"more"])
         whole = [(do, to) for to in (".arrow", ".index", "heads") for do in ("write", "flush")]
         assert steps == [step for step in whole if durable or step[0] == "write"]
@@ -274,8 +274,8 @@ class TestDisk:
             return real(descriptor, bytes(content[:step]))
 
         with log.writer("0") as writer:
-            real = writing.os.write
-            monkeypatch.setattr(writing.os, "write", write)
+            real = os.write
+            monkeypatch.setattr(os, "write", write)
             with pytest.raises(SourceUnavailable, match="No space left on device"):
                 writer.append([b"lost"])
             monkeypatch.undo()

@@ -9,7 +9,7 @@ import pytest
 from dagster_leasehold.shard_sources.kinesis.aggregation import MAGIC, Part, unpack
 from dagster_leasehold.shard_sources.kinesis.cursors import after, at
 from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
-from dagster_leasehold.shard_sources.kinesis.records import HashRange, batch_of, user_records
+from dagster_leasehold.shard_sources.kinesis.user_records import HashRange, batch_of, user_records
 from dagster_leasehold.shard_sources.source import record_schema
 from tests.unit.shard_sources.kinesis.packing import pack
 

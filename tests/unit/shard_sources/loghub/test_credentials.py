@@ -14,7 +14,7 @@ from dagster_leasehold.shard_sources.loghub.credentials import (
     TOKEN,
     URI,
     AccessKey,
-    FoundCredentials,
+    CredentialsProvider,
 )
 from tests.sls_server.server import SlsServer
 
@@ -28,7 +28,7 @@ def server() -> Iterator[SlsServer]:
 
 def test_the_environment_is_read_for_each_request() -> None:
     environment = {KEY_ID: "id", KEY_SECRET: "secret"}
-    found = FoundCredentials(environment=environment)
+    found = CredentialsProvider(environment=environment)
     assert found.get_credentials() == AccessKey("id", "secret")
     environment[TOKEN] = "token"
     assert found.get_credentials() == AccessKey("id", "secret", "token")
@@ -38,7 +38,7 @@ def test_the_environment_is_read_for_each_request() -> None:
 @pytest.mark.parametrize("environment", [{}, {KEY_ID: "id"}, {KEY_ID: "", KEY_SECRET: "s"}])
 def test_none_are_told_in_one_sentence(environment: dict[str, str]) -> None:
     with pytest.raises(SourceRefused, match=KEY_ID) as refused:
-        FoundCredentials(environment=environment).get_credentials()
+        CredentialsProvider(environment=environment).get_credentials()
     assert "\n" not in str(refused.value)
 
 
@@ -46,7 +46,7 @@ def test_an_address_is_asked_again_after_a_while_and_when_they_are_refused(
     server: SlsServer,
 ) -> None:
     now = [0.0]
-    found = FoundCredentials(environment={URI: server.credentials_uri}, clock=lambda: now[0])
+    found = CredentialsProvider(environment={URI: server.credentials_uri}, clock=lambda: now[0])
     assert found.get_credentials() == AccessKey("LTAItest", "secret-of-test")
     server.role = ("STS.1", "one", "token")
     assert found.get_credentials().id == "LTAItest"
@@ -60,18 +60,18 @@ def test_an_address_is_asked_again_after_a_while_and_when_they_are_refused(
 
 def test_an_address_that_is_named_wins_over_the_environment(server: SlsServer) -> None:
     environment = {KEY_ID: "id", KEY_SECRET: "secret"}
-    found = FoundCredentials(server.credentials_uri, environment=environment)
+    found = CredentialsProvider(server.credentials_uri, environment=environment)
     assert found.get_credentials().id == "LTAItest"
-    assert FoundCredentials(environment={**environment, URI: "x"}).get_credentials().id == "id"
+    assert CredentialsProvider(environment={**environment, URI: "x"}).get_credentials().id == "id"
 
 
 def test_an_address_that_does_not_answer_or_says_something_else(server: SlsServer) -> None:
     with pytest.raises(SourceUnavailable):
-        FoundCredentials("http://127.0.0.1:9/role").get_credentials()
+        CredentialsProvider("http://127.0.0.1:9/role").get_credentials()
     with pytest.raises(SourceUnavailable, match="401"):
-        FoundCredentials(f"{server.endpoint}/logstores/x").get_credentials()
+        CredentialsProvider(f"{server.endpoint}/logstores/x").get_credentials()
 
 
 def test_a_key_shows_nothing_of_itself() -> None:
     assert repr(AccessKey("LTAIxyz", "secret", "token")) == "AccessKey()"
-    assert "LTAIxyz" not in repr(FoundCredentials(environment={KEY_ID: "LTAIxyz"}))
+    assert "LTAIxyz" not in repr(CredentialsProvider(environment={KEY_ID: "LTAIxyz"}))

@@ -16,8 +16,8 @@ WINDOWS = 6
 """The last one looks back almost four days; after it, the whole shard is read."""
 
 
-class Tail:
-    """Searches the newest records of shards.
+class NewestRecords:
+    """A search for the newest records of shards.
 
     Args:
         pages: of the stream.
@@ -35,12 +35,12 @@ class Tail:
         now = self._now(shard)
         window = FIRST_WINDOW
         for _ in range(WINDOWS):
-            found = _newest(self._pages.since(shard, now - window), now)
-            if found is not None:
-                return found.following
+            newest = _newest(self._pages.since(shard, now - window), now)
+            if newest is not None:
+                return newest.following
             window *= WINDOW_GROWTH
-        found = _newest(self._pages.oldest(shard), now)
-        return found.following if found is not None else None
+        newest = _newest(self._pages.oldest(shard), now)
+        return newest.following if newest is not None else None
 
     def first_since(self, shard: str, time: datetime) -> Place | None:
         """At the first record that the service took at a time or later; None if there is none."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.loghub.records import Fields, RecordColumns, json_value
+from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns, json_value
 from dagster_leasehold.shard_sources.source import record_schema
 
 NUMBER = 1447299606896632356

@@ -26,7 +26,7 @@ class HashRange:
     last: int
 
     def holds(self, hash_key: int) -> bool:
-        """Whether a record with this hash belongs to the shard."""
+        """Return True if a record with this hash belongs to the shard."""
         return self.first <= hash_key <= self.last
 
 
@@ -35,7 +35,7 @@ class UserRecord:
     """A record as its producer sent it.
 
     Attributes:
-        place: where it stands.
+        place: its place in the shard.
         following: the place after it.
     """
 
@@ -52,18 +52,18 @@ class UserRecord:
         return len(self.part.partition_key.encode()) + len(self.part.data)
 
     def attributes(self) -> dict[str, str]:
-        """What is known of it beside key, value and time."""
-        known = {
+        """Return all else that the record carries beside key, value and time."""
+        own = {
             "partition_key": self.part.partition_key,
             "sequence_number": str(self.place.number),
         }
         if self.aggregated:
-            known["sub_sequence_number"] = str(self.place.part)
+            own["sub_sequence_number"] = str(self.place.part)
         if self.part.explicit_hash_key is not None:
-            known["explicit_hash_key"] = self.part.explicit_hash_key
+            own["explicit_hash_key"] = self.part.explicit_hash_key
         if self.encryption and self.encryption != "NONE":
-            known["encryption_type"] = self.encryption
-        return {**self.part.tags, **known}
+            own["encryption_type"] = self.encryption
+        return {**self.part.tags, **own}
 
 
 def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRecord]:

@@ -19,7 +19,7 @@ TOPIC, SOURCE, TAG, NANOSECONDS = "__topic__", "__source__", "__tag__:", "__time
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields of a log are more than fields; an empty name is none.
+    """The fields of a log that become a record's value and key; an empty name is none.
 
     Attributes:
         value: the field whose bytes are the value; its log's other fields are attributes. Without
@@ -93,13 +93,13 @@ class RecordColumns:
 
 
 def group_attributes(group: Any) -> dict[str, str]:
-    """What a LogGroup says of all its logs."""
-    found = {TAG + tag.Key: tag.Value for tag in group.LogTags}
+    """Return the attributes that a LogGroup gives to all its logs."""
+    attributes = {TAG + tag.Key: tag.Value for tag in group.LogTags}
     if group.Topic:
-        found[TOPIC] = group.Topic
+        attributes[TOPIC] = group.Topic
     if group.Source:
-        found[SOURCE] = group.Source
-    return found
+        attributes[SOURCE] = group.Source
+    return attributes
 
 
 def json_value(contents: Mapping[str, bytes]) -> bytes:

@@ -7,13 +7,13 @@ import pytest
 
 from dagster_leasehold.shard_sources.kinesis.aggregation import Part
 from dagster_leasehold.shard_sources.kinesis.cursors import after, at
-from dagster_leasehold.shard_sources.kinesis.kept_ranges import KeptRanges
-from dagster_leasehold.shard_sources.kinesis.records import UserRecord, batch_of
+from dagster_leasehold.shard_sources.kinesis.planned_ranges import PlannedRanges
+from dagster_leasehold.shard_sources.kinesis.user_records import UserRecord, batch_of
 
 SHARD = "shardId-000000000000"
 
 
-def keep(kept: KeptRanges, start: str, end: str, values: list[bytes]) -> None:
+def keep(kept: PlannedRanges, start: str, end: str, values: list[bytes]) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     records = [
         UserRecord(at(number), after(number, 0), now, Part("k", value))
@@ -25,7 +25,7 @@ def keep(kept: KeptRanges, start: str, end: str, values: list[bytes]) -> None:
     writer.keep(start, end)
 
 
-def values(kept: KeptRanges, start: str, end: str) -> list[bytes] | None:
+def values(kept: PlannedRanges, start: str, end: str) -> list[bytes] | None:
     batches = kept.read(SHARD, start, end)
     if batches is None:
         return None
@@ -33,15 +33,15 @@ def values(kept: KeptRanges, start: str, end: str) -> list[bytes] | None:
 
 
 def test_a_range_is_read_as_it_was_written_by_its_own_bounds_alone(tmp_path: Path) -> None:
-    kept = KeptRanges(tmp_path / "kept")
+    kept = PlannedRanges(tmp_path / "kept")
     keep(kept, "1", "3", [b"a", b"b"])
-    assert values(KeptRanges(tmp_path / "kept"), "1", "3") == [b"a", b"b"]
+    assert values(PlannedRanges(tmp_path / "kept"), "1", "3") == [b"a", b"b"]
     assert values(kept, "1", "2") is None
     assert values(kept, "0", "3") is None
 
 
 def test_the_next_plan_of_the_shard_replaces_it(tmp_path: Path) -> None:
-    kept = KeptRanges(tmp_path)
+    kept = PlannedRanges(tmp_path)
     keep(kept, "1", "3", [b"a"])
     keep(kept, "3", "4", [b"b"])
     assert values(kept, "1", "3") is None
@@ -51,7 +51,7 @@ def test_the_next_plan_of_the_shard_replaces_it(tmp_path: Path) -> None:
 
 
 def test_others_may_not_read_it(tmp_path: Path) -> None:
-    kept = KeptRanges(tmp_path / "kept")
+    kept = PlannedRanges(tmp_path / "kept")
     keep(kept, "1", "3", [b"a"])
     (file,) = (tmp_path / "kept" / SHARD).iterdir()
     assert file.stat().st_mode & 0o077 == 0
@@ -59,7 +59,7 @@ def test_others_may_not_read_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
-    kept = KeptRanges(tmp_path)
+    kept = PlannedRanges(tmp_path)
     keep(kept, "1", "3", [b"a" * 1_000])
     (file,) = (tmp_path / SHARD).iterdir()
     content = file.read_bytes()
@@ -69,6 +69,6 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
 
 def test_a_disk_that_takes_nothing_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    kept = KeptRanges(tmp_path / "file")
+    kept = PlannedRanges(tmp_path / "file")
     keep(kept, "1", "3", [b"a"])
     assert values(kept, "1", "3") is None

@@ -1,8 +1,8 @@
 """Ranges that a plan has read, kept on the host until Spark's workers there have read them.
 
 A plan reads a shard to find where a batch ends, and Spark would read the same pages once more: half
-of the two megabytes a second that a shard gives. So what was planned is written into a file, from
-which a worker on the same host takes it. There is one file a shard at most: the next plan of the
+of the two megabytes a second that a shard gives. So a plan writes its records into a file, from
+which a worker on the same host takes them. There is one file a shard at most: the next plan of the
 shard replaces it. A file is nothing but saved work: where it is missing or damaged, or on another
 host, the service is read.
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SUFFIX = ".arrow"
 
 
-class KeptRanges:
+class PlannedRanges:
     """Planned ranges of one stream in a folder.
 
     Args:
@@ -40,7 +40,7 @@ class KeptRanges:
         self._folder = folder
 
     def writer(self, shard: str) -> RangeWriter:
-        """Begin a range of a shard; what was kept of the shard before is removed."""
+        """Begin a range of a shard; the one that was kept before is removed."""
         folder = self._of(shard)
         shutil.rmtree(folder, ignore_errors=True)
         return RangeWriter(folder)
@@ -91,7 +91,7 @@ class RangeWriter:
             self.drop()
 
     def keep(self, start: str, end: str) -> None:
-        """The range is complete: from now on it can be read."""
+        """Complete the range: from now on it can be read."""
         if self._writer is None:
             self.drop()
             return

@@ -1,0 +1,143 @@
+"""A local log as a source: its shards, their bounds, the ends of batches, and exact reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.shard_sources.local_log.catalog import load_catalog
+from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
+from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.removed_shards import (
+    GONE,
+    removed_bounds,
+    removed_error,
+    removed_lag,
+    removed_plan,
+)
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SOURCE_NAME = "local_log"
+ORIGIN = "0"
+
+
+class LocalLogReader:
+    """Reads ranges of a local log; what a Spark worker needs of it, picklable.
+
+    Args:
+        root: the log's folder.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.root)!r})"
+
+    def _folder(self, shard: ShardId) -> ShardFolder:
+        return ShardFolder(shard, self.root, load_catalog(self.root).heads)
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in order, in batches of `record_schema()`.
+
+        Raises:
+            LogNotFound, UnknownShard: there is no such log or shard.
+            CursorExpired: retention has removed the start of the range.
+            CursorInvalid: the range is not within the shard.
+            LogCorrupt: stored bytes are damaged.
+        """
+        catalog = load_catalog(self.root)
+        if catalog.removed(range_.shard):
+            if range_.start == range_.end == GONE:
+                return
+            raise removed_error(range_.shard)
+        yield from self._folder(catalog.find(range_.shard).shard).read(range_)
+
+
+class LocalLogSource(LocalLogReader):
+    """A local log as a source; nothing is written through it."""
+
+    def list_shards(self) -> list[ShardListing]:
+        """All shards of the log, in order of creation.
+
+        Raises:
+            LogNotFound: there is no log.
+            LogCorrupt: its catalog is damaged.
+        """
+        catalog = load_catalog(self.root)
+        return [
+            ShardListing(
+                shard=entry.shard,
+                parents=entry.parents,
+                hash_begin=entry.hash_begin,
+                hash_end=entry.hash_end,
+                read_only=entry.read_only,
+                gone_parents=tuple(each for each in entry.parents if catalog.removed(each)),
+            )
+            for entry in catalog.shards
+        ]
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """The bounds of these shards, from the last index entry of each."""
+        # The catalog first: a shard that it calls read-only had its last append before that.
+        catalog = load_catalog(self.root)
+        bounds: dict[ShardId, ShardBounds] = {}
+        for shard in shards:
+            if catalog.removed(shard):
+                bounds[shard] = removed_bounds(ORIGIN)
+                continue
+            finished = catalog.find(shard).read_only
+            extent = self._folder(shard).extent()
+            bounds[shard] = ShardBounds(str(extent.begin), str(extent.end), finished, ORIGIN)
+        return bounds
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """The cursor of the first record at or after a position; the end if there is none."""
+        catalog = load_catalog(self.root)
+        if catalog.removed(shard):
+            return GONE
+        folder = self._folder(catalog.find(shard).shard)
+        if isinstance(position, datetime):
+            return str(folder.at_time(position))
+        extent = folder.extent()
+        return str(extent.begin if position is Position.BEGIN else extent.end)
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """Where a batch that starts at `start` ends: exact in records and bytes, at least one.
+
+        Raises:
+            CursorExpired: retention has removed `start`.
+            CursorInvalid: `start` is not a cursor of the shard.
+        """
+        catalog = load_catalog(self.root)
+        if catalog.removed(shard):
+            return removed_plan(shard, start)
+        entry = catalog.find(shard)
+        return self._folder(entry.shard).plan(start, limits, finished=entry.read_only)
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """Records between a cursor and the end; None where a removed shard may have had some.
+
+        Raises:
+            CursorInvalid: it is not a cursor.
+        """
+        if bounds.removed:
+            return removed_lag(cursor)
+        return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
+
+    def spark_options(self) -> Mapping[str, str]:
+        """Return the options from which a Spark worker builds the reader again."""
+        return {"source": SOURCE_NAME, "root": str(self.root)}
