@@ -1,4 +1,4 @@
-"""The command `leasehold`: its commands, and what becomes of every error.
+"""The command `leasehold`: the list of its commands, and a sentence for every error.
 
 Exit codes: 0 done, 1 a check failed, 2 a mistake that one sentence on standard error explains,
 3 an unexpected error, whose stack trace is in a file that the sentence names.
@@ -26,10 +26,10 @@ EXIT_INTERRUPTED = 130
 
 
 class Place(NamedTuple):
-    """Where a command is, and its line in the list of commands.
+    """The place of a command in the code, and its line in the list of commands.
 
     Attributes:
-        module: of the package `commands`.
+        module: of the package `commands`; one that adds commands to another's application.
         name: of its function, or of its Typer application.
         help: the first sentence of its own help.
     """
@@ -43,7 +43,7 @@ COMMANDS = {
     "demo": Place(
         "processes",
         "demo",
-        "Consume a log of 8 shards from start to proof in a folder of its own, and end.",
+        "Consume a log of 8 shards, from the first record to the proof, in a folder of its own.",
     ),
     "ui": Place(
         "processes",
@@ -53,7 +53,7 @@ COMMANDS = {
     "node": Place(
         "nodes",
         "node",
-        "Be a node: keep this host's code server and Spark running, and beat for the node.",
+        "Run this host's node: keep its code server and Spark running, and beat for it.",
     ),
     "up": Place(
         "up",
@@ -62,7 +62,7 @@ COMMANDS = {
         "nodes.",
     ),
     "status": Place(
-        "inspection",
+        "status",
         "status",
         "Show a group's nodes, and its shards with state, owner, checkpoint and lag.",
     ),
@@ -79,29 +79,28 @@ COMMANDS = {
     "verify": Place(
         "inspection",
         "verify",
-        "Prove from journal and ledger that every record was committed once, by its holder alone.",
+        "Prove from journal and ledger that every record was committed once, and by its holder.",
     ),
     "cat": Place("records", "cat", "Print committed records as JSON lines, in order per shard."),
     "load": Place(
         "records",
         "load",
-        "Append the lines of files to the local log of a stream, which is made where there is "
-        "none.",
+        "Append the lines of files to the local log of a stream; a log that is missing is made.",
     ),
     "replay": Place(
         "rewriting",
         "replay",
-        "Make committed output anew with today's transform; checkpoints stay, consumption goes on.",
+        "Rebuild committed output with today's transform, while consumption continues.",
     ),
     "compact": Place(
         "rewriting",
         "compact",
-        "Merge small files of committed output into few, in the same order.",
+        "Merge small files of committed output into larger ones, in the same order.",
     ),
     "vacuum": Place(
         "vacuum",
         "vacuum",
-        "Remove output files that the ledger does not name and that are old enough.",
+        "Remove old output files that the ledger does not name.",
     ),
     "metrics": Place(
         "metrics",
@@ -113,10 +112,13 @@ COMMANDS = {
         "simulate",
         "Simulate a consumer group under virtual time, and check every promise at every step.",
     ),
-    "group": Place("groups", "app", "Create, list, change, pause and delete consumer groups."),
-    # Its `import` and `export` add themselves to `checkpoints`.
+    "group": Place(
+        "group_pausing", "app", "Create, list, change, pause and delete consumer groups."
+    ),
     "checkpoint": Place("service_checkpoints", "app", "Show checkpoints, or force one."),
-    "gap": Place("gaps", "app", "List ranges that were removed unread, and accept their loss."),
+    "gap": Place(
+        "gaps", "app", "List ranges that were removed before they were read, and accept their loss."
+    ),
     "shard": Place("shards", "app", "List, split and merge the shards of a local log."),
     "quarantine": Place(
         "quarantine", "app", "List records that could not be parsed, and try them again."
@@ -200,13 +202,13 @@ def version(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every error becomes one sentence."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
     if isinstance(sys.stdout, io.TextIOWrapper):
         # JSON is UTF-8 whatever the terminal's locale says.
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        code = app(given, prog_name=PROGRAM, standalone_mode=False)
+        code = app(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone (`leasehold cat demo | head`): nothing is wrong.

@@ -1,4 +1,4 @@
-"""How the MariaDB of a home's own is reached: the note in the home, and what is read from it."""
+"""The note in a home that says how its own MariaDB is reached: port, password, and addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEASES, DAGSTER = "leasehold", "dagster"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How the server of a home is reached.
+    """The way to reach the server of a home.
 
     Attributes:
         port: on the loopback.
@@ -33,7 +33,7 @@ class Access:
 
     @classmethod
     def of(cls, home: Path) -> Self | None:
-        """That of a home which has such a server, running or not; None where it has none."""
+        """Return the note of a home that has such a server, running or not; None if it has none."""
         try:
             noted = json.loads((home / FOLDER / ACCESS_FILE).read_text(encoding="utf-8"))
             return cls(int(noted["port"]), SecretStr(str(noted["password"])))
@@ -48,7 +48,7 @@ class Access:
 
     @property
     def dagster_variables(self) -> dict[str, str]:
-        """What `dagster.yaml` reads from the environment; one of them is the password."""
+        """The variables that `dagster.yaml` reads from the environment, the password among them."""
         return {
             "DAGSTER_MYSQL_HOSTNAME": LOOPBACK,
             "DAGSTER_MYSQL_PORT": str(self.port),
@@ -58,14 +58,14 @@ class Access:
         }
 
     def answers(self) -> bool:
-        """Whether something listens where the server would."""
+        """Return True if something listens where the server would."""
         with suppress(OSError), socket.create_connection((LOOPBACK, self.port), timeout=2.0):
             return True
         return False
 
 
 def dagster_variables(home: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where Dagster keeps its own storage, if the home has a server and nothing else is said."""
+    """Return the variables of Dagster's storage, if it is in the home's server; else none."""
     access = Access.of(home)
     if access is None or environment.get("DAGSTER_MYSQL_HOSTNAME"):
         return {}

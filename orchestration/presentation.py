@@ -1,10 +1,11 @@
-"""How results are shown: tables for people, JSON for programs."""
+"""How commands show things: sentences, tables and progress for people, JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH_MAX = 100
+BAR_COLUMNS = 24
 
 
 def console() -> Console:
@@ -29,13 +31,18 @@ def console() -> Console:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which takes an s in the plural: `1 shard`, `2,000 shards`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def say(text: str = "") -> None:
-    """One line on standard output, as it is."""
+    """Print one line on standard output, as it is."""
     sys.stdout.write(text + "\n")
 
 
 def plain(value: object) -> Any:
-    """A record as JSON knows it: times in ISO 8601 UTC, tuples as lists, enums as values."""
+    """Return a value as JSON has it: times in ISO 8601 UTC, tuples as lists, enums as values."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, datetime):
@@ -50,20 +57,22 @@ def plain(value: object) -> Any:
 
 
 def iso(at: datetime) -> str:
-    """A time in ISO 8601, in UTC, to the microsecond, with a `Z`."""
-    aware = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
-    return aware.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    """Return a time in ISO 8601, in UTC, to the microsecond, with a `Z`."""
+    import pendulum
+
+    aware = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return pendulum.instance(aware).in_timezone("UTC").format("YYYY-MM-DDTHH:mm:ss.SSSSSS[Z]")
 
 
 def show_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     say(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
-def tell(record: Mapping[str, object], *sentences: str, as_json: bool) -> None:
-    """What a command did: sentences for people, or the same as one JSON document."""
+def tell(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
+    """Print the outcome of a command: sentences for people, or the facts as one JSON document."""
     if as_json:
-        show_json(record)
+        show_json(facts)
         return
     for sentence in sentences:
         say(sentence)
@@ -76,7 +85,7 @@ def show_table(
     *,
     numeric: Sequence[str] = (),
 ) -> None:
-    """A table; None is shown as `-`, columns named in `numeric` stand at the right.
+    """Print a table; None is shown as `-`, columns named in `numeric` are aligned to the right.
 
     Cells are text, never markup: an identifier cannot colour or break the table.
     """
@@ -107,3 +116,45 @@ def _cell(value: object) -> str:
     if isinstance(value, datetime):
         return iso(value)[:19] + "Z"
     return str(value)
+
+
+@contextmanager
+def progress(
+    work: str, unit: str = "", total: int | None = None
+) -> Generator[Callable[[int], None]]:
+    """Show how far some work is, to be entered with `with`; it leaves nothing behind.
+
+    Where standard error is no terminal, nothing is shown, so that logs stay readable. Standard
+    output is never touched.
+
+    Args:
+        work: its name, in a word or two.
+        unit: what is counted, as a plural.
+        total: how many there are, or None if that is not known beforehand.
+
+    Returns:
+        A function that takes the number done so far.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if not unit:
+        count = ""
+    elif total is None:
+        count = f"{{task.completed:,}} {unit}"
+    else:
+        count = f"{{task.completed:,}} of {{task.total:,}} {unit}"
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=BAR_COLUMNS),
+        TextColumn(count),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, highlight=False),
+        transient=True,
+    )
+    task = bar.add_task(work, total=total)
+    with bar:
+        yield lambda done: bar.update(task, completed=done)

@@ -18,8 +18,7 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END, first_withdrawn
-from dagster_leasehold.orchestration.commands.groups import OBSERVER
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import OBSERVER, GroupName, Home, Json, Stream
 from dagster_leasehold.orchestration.commands.target import Target, listed
 from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
 
@@ -66,7 +65,7 @@ def set_(
     cursor: Annotated[str, typer.Argument(help="A cursor, begin, end or an ISO 8601 time.")],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Do it: records may be skipped or read again.")
+        bool, typer.Option("--force", help="Confirm that records may be skipped or read again.")
     ] = False,
     reopen: Annotated[
         Reopening,
@@ -77,7 +76,7 @@ def set_(
         ),
     ] = Reopening.REFUSE,
     reason: Annotated[
-        str, typer.Option("--reason", help="Why, for the journal.")
+        str, typer.Option("--reason", help="The reason, for the journal.")
     ] = "set by an operator",
     stream: Stream = None,
     group: GroupName = None,
@@ -93,27 +92,27 @@ def set_(
     lease = target.shard(key, shard)
     if not force:
         raise CheckpointRefused(
-            f"A checkpoint is moved by its shard's holder: add --force to set that of shard "
-            f"{shown(shard)} yourself, which skips records or reads them again."
+            f"Only the holder of shard {shown(shard)} moves its checkpoint: add --force to set it "
+            "yourself, which skips records or reads them again."
         )
     position = cursor_of(target.stream(key.stream).source, lease.shard, cursor)
     changed = forced(target, key, lease.shard, position, reason=reason, reopen=reopen)
     others = sorted((each for each in changed.shards if each != lease.shard), key=rank_key)
-    record = {"group": str(key), "shard": lease.shard, "from": lease.check_point, "to": position}
+    facts = {"group": str(key), "shard": lease.shard, "from": lease.check_point, "to": position}
     sentences = [
         f"Checkpoint of shard {lease.shard} of {key}: {lease.check_point or '-'} -> {position}."
         if changed.shards
         else f"Shard {lease.shard} of {key} is finished at {position}: there is nothing to change."
     ]
     if others:
-        sentences.append(f"Shards that began after it: {listed(others)} begin again.")
-    tell(record | {"begin_again": others}, *sentences, as_json=as_json)
+        sentences.append(f"These shards are read after it and begin again: {listed(others)}.")
+    tell(facts | {"begin_again": others}, *sentences, as_json=as_json)
 
 
 def forced(
     target: Target, key: GroupKey, shard: ShardId, cursor: str, *, reason: str, reopen: Reopening
 ) -> Changed:
-    """Force a shard's checkpoint, with readers of what is withdrawn in mind.
+    """Force a shard's checkpoint, and keep files of withdrawn batches for their readers.
 
     Raises:
         CheckpointRefused: see `LeaseStore.force_checkpoint`.
@@ -147,7 +146,7 @@ def _touch_withdrawn(
 
 
 def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
-    """The cursor that `begin`, `end`, a time or a cursor means, within the shard's bounds.
+    """Return the cursor that `begin`, `end`, a time or a cursor means, within the shard's bounds.
 
     Raises:
         CheckpointRefused: the text is none of these, or lies outside what the shard holds.
@@ -168,7 +167,7 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
     if at is None:
         bounds = source.bounds([shard])[shard]
         raise CheckpointRefused(
-            f"{shown(text)} is no cursor of shard {shown(shard)}, which holds {bounds.begin} to "
-            f"{bounds.end}: use one of these, begin, end or an ISO 8601 time."
+            f"{shown(text)} is not a cursor of shard {shown(shard)}, which holds {bounds.begin} to "
+            f"{bounds.end}: use a cursor in this range, begin, end or an ISO 8601 time."
         ) from refusal
     return source.cursor_at(shard, at)

@@ -13,9 +13,15 @@ from pydantic import SecretStr
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.pruning import history_age
 from dagster_leasehold.orchestration.commands.options import Home, Json
-from dagster_leasehold.orchestration.commands.progress import progress
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
+from dagster_leasehold.orchestration.presentation import (
+    counted,
+    progress,
+    say,
+    show_json,
+    show_table,
+    tell,
+)
 
 app = typer.Typer(
     help="Prepare the lease store's database, or copy it into another one.", no_args_is_help=True
@@ -34,13 +40,13 @@ def upgrade(
         typer.Option(
             "--env",
             metavar="VARIABLE",
-            help="Another store than the settings': the environment variable with its URL.",
+            help="Use another store: the environment variable that holds its URL.",
         ),
     ] = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Bring the schema of the lease store to this release; safe to repeat."""
+    """Upgrade the schema of the lease store to this release; safe to repeat."""
     from dagster_leasehold.lease_store import open_store
 
     if url_env is not None:
@@ -68,7 +74,7 @@ def prune(
         typer.Option(
             "--older-than",
             metavar="DAYS",
-            help="The age of what is deleted, in days (default: the setting history_days).",
+            help="Delete rows older than this many days (default: the setting history_days).",
         ),
     ] = None,
     url_env: Annotated[
@@ -76,16 +82,16 @@ def prune(
         typer.Option(
             "--env",
             metavar="VARIABLE",
-            help="Another store than the settings': the environment variable with its URL.",
+            help="Use another store: the environment variable that holds its URL.",
         ),
     ] = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Delete old journal entries, delivered events, accepted gaps, and ledger rows merged away.
+    """Delete old journal entries, delivered events, accepted gaps and merged rows of the ledger.
 
-    What `verify` needs to go on stays, and so do the newest rows of each shard. The janitor sensor
-    does the same every hour; both may run at once. Exits with 1 if something could not be deleted.
+    What `verify` needs is kept, and so are the newest rows of each shard. The janitor sensor does
+    the same every hour; both may run at once. Exits with 1 if something could not be deleted.
     """
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.pruning import prune as pruned
@@ -94,15 +100,15 @@ def prune(
     age = target.settings.history_age if older_than is None else history_age(_days(older_than))
     if age is None:
         raise InvalidSetting(
-            "The setting history_days keeps all history: say how much may go with --older-than."
+            "The setting history_days keeps all history: give an age with --older-than."
         )
     store = target.store if url_env is None else open_store(url_in("--env", url_env))
     rows: Counter[str] = Counter()
     failures: list[str] = []
-    with progress("deleting old rows", "rows") as told:
+    with progress("deleting old rows", "rows") as show:
         for group in store.groups():
             done = rows.total()
-            report = pruned(store, group.key, age, lambda gone, done=done: told(done + gone))
+            report = pruned(store, group.key, age, lambda gone, done=done: show(done + gone))
             rows += report.rows
             failures += report.failures
     if as_json:
@@ -139,18 +145,18 @@ def copy(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Copy the lease store, whose groups are drained, into an empty one of the same schema.
+    """Copy the lease store into an empty one of the same schema; its groups must be drained.
 
-    All tables in one transaction: checkpoints, ledger, journal, gaps and the rest. The groups stay
-    paused in both stores. Exits with 1 if `verify` finds a violation in the copy.
+    All tables are copied in one transaction: checkpoints, ledger, journal, gaps and the rest. The
+    groups stay paused in both stores. Exits with 1 if `verify` finds a violation in the copy.
     """
     from dagster_leasehold.lease_store.store_copy import copy_store
 
     url = url_in("--to-env", to_env)
     source = Target.at(home)
     source.store.close()
-    with progress("copying", "rows") as told:
-        copied = copy_store(source.settings.store_url, url, told=told)
+    with progress("copying", "rows") as show:
+        copied = copy_store(source.settings.store_url, url, told=show)
     before, after = described(source.settings.store_url), described(url)
     if as_json:
         groups = [str(key) for key in copied.groups]
@@ -167,11 +173,11 @@ def copy(
         show_table("Rows copied", ("table", "rows"), copied.rows.items(), numeric=("rows",))
         for violation in copied.violations:
             say(f"VIOLATION: {violation}")
-        number, rows = len(copied.groups), sum(copied.rows.values())
+        groups, rows = len(copied.groups), sum(copied.rows.values())
         say(f"From {before}")
         say(f"to {after}:")
         say(
-            f"{number} consumer group{'s' if number != 1 else ''}, {rows:,} rows, "
+            f"{counted(groups, 'consumer group')}, {rows:,} rows, "
             f"{len(copied.violations) or 'no'} violations. Paused in both stores: resume in one."
         )
     if copied.violations:
@@ -179,10 +185,10 @@ def copy(
 
 
 def url_in(option: str, variable: str) -> SecretStr:
-    """The URL that an environment variable holds: it may have a password, so it is no argument.
+    """Return the URL in an environment variable; it may hold a password, so it is no option.
 
     Raises:
-        InvalidSetting: that is no name of a variable, or it is not set.
+        InvalidSetting: the name is not that of a variable, or the variable is not set.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         # What was given may be the URL itself, with its password, so it is not shown.
@@ -200,7 +206,7 @@ def url_in(option: str, variable: str) -> SecretStr:
 
 
 def described(store_url: SecretStr) -> str:
-    """Where a lease store is, without its password."""
+    """Return the address of a lease store without its password."""
     from sqlalchemy.engine import make_url
 
     url = make_url(store_url.get_secret_value())

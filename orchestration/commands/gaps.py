@@ -8,8 +8,8 @@ import typer
 
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.orchestration.commands.groups import OBSERVER
 from dagster_leasehold.orchestration.commands.options import (
+    OBSERVER,
     GroupName,
     Home,
     Json,
@@ -20,7 +20,8 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
 
 app = typer.Typer(
-    help="List ranges that were removed unread, and accept their loss.", no_args_is_help=True
+    help="List ranges that were removed before they were read, and accept their loss.",
+    no_args_is_help=True,
 )
 
 
@@ -71,7 +72,7 @@ def ack(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Accept the loss of a shard's gaps as they are now; one that the shard holds at is passed."""
+    """Accept the loss of a shard's gaps; a shard that waits at one continues after it."""
     target = Target.at(home)
     key = target.group(stream, group).key
     wanted = target.shard(key, shard).shard
@@ -80,11 +81,13 @@ def ack(
         for gap in target.store.gaps(key, wanted, acknowledged=False)
         if isinstance(target.store.acknowledge_gap(key, gap, observer=OBSERVER), Changed)
     ]
-    sentences = [
-        f"Accepted the loss of {gap.start} to {gap.end} of shard {wanted} of {key}"
-        f"{'' if gap.skipped else '; the next run goes on behind it'}."
-        for gap in accepted
-    ]
+    sentences: list[str] = []
+    for gap in accepted:
+        sentences.append(
+            f"Accepted the loss of {gap.start} to {gap.end} of shard {wanted} of {key}."
+        )
+        if not gap.skipped:
+            sentences.append("The next run continues after it.")
     tell(
         {"group": str(key), "shard": wanted, "accepted": accepted},
         *(sentences or [f"Shard {wanted} of {key} has no gap to accept."]),

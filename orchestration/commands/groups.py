@@ -1,4 +1,4 @@
-"""`leasehold group`: the consumer groups of a stream."""
+"""`leasehold group`: create, list, show, change and delete the consumer groups of a stream."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.orchestration.commands.drain_report import (
-    say_open,
-    show_drained,
-    tell_drained,
-)
-from dagster_leasehold.orchestration.commands.options import Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import OBSERVER, Home, Json, Stream
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
-
-OBSERVER = "command line"
 
 app = typer.Typer(
     help="Create, list, change, pause and delete consumer groups.", no_args_is_help=True
@@ -28,37 +21,41 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(help="The consumer group.")]
 Ordered = Annotated[
     bool | None,
-    typer.Option("--ordered/--unordered", help="Whether children wait for their parents."),
+    typer.Option(
+        "--ordered/--unordered", help="Read a shard after its parents are finished, or at once."
+    ),
 ]
 TimeoutS = Annotated[
     float | None, typer.Option("--timeout", help="Lease timeout of its nodes, in seconds.")
 ]
 Assignment = Annotated[
-    AssignmentMode | None, typer.Option("--assignment", help="How nodes share the shards.")
+    AssignmentMode | None, typer.Option("--assignment", help="How the nodes share the shards.")
 ]
 InitialPosition = Annotated[
     str | None,
     typer.Option(
         "--initial-position",
-        help="begin, end or an ISO 8601 time: where a shard starts that has no checkpoint.",
+        help="Where a shard without a checkpoint starts: begin, end or an ISO 8601 time.",
     ),
 ]
 Gaps = Annotated[
     GapPolicy | None,
     typer.Option(
         "--gap-policy",
-        help="When records were removed unread: hold, or go on at the begin or end of the rest.",
+        help="If records were removed before they were read: hold, or continue at the begin or end "
+        "of what is left.",
     ),
 ]
 NodeCap = Annotated[
-    int | None, typer.Option("--node-cap", help="The most shards per node; 0 lifts the cap.")
+    int | None,
+    typer.Option("--node-cap", help="The most shards that a node may hold; 0 removes the limit."),
 ]
 
 Weighted = Annotated[
     bool | None,
     typer.Option(
         "--weighted/--by-count",
-        help="Level records per second, learned from the ledger, or the number of shards.",
+        help="Balance records per second, as the ledger shows them, or the number of shards.",
     ),
 ]
 
@@ -74,7 +71,7 @@ def _changed(
     gap_policy: GapPolicy | None,
     weighted: bool | None,
 ) -> Group:
-    """The group with every setting that was given, checked."""
+    """Return the group with every setting that was given, after checking it."""
     changes: dict[str, Any] = {}
     if ordered is not None:
         changes["ordered"] = ordered
@@ -86,7 +83,9 @@ def _changed(
         changes["initial_position"] = _position(initial_position)
     if node_cap is not None:
         if node_cap < 0:
-            raise InvalidSetting(f"--node-cap is {node_cap}: use a positive number, or 0 for none.")
+            raise InvalidSetting(
+                f"--node-cap is {node_cap}: use a positive number, or 0 for no limit."
+            )
         changes["node_cap"] = node_cap or None
     if gap_policy is not None:
         changes["gap_policy"] = gap_policy
@@ -173,22 +172,22 @@ def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> No
 
 
 def described(group: Group) -> dict[str, object]:
-    """A group as a flat record, its key as two names."""
-    record: dict[str, object] = {"stream": group.key.stream, "group": group.key.group}
+    """Return a group as a flat dictionary, its key as two names."""
+    values: dict[str, object] = {"stream": group.key.stream, "group": group.key.group}
     for field in dataclasses.fields(group):
         if field.name != "key":
-            record[field.name] = getattr(group, field.name)
-    return record
+            values[field.name] = getattr(group, field.name)
+    return values
 
 
 @app.command()
 def show(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
     """Show one consumer group."""
-    record = described(Target.at(home).group(stream, name))
+    values = described(Target.at(home).group(stream, name))
     if as_json:
-        show_json(record)
+        show_json(values)
         return
-    show_table("Consumer group", ("setting", "value"), record.items())
+    show_table("Consumer group", ("setting", "value"), values.items())
 
 
 @app.command()
@@ -219,86 +218,18 @@ def update(
         gap_policy=gap_policy,
         weighted=weighted,
     )
-    sentences = [f"Consumer group {group.key} is so already."]
+    sentences = [f"Consumer group {group.key} already has these settings."]
     if wanted != group:
         target.store.update_group(wanted, observer=OBSERVER)
         sentences = [f"Updated consumer group {group.key}."]
     declared = target.declared(stream)
     if wanted != group and declared.key == group.key and declared.assignment != wanted.assignment:
         sentences.append(
-            f"It assigns by {wanted.assignment} now, but its declaration says "
-            f"{declared.assignment}: nodes take the settings of their declaration."
+            f"It now assigns shards by {wanted.assignment}, but its declaration says "
+            f"{declared.assignment}, and nodes take their settings from the declaration."
         )
     changed = wanted != group
     tell({"changed": changed} | described(target.group(stream, name)), *sentences, as_json=as_json)
-
-
-def _set_paused(name: str, stream: str | None, home: Home, *, paused: bool) -> GroupKey:
-    target = Target.at(home)
-    group = target.group(stream, name)
-    if group.paused is not paused:
-        target.store.update_group(dataclasses.replace(group, paused=paused), observer=OBSERVER)
-    return group.key
-
-
-@app.command()
-def pause(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
-    """Pause a consumer group: its holders stop at their next batch boundary."""
-    key = _set_paused(name, stream, home, paused=True)
-    tell(
-        {"stream": key.stream, "group": key.group, "paused": True},
-        f"Paused consumer group {key}; holders stop at their next batch boundary.",
-        as_json=as_json,
-    )
-
-
-@app.command()
-def drain(
-    name: Name,
-    stream: Stream = None,
-    timeout_s: Annotated[
-        float,
-        typer.Option("--timeout", metavar="S", min=0, help="How many seconds to wait at most."),
-    ] = 300.0,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
-    """Pause a consumer group and wait until no shard of it is open and all checkpoints are durable.
-
-    Exits with 1 if that does not happen in time. The group stays paused: `group resume` ends that.
-    """
-    import time
-
-    from dagster_leasehold.lease_store.draining import wait_until_drained
-
-    key = _set_paused(name, stream, home, paused=True)
-    began = time.monotonic()
-    store = Target.at(home).store
-    found = wait_until_drained(
-        lambda: store.draining(key),
-        timeout_s=timeout_s,
-        clock=time.monotonic,
-        sleep=time.sleep,
-        report=(lambda _: None) if as_json else say_open,
-    )
-    waited_s = time.monotonic() - began
-    if as_json:
-        show_drained(key, found, waited_s)
-    else:
-        tell_drained(key, found, waited_s)
-    if not found.drained:
-        raise typer.Exit(1)
-
-
-@app.command()
-def resume(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
-    """Let a paused consumer group go on."""
-    key = _set_paused(name, stream, home, paused=False)
-    tell(
-        {"stream": key.stream, "group": key.group, "paused": False},
-        f"Resumed consumer group {key}.",
-        as_json=as_json,
-    )
 
 
 @app.command()
@@ -306,7 +237,7 @@ def delete(
     name: Name,
     stream: Stream = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it even though nodes of it are live.")
+        bool, typer.Option("--force", help="Delete it even if some of its nodes are live.")
     ] = False,
     as_json: Json = False,
     home: Home = None,

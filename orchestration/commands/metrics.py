@@ -43,25 +43,31 @@ class DeclaredDeployment:
 
     @cached_property
     def _sources(self) -> dict[str, ShardSource]:
-        found: dict[str, ShardSource] = {}
+        sources: dict[str, ShardSource] = {}
         for declared in self.target.settings.streams:
             try:
-                found[declared.name] = self.target.stream(declared.name).source
+                sources[declared.name] = self.target.stream(declared.name).source
             except LeaseholdError as error:
                 say(f"The lag of stream {declared.name} is not exported: {error}")
-        return found
+        return sources
 
     def upkeep(self, key: GroupKey) -> UpkeepReport | None:
-        """What the rebalance sensor noted in the home."""
+        """Return the costs that the rebalance sensor noted in the home."""
         return UpkeepReport.load(self.target.settings.upkeep_file(key.stream, key.group))
 
 
 def metrics(
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Of the page; 0 takes any free one.")
+        int,
+        typer.Option(
+            "--port", min=0, max=65535, help="Port of the metrics page; 0 picks a free one."
+        ),
     ] = PORT_DEFAULT,
     address: Annotated[
-        str, typer.Option("--address", help="To listen on; beyond the loopback, anybody may read.")
+        str,
+        typer.Option(
+            "--address", help="Address to listen on; beyond the loopback, anybody can read."
+        ),
     ] = "127.0.0.1",
     home: Home = None,
 ) -> None:

@@ -12,12 +12,12 @@ import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.orchestration.commands.options import Home
-from dagster_leasehold.orchestration.commands.processes import check_folder, held_port
+from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.supervision.interrupts import told_by_signals
+from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
+from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 NODE_PORT_DEFAULT = 4201
 LEAVE_TIMEOUT_S = 150.0
 
-Module = Annotated[
-    str | None,
-    typer.Option("--module", help="Your module of definitions (default: those of the settings)."),
-]
-
 
 def node(
     *,
-    name: Annotated[str, typer.Option("--name", help="Of the node; unique in its groups.")],
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the node; unique within its groups.")
+    ],
     home: Home = None,
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", min=1, max=65535, help="Of its code server (default: from 4201 on)."
+            "--port",
+            min=1,
+            max=65535,
+            help="Port of its code server (default: the first free one from 4201).",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Where its code server listens.")
+        str, typer.Option("--host", help="Address on which its code server listens.")
     ] = "127.0.0.1",
     address: Annotated[
         str | None,
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Where Dagster's daemon reaches it, if not where it listens.",
+            help="Address at which Dagster's daemon reaches it, if that is another one.",
         ),
     ] = None,
-    module: Module = None,
+    module: DefinitionsModule = None,
     leave_timeout_s: Annotated[
         float,
         typer.Option(
@@ -62,16 +62,16 @@ def node(
         ),
     ] = LEAVE_TIMEOUT_S,
 ) -> None:
-    """Be a node: keep this host's code server and Spark running, and beat for the node.
+    """Run this host's node: keep its code server and Spark running, and beat for it.
 
     SIGTERM or Ctrl-C lets its runs reach a checkpoint, frees its shards, and ends it.
     """
     from dagster_leasehold.orchestration.resources import declared_streams
+    from dagster_leasehold.orchestration.supervision.agent_state import answering_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import (
         DEFINITIONS_MODULE,
         opened_instance,
     )
-    from dagster_leasehold.orchestration.supervision.node_agent import answering_alone
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
@@ -80,14 +80,14 @@ def node(
         # Before anything is started: a source that cannot be used is one sentence.
         declared_streams(settings)
     with (
-        told_by_signals() as told,
+        stop_event() as stop,
         answering_alone(settings.node_folder(named), named),
         ExitStack() as held,
     ):
         _check_instance(settings)
         chosen = held.enter_context(held_port(port, NODE_PORT_DEFAULT, host))
         listen = Endpoint(host, chosen)
-        advertised = Endpoint.parse(address) if address else _reached(listen)
+        advertised = Endpoint.parse(address) if address else _advertised(listen)
         with opened_instance(settings) as instance:
             _check_launcher(settings, instance.run_launcher)
             agent = _agent(
@@ -101,7 +101,7 @@ def node(
             )
             say(f"Starting node {named} on {listen} …")
             sys.stdout.flush()
-            agent.run(told)
+            agent.run(stop)
 
 
 def _agent(
@@ -158,12 +158,12 @@ def _check_launcher(settings: Settings, launcher: object) -> None:
     if not isinstance(launcher, NodeRunLauncher):
         raise InvalidSetting(
             f"Dagster in {settings.dagster_home} launches no runs on nodes: its dagster.yaml needs "
-            "the run launcher orchestration.node_launcher.NodeRunLauncher, as `leasehold up` "
+            f"the run launcher {NodeRunLauncher.__module__}.NodeRunLauncher, as `leasehold up` "
             "writes it."
         )
 
 
-def _reached(listen: Endpoint) -> Endpoint:
-    """Where others reach a server that listens on every address of this host: at its name."""
+def _advertised(listen: Endpoint) -> Endpoint:
+    """Return the endpoint for others: this host's name, if the server listens on all addresses."""
     everywhere = listen.host in ("0.0.0.0", "::")
     return Endpoint(platform.node(), listen.port) if everywhere else listen

@@ -10,14 +10,20 @@ import typer
 
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
-from dagster_leasehold.orchestration.commands.records import json_record
-from dagster_leasehold.orchestration.commands.rewriting import (
+from dagster_leasehold.orchestration.commands.options import (
     End,
-    Module,
+    GroupName,
+    Home,
+    Json,
+    OneShard,
     Replaces,
     Shards,
     Start,
+    StreamArgument,
+    StreamModule,
+)
+from dagster_leasehold.orchestration.commands.records import json_record
+from dagster_leasehold.orchestration.commands.rewriting import (
     chosen_shards,
     refuse_failed,
     replay_shards,
@@ -43,9 +49,10 @@ app = typer.Typer(
 def list_(
     stream: StreamArgument = None,
     *,
-    shard: Annotated[str | None, typer.Option("--shard", help="One shard only.")] = None,
+    shard: OneShard = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Event times from this ISO 8601 time on.")
+        str | None,
+        typer.Option("--since", help="Only records with event times from this ISO 8601 time."),
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="Show the first N records.")
@@ -54,9 +61,9 @@ def list_(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """List records in quarantine, each with its cursor, its raw bytes and why it is there.
+    """List records in quarantine, each with its cursor, its raw bytes and its error.
 
-    In JSON, bytes that are no text come as base64.
+    In JSON, bytes that are not text are encoded as base64.
     """
     from dagster_leasehold.assets.output.quarantine import quarantined_count, quarantined_records
 
@@ -64,19 +71,19 @@ def list_(
     key = target.group(stream, group).key
     wanted = target.shard(key, shard).shard if shard is not None else None
     folder = target.settings.output_folder(key.stream, key.group)
-    found = quarantined_records(target.store, key, folder, wanted, since=_time(since))
-    records = list(islice(found, limit))
+    quarantined = quarantined_records(target.store, key, folder, wanted, since=_time(since))
+    records = list(islice(quarantined, limit))
     count = quarantined_count(target.store, key, wanted)
     if as_json:
         rows = [json_record(asdict(record)) for record in records]
         show_json({"group": str(key), "quarantined": count, "records": rows})
         return
-    of_shard = f" in shard {wanted}" if wanted is not None else ""
+    place = str(key) if wanted is None else f"Shard {wanted} of {key}"
     if not count:
-        say(f"{key} has no records in quarantine{of_shard}.")
+        say(f"{place} has no records in quarantine.")
         return
     show_table(
-        f"Quarantine of {key}: {len(records):,} of {count:,} records{of_shard}",
+        f"{place}: {len(records):,} of {count:,} records in quarantine",
         ("shard", "cursor", "event time", "bytes", "value", "error"),
         (_row(record) for record in records),
         numeric=("cursor", "bytes"),
@@ -103,13 +110,13 @@ def _time(since: str | None) -> datetime | None:
 
     if since is None:
         return None
-    found = parse_time(since)
-    if found is None:
+    at = parse_time(since)
+    if at is None:
         raise InvalidSetting(
-            f"{shown(since)} is no time: give --since an ISO 8601 time, such as "
+            f"{shown(since)} is not a time: give --since an ISO 8601 time, such as "
             "2026-01-31T08:00:00Z."
         )
-    return found
+    return at
 
 
 @app.command()
@@ -119,7 +126,7 @@ def retry(
     shard: Shards = None,
     start: Start = None,
     end: End = None,
-    module: Module = None,
+    module: StreamModule = None,
     replaces: Replaces = None,
     group: GroupName = None,
     as_json: Json = False,
@@ -136,8 +143,8 @@ def retry(
     declared, key = target.chosen(stream, group, module)
     if declared.transform is None:
         raise TransformError(
-            f"Stream {shown(declared.name)} has no transform here, so nothing of it could be "
-            "parsed: name the module that declares it with --module."
+            f"Stream {shown(declared.name)} has no transform in the settings, so there is nothing "
+            "to try again with: name the module that declares it with --module."
         )
     shards = chosen_shards(target, key, shard)
     run, done = replay_shards(
@@ -147,4 +154,4 @@ def retry(
         show_json({"group": str(key), "run": run, "shards": done})
     else:
         show_replay(f"Quarantine of {key}, tried again", done)
-    refuse_failed("tried again", ((report.shard, report.error) for report in done))
+    refuse_failed((report.shard, report.error) for report in done)

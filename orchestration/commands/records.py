@@ -1,4 +1,4 @@
-"""`leasehold load` and `leasehold cat`: records into a local log, and committed ones out."""
+"""`leasehold load` and `leasehold cat`: put records into a local log, print committed ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dagster_leasehold.orchestration.commands.options import (
     GroupName,
     Home,
     Json,
+    OneShard,
     Stream,
     StreamArgument,
 )
-from dagster_leasehold.orchestration.commands.progress import progress
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.input_files import check_readable
-from dagster_leasehold.orchestration.presentation import iso, tell
+from dagster_leasehold.orchestration.demo.input import check_readable
+from dagster_leasehold.orchestration.presentation import iso, progress, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ SHARDS_DEFAULT = 8
 def cat(
     stream: StreamArgument = None,
     *,
-    shard: Annotated[str | None, typer.Option("--shard", help="One shard only.")] = None,
+    shard: OneShard = None,
     parquet: Annotated[
         Path | None,
         typer.Option(
@@ -44,13 +44,13 @@ def cat(
     ] = None,
     group: GroupName = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines, which is the default.")
+        bool, typer.Option("--json", help="Print JSON lines (the default).")
     ] = False,
     home: Home = None,
 ) -> None:
     """Print committed records as JSON lines, in order per shard.
 
-    With `--parquet` and `--json` together, what is printed is a summary of the file as JSON.
+    With both `--parquet` and `--json`, a summary of the file is printed as JSON.
     """
     from dagster_leasehold.assets.output.committed_output import iter_records
 
@@ -71,32 +71,35 @@ def cat(
 
 
 def _write_parquet(target: Target, key: GroupKey, shard: ShardId | None, file: Path) -> int:
-    """Write committed records into a new file, which appears whole or not at all; their number.
+    """Write committed records into a new file, whole or not at all, and return their number.
 
     Raises:
         InvalidSetting: the file is there already, or its folder is not.
     """
     from dagster_leasehold.assets.output.committed_dataset import committed_dataset, write_parquet
 
-    if file.exists() or not file.parent.is_dir():
-        why = "is there already" if file.exists() else "is in no folder that exists"
-        raise InvalidSetting(f"The file {file} {why}: name a new one with --parquet.")
+    if file.exists():
+        raise InvalidSetting(f"The file {file} already exists: name a new one with --parquet.")
+    if not file.parent.is_dir():
+        raise InvalidSetting(
+            f"The folder {file.parent} does not exist: name a file in one that does with --parquet."
+        )
     folder = target.settings.output_folder(key.stream, key.group)
     shards = None if shard is None else [shard]
     dataset = committed_dataset(target.store, key, folder, shards=shards)
     total = sum(batch.statistics.written for batch in target.store.each_batch(key, shard))
-    with progress(f"writing {file.name}", "records", total) as told:
-        return write_parquet(dataset, file, told)
+    with progress(f"writing {file.name}", "records", total) as show:
+        return write_parquet(dataset, file, show)
 
 
 def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
-    """Each record of a batch as one line of JSON; columns of a transform follow the source's."""
+    """Yield each record of a batch as a line of JSON; a transform's columns follow the source's."""
     for row in batch.to_pylist(maps_as_pydicts="strict"):
         yield json.dumps(json_record(row), ensure_ascii=False, default=str) + "\n"
 
 
 def json_record(row: dict[str, Any]) -> dict[str, Any]:
-    """A record with its times in ISO 8601 and its bytes as text, or as base64 where they are not.
+    """Return a record with its times in ISO 8601, and its bytes as text or else as base64.
 
     A column of bytes that are not UTF-8 goes out under its name with `_base64` added.
     """
@@ -118,15 +121,15 @@ def json_record(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(
-    files: Annotated[list[Path], typer.Argument(help="Files; a record is one line.")],
+    files: Annotated[list[Path], typer.Argument(help="Files; each line is a record.")],
     stream: Stream = None,
     shards: Annotated[
-        int, typer.Option("--shards", min=1, max=4096, help="Shards of a log made now.")
+        int, typer.Option("--shards", min=1, max=4096, help="Number of shards, if the log is new.")
     ] = SHARDS_DEFAULT,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Append the lines of files to the local log of a stream, which is made where there is none."""
+    """Append the lines of files to the local log of a stream; a log that is missing is made."""
     from dagster_leasehold.shard_sources.local_log import LocalLog
 
     target = Target.at(home)
@@ -136,8 +139,8 @@ def load(
     log = target.local_log(declared.name)
     if not log.exists:
         log = LocalLog.create(log.root, shards)
-    with progress(f"loading into {declared.name}", "records") as told:
-        appended = log.append_lines(*files, progress=told)
+    with progress(f"loading into {declared.name}", "records") as show:
+        appended = log.append_lines(*files, progress=show)
     records = sum(int(part.end) - int(part.begin) for part in appended.values())
     tell(
         {"stream": declared.name, "records": records, "appended": appended},

@@ -1,4 +1,4 @@
-"""`leasehold replay` and `compact`: committed output made anew, beside live consumption."""
+"""`leasehold replay` and `compact`: rebuild committed output while consumption continues."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ import typer
 
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
-from dagster_leasehold.orchestration.commands.progress import progress
+from dagster_leasehold.orchestration.commands.options import (
+    End,
+    GroupName,
+    Home,
+    Json,
+    Replaces,
+    Shards,
+    Start,
+    StreamArgument,
+    StreamModule,
+)
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import show_json, show_table
+from dagster_leasehold.orchestration.presentation import progress, show_json, show_table
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.rewriting.replay import ReplayReport
@@ -24,20 +33,6 @@ if TYPE_CHECKING:
 
 TARGET_MIB = 128
 Result = TypeVar("Result")
-Shards = Annotated[
-    list[str] | None,
-    typer.Option("--shard", metavar="SHARD", help="A shard; may be repeated (default: all)."),
-]
-Start = Annotated[str | None, typer.Option("--from", help="begin, a cursor or an ISO 8601 time.")]
-End = Annotated[str | None, typer.Option("--to", help="end, a cursor or an ISO 8601 time.")]
-Module = Annotated[
-    str | None,
-    typer.Option("--module", help="The Python module that declares the stream and its transform."),
-]
-Replaces = Annotated[
-    str | None,
-    typer.Option("--replaces", help="A rewriting run that has certainly ended: take over."),
-]
 
 
 def replay(
@@ -46,16 +41,16 @@ def replay(
     shard: Shards = None,
     start: Start = None,
     end: End = None,
-    module: Module = None,
+    module: StreamModule = None,
     replaces: Replaces = None,
     group: GroupName = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Make committed output anew with today's transform; checkpoints stay, consumption goes on.
+    """Rebuild committed output with today's transform, while consumption continues.
 
-    The batches keep their ranges. Each shard's new output appears at once, or not at all. What
-    retention has removed from the log keeps its old output.
+    Checkpoints stay, and batches keep their ranges. The new output of a shard appears as a whole or
+    not at all. Records that retention has removed from the log keep their old output.
     """
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
@@ -70,7 +65,7 @@ def replay(
         show_json({"group": str(key), "run": run, "shards": done})
     else:
         show_replay(f"Replay of {key}", done)
-    refuse_failed("replayed", ((report.shard, report.error) for report in done))
+    refuse_failed((report.shard, report.error) for report in done)
 
 
 def replay_shards(
@@ -83,9 +78,9 @@ def replay_shards(
     replaces: str | None,
     of_settings: bool,
 ) -> tuple[str, list[ReplayReport]]:
-    """Replay what a span names of some shards; the run's id, and a report for each shard.
+    """Replay a span of some shards; return the run's id, and a report for each shard.
 
-    `of_settings` tells that the stream's declaration is the one of the settings.
+    `of_settings` is True if the stream's declaration is the one of the settings.
     """
     from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
     from dagster_leasehold.assets.rewriting.replay import Replayer
@@ -94,7 +89,7 @@ def replay_shards(
     output_root = target.settings.output_folder(key.stream, key.group)
     run = new_run("replay")
     resource = spark_of(target.settings)
-    with progress("replaying", "batches") as told:
+    with progress("replaying", "batches") as show:
         replayer = Replayer(
             stream=stream,
             store=target.store,
@@ -108,14 +103,14 @@ def replay_shards(
             run=run,
             ended=named(replaces),
             of_settings=of_settings,
-            progress=told,
+            progress=show,
         )
         reports = interruptible(lambda: replayer.replay(shards, span))
     return run, [reports[shard] for shard in shards]
 
 
 def show_replay(title: str, done: Sequence[ReplayReport]) -> None:
-    """The shards that were replayed, as a table."""
+    """Show the shards that were replayed as a table."""
     show_table(
         title,
         ("shard", "batches", "records", "written", "quarantined", "kept", "kept until"),
@@ -141,17 +136,17 @@ def compact(
     *,
     shard: Shards = None,
     target_mib: Annotated[
-        int, typer.Option("--target-mib", min=1, help="How large a merged file shall become.")
+        int, typer.Option("--target-mib", min=1, help="Size of a merged file, in MiB.")
     ] = TARGET_MIB,
     replaces: Replaces = None,
     group: GroupName = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Merge small files of committed output into few, in the same order.
+    """Merge small files of committed output into larger ones, in the same order.
 
-    Each swap is one transaction; readers and consumption go on. The small files stay on the disk
-    until `leasehold vacuum` finds them old enough.
+    Each swap is one transaction; readers and consumption continue. The small files stay on the disk
+    until `leasehold vacuum` removes them.
     """
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 
@@ -167,8 +162,8 @@ def compact(
         target_bytes=target_mib * 1024 * 1024,
         ended=named(replaces),
     )
-    with progress("compacting", "shards", len(shards)) as told:
-        done = list(interruptible(lambda: compactor.compact(shards, told)).values())
+    with progress("compacting", "shards", len(shards)) as show:
+        done = list(interruptible(lambda: compactor.compact(shards, show)).values())
     if as_json:
         show_json({"group": str(key), "run": run, "shards": done})
     else:
@@ -188,11 +183,11 @@ def compact(
             ),
             numeric=("batches merged", "files before", "after", "bytes merged", "into"),
         )
-    refuse_failed("compacted to its end", ((report.shard, report.error) for report in done))
+    refuse_failed((report.shard, report.error) for report in done)
 
 
 def chosen_shards(target: Target, key: GroupKey, named_shards: list[str] | None) -> list[ShardId]:
-    """The shards that were named, or all of the group, by rank.
+    """Return the shards that were named, or all of the group, by rank.
 
     Raises:
         UnknownShard: the group has no such shard.
@@ -203,12 +198,12 @@ def chosen_shards(target: Target, key: GroupKey, named_shards: list[str] | None)
 
 
 def new_run(kind: str) -> str:
-    """An id for a rewriting run of the command line, never used before."""
+    """Return an id for a rewriting run of the command line, never used before."""
     return f"{kind}-{uuid.uuid4().hex}"
 
 
 def named(replaces: str | None) -> Callable[[str], bool]:
-    """Whether a run has ended, as far as the user says so."""
+    """Return a rule by which the run that the user named has ended, and no other."""
     return lambda run: run == replaces
 
 
@@ -221,8 +216,8 @@ def interruptible(work: Callable[[], Result]) -> Result:
         signal.signal(signal.SIGTERM, before)
 
 
-def refuse_failed(done: str, errors: Iterable[tuple[str, str]]) -> None:
-    """End with a sentence for the shards that keep their old output.
+def refuse_failed(errors: Iterable[tuple[str, str]]) -> None:
+    """End with a sentence about the shards that keep their old output.
 
     Raises:
         RewriteRefused: there are such shards.
@@ -230,5 +225,8 @@ def refuse_failed(done: str, errors: Iterable[tuple[str, str]]) -> None:
     failed: Sequence[tuple[str, str]] = [(shard, error) for shard, error in errors if error]
     if failed:
         shard, error = failed[0]
-        more = f" ({len(failed) - 1} more shards failed, too.)" if len(failed) > 1 else ""
-        raise RewriteRefused(f"Shard {shard} was not {done}: {error}{more}")
+        if len(failed) > 1:
+            raise RewriteRefused(
+                f"{len(failed)} shards keep their old output. Shard {shard}, for example: {error}"
+            )
+        raise RewriteRefused(f"Shard {shard} keeps its old output: {error}")

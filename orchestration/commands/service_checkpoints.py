@@ -1,4 +1,4 @@
-"""`leasehold checkpoint import` and `export`: to and from consumer groups of the log service."""
+"""`leasehold checkpoint import` and `export`: they add themselves to `leasehold checkpoint`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.orchestration.commands.checkpoints import app, forced
-from dagster_leasehold.orchestration.commands.groups import OBSERVER
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import OBSERVER, GroupName, Home, Json, Stream
 from dagster_leasehold.orchestration.commands.target import Target, listed
 from dagster_leasehold.orchestration.presentation import tell
 
@@ -34,13 +33,13 @@ ServiceGroup = Annotated[
     typer.Option(
         "--consumer-group",
         metavar="NAME",
-        help="The consumer group in the service (default: named as the group here).",
+        help="The consumer group in the service (default: of the same name as here).",
     ),
 ]
 Live = Annotated[
     bool,
     typer.Option(
-        "--live", help="Do it although one of the groups holds shards: records may come twice."
+        "--live", help="Proceed even if one of the groups holds shards: records may come twice."
     ),
 ]
 
@@ -55,9 +54,9 @@ def import_(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Take over the checkpoints of a consumer group of the log service (LogHub).
+    """Import the checkpoints of a consumer group of the log service (LogHub).
 
-    Each shard goes on at the record that the service's consumers would have read next.
+    Each shard continues at the record that the service's consumers would have read next.
     """
     target = Target.at(home)
     key, source, service = _both(target, stream, group, consumer_group)
@@ -80,9 +79,13 @@ def import_(
     tell(
         {"group": str(key), "consumer_group": name, "imported": moved},
         f"Imported {len(moved)} checkpoints of {shown(name)} into {key}.",
-        *_left("the same here already", [s for s in cursors if s in leases and s not in moved]),
-        *_left("nothing stored in the service", [s for s in wanted if s not in cursors]),
-        *_left("no longer in the logstore", [s for s in cursors if s not in leases]),
+        *_left("Unchanged shards", [s for s in cursors if s in leases and s not in moved]),
+        *_left(
+            "Shards without a checkpoint in the service", [s for s in wanted if s not in cursors]
+        ),
+        *_left(
+            "Shards that are no longer in the logstore", [s for s in cursors if s not in leases]
+        ),
         as_json=as_json,
     )
 
@@ -105,18 +108,18 @@ def export(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Give the checkpoints to a consumer group of the log service (LogHub), made if need be.
+    """Export the checkpoints to a consumer group of the log service (LogHub), made if need be.
 
-    Each shard goes on there at the record that would have been read here next.
+    There, each shard continues at the record that would have been read here next.
     """
     from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 
     target = Target.at(home)
     key, _, service = _both(target, stream, group, consumer_group)
     name = consumer_group or key.group
-    known = service.exists
+    exists = service.exists
     if not live:
-        held = service.checkpoints() if known else {}
+        held = service.checkpoints() if exists else {}
         _refuse_live(key, name, {shard: row.consumer for shard, row in held.items()}, target)
     leases = sorted(target.store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
     cursors = {
@@ -127,11 +130,11 @@ def export(
     within = [shard for shard, cursor in cursors.items() if cursor.index]
     if within and not repeat:
         raise CheckpointRefused(
-            f"The service cannot point into a LogGroup, where the checkpoints of shards "
-            f"{listed(within)} of {key} lie: let them be read on, or add --repeat to have the "
-            "first records of these LogGroups read again."
+            f"The checkpoints of shards {listed(within)} of {key} lie within a LogGroup, where the "
+            "service has no cursor: let more of them be read, or add --repeat to have the first "
+            "records of these LogGroups read again."
         )
-    if not known:
+    if not exists:
         settings = target.group(key.stream, key.group)
         service.create(settings.timeout_s, ordered=settings.ordered)
     for shard, cursor in cursors.items():
@@ -139,8 +142,11 @@ def export(
     tell(
         {"group": str(key), "consumer_group": name, "exported": list(cursors)},
         f"Exported {len(cursors)} checkpoints of {key} to {shown(name)}.",
-        *_left("their LogGroup begins again", within),
-        *_left("nothing stored here", [row.shard for row in leases if row.check_point is None]),
+        *_left("Shards that begin their LogGroup again", within),
+        *_left(
+            "Shards without a checkpoint here",
+            [row.shard for row in leases if row.check_point is None],
+        ),
         as_json=as_json,
     )
 
@@ -148,10 +154,10 @@ def export(
 def _both(
     target: Target, stream: str | None, group: str | None, consumer_group: str | None
 ) -> tuple[GroupKey, LogHub, ServiceConsumerGroup]:
-    """The group here, its logstore, and the group there.
+    """Return the group here, its logstore, and the group there.
 
     Raises:
-        InvalidSetting: the stream is no logstore.
+        InvalidSetting: the stream is not a logstore.
     """
     from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
     from dagster_leasehold.shard_sources.loghub.source import LogHub
@@ -177,7 +183,7 @@ def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target
     if held:
         raise GroupInUse(
             f"Consumers of {shown(name)} hold shards {listed(held)} in the log service: stop "
-            "them first, or add --live, and what they read from now on is read twice."
+            "them first, or add --live to read twice what they read from now on."
         )
     opened = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
     if opened:
@@ -188,7 +194,7 @@ def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target
 
 
 def _check(source: LogHub, shard: ShardId, cursor: GroupCursor) -> None:
-    """Refuse a cursor that is none of its shard; one that has expired becomes a gap later."""
+    """Refuse a cursor that is not of its shard; one that has expired becomes a gap later."""
     from dagster_leasehold.lease_store.errors import CursorExpired, UnknownShard
     from dagster_leasehold.shard_sources.source import Limits
 
@@ -208,6 +214,6 @@ def _take(
     return True
 
 
-def _left(what: str, shards: Iterable[ShardId]) -> list[str]:
-    found = sorted(shards, key=rank_key)
-    return [f"Shards {listed(found)}: {what}."] if found else []
+def _left(title: str, shards: Iterable[ShardId]) -> list[str]:
+    names = sorted(shards, key=rank_key)
+    return [f"{title}: {listed(names)}."] if names else []

@@ -17,7 +17,7 @@ app = typer.Typer(help="List, split and merge the shards of a local log.", no_ar
 
 @app.command("list")
 def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
-    """List the shards of a stream, with what they hold."""
+    """List the shards of a stream, with the cursors of what they hold."""
     target = Target.at(home)
     source = target.stream(stream).source
     listing = source.list_shards()
@@ -66,7 +66,7 @@ def split(
     """Split a shard in two: it becomes read-only, and its children share its hash range."""
     target = Target.at(home)
     log = target.local_log(stream)
-    first, second = log.split(_known(target, stream, shard))
+    first, second = log.split(_shard(target, stream, shard))
     tell(
         {"parents": [shard], "children": [first, second]},
         f"Split shard {shard} into {first} and {second}.",
@@ -85,7 +85,7 @@ def merge(
     """Merge two neighbouring shards: they become read-only, and one child follows them."""
     target = Target.at(home)
     log = target.local_log(stream)
-    child = log.merge(_known(target, stream, first), _known(target, stream, second))
+    child = log.merge(_shard(target, stream, first), _shard(target, stream, second))
     tell(
         {"parents": [first, second], "children": [child]},
         f"Merged shards {first} and {second} into {child}.",
@@ -93,13 +93,15 @@ def merge(
     )
 
 
-def _known(target: Target, stream: str | None, shard: str) -> ShardId:
-    """The shard of a log by its name.
+def _shard(target: Target, stream: str | None, shard: str) -> ShardId:
+    """Return the shard of a log by its name.
 
     Raises:
         UnknownShard: the log has no such shard.
     """
-    known = [entry.shard for entry in target.local_log(stream).list_shards()]
-    if shard not in known:
-        raise UnknownShard(f"The log has no shard {shown(shard)}; known are: {listed(known)}.")
+    shards = [entry.shard for entry in target.local_log(stream).list_shards()]
+    if shard not in shards:
+        raise UnknownShard(
+            f"The log has no shard {shown(shard)}; its shards are: {listed(shards)}."
+        )
     return ShardId(shard)

@@ -1,4 +1,4 @@
-"""`leasehold simulate`: a group under virtual time, for one's own numbers of nodes and shards."""
+"""`leasehold simulate`: play a group of any size under virtual time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import typer
 
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.orchestration.commands.options import Json
-from dagster_leasehold.orchestration.commands.progress import progress
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.presentation import progress, say, show_json, show_table
 from dagster_leasehold.simulation.configuration import (
     Arrival,
     Event,
@@ -20,15 +19,15 @@ from dagster_leasehold.simulation.configuration import (
 
 
 def simulate(  # noqa: PLR0917
-    nodes: Annotated[int, typer.Option(help="Nodes at first.")] = 3,
-    shards: Annotated[int, typer.Option(help="Shards at first.")] = 8,
+    nodes: Annotated[int, typer.Option(help="Number of nodes at the start.")] = 3,
+    shards: Annotated[int, typer.Option(help="Number of shards at the start.")] = 8,
     mode: Annotated[
         AssignmentMode, typer.Option(help="How the group assigns shards.")
     ] = AssignmentMode.BALANCED,
     ordered: Annotated[
         bool, typer.Option("--ordered", help="Children of a split or merge wait for their parents.")
     ] = False,
-    arrive: Annotated[Arrival, typer.Option(help="How the first nodes come.")] = Arrival.TOGETHER,
+    arrive: Annotated[Arrival, typer.Option(help="How the first nodes arrive.")] = Arrival.TOGETHER,
     event: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,15 +37,18 @@ def simulate(  # noqa: PLR0917
         ),
     ] = None,
     faults: Annotated[
-        Faults, typer.Option(help="Random faults besides the events, drawn for each seed.")
+        Faults, typer.Option(help="Random faults in addition to the events, drawn for each seed.")
     ] = Faults.NONE,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="The lease timeout.")
     ] = TIMEOUT_DEFAULT_S,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 1,
     steps: Annotated[
-        int, typer.Option(help="Store calls per seed before everything heals and has to settle.")
+        int,
+        typer.Option(
+            help="Store calls per seed before all faults end and the group has to settle."
+        ),
     ] = 2_000,
     as_json: Json = False,
 ) -> None:
@@ -71,10 +73,10 @@ def simulate(  # noqa: PLR0917
     from dagster_leasehold.orchestration.simulated_consumption import consume
     from dagster_leasehold.simulation import Parts, SeedOutcome, run_simulation
 
-    with progress("simulating", "seeds", seeds) as told:
+    with progress("simulating", "seeds", seeds) as show:
 
         def ended(outcome: SeedOutcome) -> None:
-            told(outcome.seed - seed + 1)
+            show(outcome.seed - seed + 1)
 
         report = run_simulation(config, Parts(consume), progress=ended)
     if as_json:
@@ -112,8 +114,7 @@ def _show(report: dict[str, Any]) -> None:
     )
     for violation in report["violations"]:
         say(f"VIOLATION: {violation}")
-    found = len(report["violations"])
-    say(f"{found or 'no'} violations.")
+    say(f"{len(report['violations']) or 'No'} violations.")
 
 
 def _some(counts: list[int]) -> str:

@@ -17,20 +17,20 @@ import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
-from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S, Module
-from dagster_leasehold.orchestration.commands.options import Home
-from dagster_leasehold.orchestration.commands.processes import (
-    check_folder,
-    check_java,
-    held_port,
-    say_what_is_missing,
-    wait_for_port,
-)
+from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S
+from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home, WebPort
+from dagster_leasehold.orchestration.commands.processes import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.supervision.disk_space import HOME_BYTES, require_room
-from dagster_leasehold.orchestration.supervision.interrupts import told_by_signals
+from dagster_leasehold.orchestration.supervision.interrupts import stop_event
+from dagster_leasehold.orchestration.supervision.preflight import (
+    HOME_BYTES,
+    check_folder,
+    check_java,
+    held_port,
+    require_room,
+)
 from dagster_leasehold.orchestration.supervision.private_mariadb import (
     PrivateMariaDB,
     installed,
@@ -101,18 +101,18 @@ class NodeProcesses:
             end_leftovers(self._folder(name))
 
     def look(self) -> None:
-        """Start each agent that has died again, and say so."""
+        """Start each agent again that has died, and say so."""
         for agent in self._supervised:
             if sentence := agent.look():
                 say(sentence)
 
 
 def end_leftovers(folder: Path) -> None:
-    """End what an agent left running that was killed; nothing, where another one is at work."""
+    """End the processes that a killed agent left, unless another agent is at work."""
     from dagster_leasehold.lease_store.errors import NodeNameTaken
     from dagster_leasehold.lease_store.identifiers import NodeName
+    from dagster_leasehold.orchestration.supervision.agent_state import AgentState, answering_alone
     from dagster_leasehold.orchestration.supervision.code_server import end_session
-    from dagster_leasehold.orchestration.supervision.node_agent import AgentState, answering_alone
 
     try:
         with answering_alone(folder, NodeName(folder.name)):
@@ -124,7 +124,7 @@ def end_leftovers(folder: Path) -> None:
 
 
 def uses_private_mariadb(settings: Settings, *, sqlite: bool) -> bool:
-    """Whether the home's own MariaDB holds the leases and Dagster's storage.
+    """Return True if the home's own MariaDB holds the leases and Dagster's storage.
 
     A home keeps what it has. A fresh one gets MariaDB where the machine has the program, unless an
     address is given or SQLite is asked for.
@@ -149,7 +149,7 @@ def uses_private_mariadb(settings: Settings, *, sqlite: bool) -> bool:
 
 
 def described(settings: Settings, *, dagster_elsewhere: bool) -> str:
-    """One sentence: where leases and Dagster's storage are."""
+    """Return one sentence that says where leases and Dagster's storage are."""
     here = "in SQLite"
     if (access := settings.private_mariadb) is not None:
         here = f"in this home's own MariaDB on port {access.port}"
@@ -157,31 +157,28 @@ def described(settings: Settings, *, dagster_elsewhere: bool) -> str:
     dagster = "where DAGSTER_MYSQL_HOSTNAME says" if dagster_elsewhere else here
     if leases == dagster:
         return f"Leases and Dagster's storage are {here}."
-    return f"Leases are {leases}, Dagster's storage is {dagster}."
+    return f"Leases are {leases}, and Dagster's storage is {dagster}."
 
 
 def up(
     home: Home = None,
     *,
     nodes: Annotated[
-        int, typer.Option("--nodes", min=1, max=26, help="How many nodes to start.")
+        int, typer.Option("--nodes", min=1, max=26, help="Number of nodes to start.")
     ] = NODES_DEFAULT,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="Of the web page (default: from 3000 on)."),
-    ] = None,
-    module: Module = None,
+    port: WebPort = None,
+    module: DefinitionsModule = None,
     sqlite: Annotated[
         bool, typer.Option("--sqlite", help="Keep leases and Dagster's storage in SQLite.")
     ] = False,
 ) -> None:
     """Run a whole deployment on this machine until Ctrl-C: webserver, daemon, and several nodes.
 
-    Each node is a `leasehold node` of its own, as on a host of its own; they share one Spark
-    server. Another one joins when it is started on the same home.
+    Each node is a `leasehold node` process, as it would be on a host of its own; all share one
+    Spark server. To add a node, start one more on the same home.
 
-    Where this machine has MariaDB's server, a fresh home gets one of its own. A process of it that
-    dies is started again.
+    If this machine has MariaDB's server, a new home gets one of its own. A process that dies is
+    started again.
     """
     from dagster_leasehold.orchestration.resources import declared_streams
 
@@ -194,9 +191,9 @@ def up(
     home_path = target.settings.home
     require_room(home_path, room_needed(home_path) if private else HOME_BYTES)
     target.make_home()
-    with told_by_signals() as told, held_port(port) as chosen:
+    with stop_event() as stop, held_port(port) as chosen:
         check_java(target.settings)
-        _run(target, nodes, chosen, module, told, sqlite=sqlite)
+        _run(target, nodes, chosen, module, stop, sqlite=sqlite)
 
 
 def _run(
@@ -204,7 +201,7 @@ def _run(
     nodes: int,
     port: int,
     module: str | None,
-    told: threading.Event,
+    stop: threading.Event,
     *,
     sqlite: bool,
 ) -> None:
@@ -215,6 +212,7 @@ def _run(
         child_environment,
         daemon,
         opened_instance,
+        wait_for_port,
         webserver,
     )
     from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
@@ -242,16 +240,16 @@ def _run(
         background = stack.enter_context(daemon(settings, environment, module=loaded))
         if module is None:
             say_what_is_missing(target)
-        wait_for_port(port, pages, told)
-        if not told.is_set():
+        wait_for_port(port, pages, stop)
+        if not stop.is_set():
             _raise_if_ended(watched)
             say(f"Open http://127.0.0.1:{port} in a browser; Ctrl-C ends it.")
             say(
-                f"One more node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
+                f"To add a node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
                 f"--name node-{string.ascii_lowercase[nodes % 26]} --home {settings.home}"
             )
         supervised = [SupervisedChild(child, steady_clock) for child in (background, pages)]
-        while not told.is_set():
+        while not stop.is_set():
             sys.stdout.flush()
             keeper.look()
             agents.look()
@@ -267,7 +265,7 @@ def _run(
 def _storage(
     settings: Settings, stack: ExitStack, *, runs_max: int, sqlite: bool
 ) -> list[ChildProcess]:
-    """Make lease store and Dagster's storage ready; the processes that serve them."""
+    """Make lease store and Dagster's storage ready; return the processes that serve them."""
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.orchestration.instance import create_instance, nodes_text
     from dagster_leasehold.orchestration.supervision.dagster_processes import storage_environment
@@ -288,7 +286,4 @@ def _storage(
 def _raise_if_ended(processes: Sequence[ChildProcess]) -> None:
     for child in processes:
         if child.exit_code() is not None:
-            raise LeaseholdError(
-                f"{child.name[0].upper()}{child.name[1:]} ended with code {child.exit_code()}: "
-                f"see {child.log}."
-            )
+            raise LeaseholdError(child.ending)

@@ -1,4 +1,4 @@
-"""`leasehold vacuum`: files that nobody can need any more."""
+"""`leasehold vacuum`: remove files that nobody needs any more."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
-from dagster_leasehold.orchestration.commands.progress import progress
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json
+from dagster_leasehold.orchestration.presentation import progress, say, show_json
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 AGE_MIN = timedelta(minutes=1)
@@ -23,7 +22,10 @@ def vacuum(
     stream: StreamArgument = None,
     *,
     older_than: Annotated[
-        str, typer.Option("--older-than", help="Age of what is removed: 90m, 1h, 7d.")
+        str,
+        typer.Option(
+            "--older-than", help="The least age of a file to remove, such as 90m, 1h or 7d."
+        ),
     ] = "1h",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")
@@ -32,10 +34,10 @@ def vacuum(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Remove output files that the ledger does not name and that are old enough.
+    """Remove old output files that the ledger does not name.
 
-    Those are what failed attempts left, and what replay and compaction replaced. Choose an age
-    that no reader needs: one that listed files before they were replaced may still read them.
+    Failed attempts left them, or replay and compaction replaced them. Choose an age longer than any
+    reader takes: one that listed files before they were replaced may still read them.
     """
     from dagster_leasehold.assets.rewriting.vacuum import vacuum as removed_by
 
@@ -66,14 +68,14 @@ def vacuum(
 
 
 def duration(text: str) -> timedelta:
-    """A number with a unit: s, m, h or d.
+    """Return the duration that a number with a unit means: s, m, h or d.
 
     Raises:
         InvalidSetting: it is not of that form.
     """
-    found = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
+    if not match:
         raise InvalidSetting(
-            f"{shown(text)} is no duration: use a number with s, m, h or d, like 1h."
+            f"{shown(text)} is not a duration: use a number with s, m, h or d, like 1h."
         )
-    return timedelta(seconds=int(found[1]) * _UNITS_S[found[2]])
+    return timedelta(seconds=int(match[1]) * _UNITS_S[match[2]])

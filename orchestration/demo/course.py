@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.orchestration.demo.access_log import access_log
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
+from dagster_leasehold.orchestration.demo.input import DemoInput, check_readable
 from dagster_leasehold.orchestration.demo.loading import Loader
-from dagster_leasehold.orchestration.demo.progress import Progress
 from dagster_leasehold.orchestration.demo.report import (
     committed_digest,
     show_proof,
@@ -20,8 +18,7 @@ from dagster_leasehold.orchestration.demo.report import (
     show_shards,
     show_times,
 )
-from dagster_leasehold.orchestration.demo.watch import Watch
-from dagster_leasehold.orchestration.input_files import check_readable, count_lines, lines_of
+from dagster_leasehold.orchestration.demo.watch import StageDisplay, Watch
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.resources import declared_stream
 from dagster_leasehold.orchestration.settings import Settings
@@ -41,46 +38,24 @@ if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.local_log import LocalLog
 
 SHARDS = 8
-RECORDS_DEFAULT = 200_000
-TIMEOUT_DEFAULT_S = 300.0
 FIRST_PART = 0.6
 """The share of the input that is loaded before the start; the rest follows the split and merge."""
 
 
-@dataclass(frozen=True)
-class DemoInput:
-    """What a demo consumes: files, or generated records where there are none."""
-
-    files: tuple[Path, ...] = ()
-    records: int = RECORDS_DEFAULT
-    seed: int = 1
-
-    @property
-    def count(self) -> int:
-        """The number of records."""
-        return count_lines(self.files) if self.files else self.records
-
-    def loader(self, log: LocalLog) -> Loader:
-        """Loads the records into a log."""
-        if self.files:
-            return Loader(log, lines_of(self.files))
-        return Loader(log, access_log(self.records, self.seed))
-
-
 def run_demo(
-    home: Path, spark: str, given: DemoInput, clock: Callable[[], float], timeout_s: float
+    home: Path, spark: str, source: DemoInput, clock: Callable[[], float], timeout_s: float
 ) -> bool:
-    """Run the demo in `home` from beginning to end; whether its proof holds.
+    """Run the demo in `home` from beginning to end; return True if its proof holds.
 
     Raises:
         UserMistake: the home or the input cannot be used; nothing was changed.
         DemoFailed: it did not come to its end within `timeout_s` seconds.
     """
-    check_readable(given.files)
+    check_readable(source.files)
     settings = demo_settings(home, spark)
     with running_alone(settings.home):
         begin_home(settings)
-        return Demo(settings, clock, timeout_s).run(given)
+        return Demo(settings, clock, timeout_s).run(source)
 
 
 class Demo:
@@ -89,7 +64,7 @@ class Demo:
     Args:
         settings: of the demo's home.
         clock: monotonic seconds.
-        timeout_s: how long it may take until everything is consumed, in seconds.
+        timeout_s: the longest time until everything is consumed, in seconds.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float], timeout_s: float) -> None:
@@ -99,8 +74,8 @@ class Demo:
         self._timeout_s = timeout_s
         self._times: dict[str, float] = {}
 
-    def run(self, given: DemoInput) -> bool:
-        """Run it to its end, leaving no process; whether the proof holds.
+    def run(self, source: DemoInput) -> bool:
+        """Run the demo to its end, leaving no process; return True if the proof holds.
 
         Raises:
             DemoFailed: it did not come to its end.
@@ -109,17 +84,17 @@ class Demo:
 
         store = open_store(self._settings.store_url)
         stream = declared_stream(self._settings.streams[0], self._settings)
-        expected = given.count
+        expected = source.count
         begin = self._clock()
-        with Progress(self._clock, expected) as progress:
+        with StageDisplay(self._clock, expected) as display:
             with SparkWarmUp(self._settings, self._environment) as spark:
                 loader = self._consume(
-                    given,
+                    source,
                     expected=expected,
                     store=store,
                     stream=stream,
                     spark=spark,
-                    progress=progress,
+                    display=display,
                 )
                 stopping = self._clock()
             self._times["stop"] = self._clock() - stopping
@@ -133,20 +108,20 @@ class Demo:
         )
         show_times(self._times, self._clock() - begin)
         say(
-            f"Its records: leasehold cat {stream.name} --home {self._settings.home}\n"
-            f"Its runs and shards in a browser: leasehold ui --home {self._settings.home}"
+            f"To print its records: leasehold cat {stream.name} --home {self._settings.home}\n"
+            f"To see its runs and shards in a browser: leasehold ui --home {self._settings.home}"
         )
         return proven
 
     def _consume(
         self,
-        given: DemoInput,
+        source: DemoInput,
         *,
         expected: int,
         store: Groups,
         stream: ShardStream,
         spark: SparkWarmUp,
-        progress: Progress,
+        display: StageDisplay,
     ) -> Loader:
         from dagster_leasehold.orchestration.instance import create_instance
         from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -155,7 +130,7 @@ class Demo:
         with self._timed("set-up"):
             log = LocalLog.create(settings.log_folder(stream.key.stream), SHARDS)
             create_instance(settings)
-        progress.stage(f"starting Dagster and Spark with {' and '.join(settings.nodes)}")
+        display.stage(f"starting Dagster and Spark with {' and '.join(settings.nodes)}")
         # Where the home is also the working directory, no other settings file is in reach.
         with daemon(settings, self._environment, folder=settings.home) as dagster:
             watch = Watch(
@@ -164,22 +139,22 @@ class Demo:
                 stream=stream,
                 dagster=dagster,
                 spark=spark,
-                progress=progress,
+                display=display,
                 clock=self._clock,
                 timeout_s=self._timeout_s,
             )
             with self._timed("start to first commit"):
-                loader = given.loader(log)
+                loader = source.loader(log)
                 loaded = loader.load(round(expected * FIRST_PART))
-                progress.stage(f"loaded {loaded:,} of {expected:,} records into {SHARDS} shards")
+                display.stage(f"loaded {loaded:,} of {expected:,} records into {SHARDS} shards")
                 watch.until(lambda now: now.consumed > 0 or (loaded == 0 and now.owned))
             with self._timed("consumption"):
-                progress.stage(reshard(log))
+                display.stage(reshard(log))
                 loader.load(expected)
                 watch.until(lambda now: now.complete)
             with self._timed("last runs"):
                 watch.drain()
-            progress.stage("everything is consumed; stopping Dagster and Spark")
+            display.stage("everything is consumed; stopping Dagster and Spark")
         return loader
 
     def _prove(self, store: GroupsAndLedger, stream: ShardStream, loader: Loader) -> bool:
@@ -199,7 +174,7 @@ class Demo:
 
 
 def reshard(log: LocalLog) -> str:
-    """Split one shard and merge two others; a sentence about it."""
+    """Split one shard and merge two others; return a sentence about it."""
     by_hash = sorted(
         (entry for entry in log.list_shards() if not entry.read_only),
         key=lambda entry: entry.hash_begin,

@@ -27,14 +27,14 @@ BATCH_RECORDS_MAX = 5_000
 
 
 def demo_settings(home: Path, spark: str) -> Settings:
-    """The settings of a demo: two nodes in one deployment, one stream, SQLite in the home."""
+    """Return the settings of a demo: two nodes, one deployment, one stream, SQLite in the home."""
     stream = StreamSettings(name=DEMO_STREAM, group=GROUP, batch_records_max=BATCH_RECORDS_MAX)
     return Settings(home=home.absolute(), nodes=NODES, spark=spark, streams=(stream,))
 
 
 @contextmanager
 def running_alone(home: Path) -> Generator[None]:
-    """Holds the home for one `demo`, `ui` or `up` at a time.
+    """Hold the home for one `demo`, `ui` or `up` at a time.
 
     Raises:
         InvalidSetting: another one is at work in it, or it cannot be made.
@@ -57,7 +57,7 @@ def running_alone(home: Path) -> Generator[None]:
 
 
 def begin_home(settings: Settings) -> None:
-    """Make the home empty but for our mark and our settings.
+    """Empty the home but for our mark and our settings.
 
     Raises:
         InvalidSetting: the home holds something that no demo made.
@@ -65,10 +65,10 @@ def begin_home(settings: Settings) -> None:
     home = settings.home
     # What is neither marked by us nor empty is somebody's data.
     if not (home / MARK_FILE).exists():
-        found = sorted(entry.name for entry in home.iterdir() if entry.name != LOCK_FILE)
-        if found:
+        others = sorted(entry.name for entry in home.iterdir() if entry.name != LOCK_FILE)
+        if others:
             raise InvalidSetting(
-                f"The folder {home} holds {found[0]!r}, and no demo made it: name an empty or new "
+                f"The folder {home} holds {others[0]!r}, and no demo made it: name an empty or new "
                 "folder with --home."
             )
     for entry in home.iterdir():
@@ -83,7 +83,7 @@ def begin_home(settings: Settings) -> None:
 
 
 def settings_text(settings: Settings) -> str:
-    """`leasehold.toml` of the home: later commands find the same nodes and streams in it."""
+    """Return `leasehold.toml` of the home: later commands find the same nodes and streams in it."""
     stream = settings.streams[0]
     # A JSON string or list of strings is a TOML one too.
     return (

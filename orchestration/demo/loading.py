@@ -1,4 +1,4 @@
-"""Loading the demo's input in parts, and a digest that tells whether each record came out once."""
+"""The loading of a demo's input in parts, and a digest that shows if each record came out once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RecordDigest:
 
 
 class Loader:
-    """Appends a sequence of records to the shards that are writable at the time, by turns.
+    """A loader that appends records to the shards that are writable at the time, by turns.
 
     Args:
         log: the log to append to.
@@ -54,7 +54,7 @@ class Loader:
         self.digest = RecordDigest()
 
     def load(self, count: int) -> int:
-        """Append the next `count` records, or what is left; how many it were."""
+        """Append the next `count` records, or the rest; return their number."""
         loaded = 0
         with ExitStack() as writers:
             open_ = [

@@ -1,4 +1,4 @@
-"""What a demo shows at its end: the shards, the proof, and where the time went."""
+"""The report at the end of a demo: the shards, the proof, and where the time went."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> None:
-    """A table of the shards: state, owner, committed records, checkpoint and lag."""
+    """Show a table of the shards: state, owner, committed records, checkpoint and lag."""
     leases = sorted(store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
     bounds = source.bounds([lease.shard for lease in leases])
     records = Counter[str]()
@@ -56,7 +56,7 @@ def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> N
 
 
 def committed_digest(store: Ledger, key: GroupKey, output: Path) -> RecordDigest:
-    """The digest of all committed records, read back as any reader does."""
+    """Return the digest of all committed records, read back as any reader does."""
     from dagster_leasehold.assets.output.committed_output import iter_records
 
     digest = RecordDigest()
@@ -66,31 +66,34 @@ def committed_digest(store: Ledger, key: GroupKey, output: Path) -> RecordDigest
 
 
 def show_proof(loaded: RecordDigest, committed: RecordDigest, violations: list[str]) -> bool:
-    """Say whether the output is what was loaded, and what the journal proves; whether both hold."""
+    """Compare the output with what was loaded; return True if it and the journal hold."""
     for violation in violations:
         say(f"VIOLATION: {violation}")
-    say(
-        "Journal and ledger: "
-        + (
-            f"{len(violations)} violations."
-            if violations
-            else "no overlapping tenures, no gap, no overlap, parents before children."
+    if violations:
+        say(f"Journal and ledger: {len(violations)} violations.")
+    else:
+        say(
+            "Journal and ledger: no overlapping tenures, no gap, no overlap, parents before "
+            "children."
         )
-    )
+    numbers = f"{loaded.records:,} loaded, {committed.records:,} committed"
     same = loaded == committed
-    say(
-        f"Records: {loaded.records:,} loaded, {committed.records:,} committed, "
-        + ("each exactly once." if same else f"which differ: {loaded} against {committed}.")
-    )
+    if same:
+        say(f"Records: {numbers}, each exactly once.")
+    else:
+        say(f"Records: {numbers}, which differ: {loaded} against {committed}.")
     return same and not violations
 
 
 def show_runs(succeeded: int, failed: int, home: Path) -> None:
-    """How the runs ended; one that failed cost time and lost nothing."""
-    say(f"Runs: {succeeded} succeeded, {failed} failed" + (f" (see {home})." if failed else "."))
+    """Say how the runs ended; one that failed cost time and lost nothing."""
+    if failed:
+        say(f"Runs: {succeeded} succeeded, {failed} failed (see {home}).")
+    else:
+        say(f"Runs: {succeeded} succeeded, 0 failed.")
 
 
 def show_times(times: Mapping[str, float], total_s: float) -> None:
-    """Where the time went."""
+    """Say where the time went."""
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items())
     say(f"Time: {total_s:.1f} s ({parts}).")

@@ -1,4 +1,4 @@
-"""Where a demo stands: how much is consumed, and whether everything is."""
+"""The standing of a demo: how much is consumed, and if everything is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the shards of a stream stand.
+    """The standing of a stream's shards.
 
     Attributes:
         available: records in the log.
@@ -40,7 +40,7 @@ class Standing:
 
 
 def standing(store: Groups, key: GroupKey, source: ShardSource) -> Standing:
-    """Where the stream stands now.
+    """Return the standing of the stream now.
 
     The leases are read before the log: what is appended in between counts as not consumed, so
     that a stream is never called complete too early.
@@ -76,7 +76,7 @@ def standing(store: Groups, key: GroupKey, source: ShardSource) -> Standing:
 
 
 def _settled(lease: ShardLease | None, bounds: ShardBounds) -> bool:
-    """No run has the shard open, and it is over if nothing can be appended any more."""
+    """Return True if no run has the shard open, and it is over if it can take no more records."""
     if lease is None or lease.consumer_run:
         return False
     return lease.state is ShardState.OVER if bounds.finished else lease.state.held

@@ -1,14 +1,16 @@
-"""Waiting for what the sensors and runs do, and noticing when they cannot."""
+"""The watch over a demo: it shows how far the sensors and runs are, and notices if they cannot."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.orchestration.demo.progress import Progress
 from dagster_leasehold.orchestration.demo.standing import Standing, standing
+from dagster_leasehold.orchestration.presentation import console, say
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.dagster_processes import active_runs, failed_runs
@@ -19,25 +21,87 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.roles.groups import Groups
 
 POLL_S = 0.25
+LINE_EVERY_S = 3.0
 DRAIN_S = 30.0
 
 
+class StageDisplay:
+    """A bar on a terminal, a line every few seconds elsewhere; to be entered with `with`.
+
+    Args:
+        clock: monotonic seconds.
+        expected: the records that will have been loaded at the end.
+    """
+
+    def __init__(self, clock: Callable[[], float], expected: int) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._clock = clock
+        self._begin = clock()
+        self._expected = expected
+        self._last_line = float("-inf")
+        self._bar: Bar | None = None
+        if sys.stdout.isatty():
+            self._bar = Bar(
+                TimeElapsedColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}"),
+                console=console(),
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting", total=max(expected, 1))
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def stage(self, text: str) -> None:
+        """Print the stage that begins now; it stays on the screen."""
+        line = f"{self._clock() - self._begin:6.1f} s  {text}"
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False)
+        else:
+            say(line)
+            sys.stdout.flush()
+
+    def show(self, now: Standing) -> None:
+        """Show how far the demo is."""
+        states = ", ".join(f"{number} {state}" for state, number in now.states.items())
+        text = f"consumed {now.consumed:,} of {self._expected:,}, lag {now.lag:,}; shards: {states}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=now.consumed, description=text)
+        elif self._clock() - self._last_line >= LINE_EVERY_S:
+            self._last_line = self._clock()
+            self.stage(text)
+
+
 class DemoFailed(LeaseholdError):
-    """The demo did not reach its end; the message says how far it came and where the log is."""
+    """The demo did not reach its end; the message says how far it came, and where the log is."""
 
 
 class Watch:
-    """Watches one demo until its deadline.
+    """The watch over one demo until its deadline.
 
     Args:
         settings: of the demo's home.
         store: its lease store.
-        stream: what is consumed.
+        stream: that is consumed.
         dagster: the daemon.
         spark: the server that is being started.
-        progress: where each standing is shown.
+        display: of each standing.
         clock: monotonic seconds.
-        timeout_s: how long all waits together may take, in seconds.
+        timeout_s: the longest time of all waits together, in seconds.
     """
 
     def __init__(
@@ -48,7 +112,7 @@ class Watch:
         stream: ShardStream,
         dagster: ChildProcess,
         spark: SparkWarmUp,
-        progress: Progress,
+        display: StageDisplay,
         clock: Callable[[], float],
         timeout_s: float,
     ) -> None:
@@ -57,7 +121,7 @@ class Watch:
         self._stream = stream
         self._dagster = dagster
         self._spark = spark
-        self._progress = progress
+        self._display = display
         self._clock = clock
         self._timeout_s = timeout_s
         self._deadline = clock() + timeout_s
@@ -70,15 +134,13 @@ class Watch:
         """
         while True:
             now = standing(self._store, self._stream.key, self._stream.source)
-            self._progress.show(now)
+            self._display.show(now)
             if reached(now):
                 return
             if self._spark.error:
                 raise DemoFailed(self._spark.error)
-            if (code := self._dagster.exit_code()) is not None:
-                raise DemoFailed(
-                    f"{self._dagster.name} ended with code {code}: see {self._dagster.log}."
-                )
+            if self._dagster.exit_code() is not None:
+                raise DemoFailed(self._dagster.ending)
             if self._clock() >= self._deadline:
                 failed = failed_runs(self._settings)
                 raise DemoFailed(
@@ -88,7 +150,7 @@ class Watch:
             time.sleep(POLL_S)
 
     def drain(self) -> None:
-        """Wait until Dagster has no run any more: one that a stop interrupts would look failed."""
+        """Wait until Dagster has no run left: a run that a stop interrupts would look failed."""
         deadline = self._clock() + DRAIN_S
         while active_runs(self._settings) and self._clock() < deadline:
             time.sleep(POLL_S)

@@ -14,7 +14,7 @@ from typing import Self
 
 import psutil
 
-from dagster_leasehold.orchestration.supervision.interrupts import kept_back
+from dagster_leasehold.orchestration.supervision.interrupts import held_back
 
 POLL_S = 0.05
 TAIL_BYTES = 4000
@@ -24,7 +24,7 @@ class ChildProcess:
     """A child and all that it starts, to be entered with `with`; nothing of it outlives the block.
 
     Args:
-        name: what it is, for messages.
+        name: with its article, for messages.
         command: program and arguments.
         log: the file that its output is appended to.
         environment: its environment.
@@ -53,8 +53,8 @@ class ChildProcess:
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # Interrupted in between, it would run without anybody who knows of it.
-            with self.log.open("ab") as output, kept_back():
+            # Interrupted in between, it would run without anybody who could end it.
+            with self.log.open("ab") as output, held_back():
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
@@ -96,11 +96,21 @@ class ChildProcess:
                 self._process.wait(timeout_s)
 
     def exit_code(self) -> int | None:
-        """Its exit code, or None while it runs."""
+        """Return its exit code, or None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    @property
+    def title(self) -> str:
+        """Its name at the beginning of a sentence."""
+        return f"{self.name[0].upper()}{self.name[1:]}"
+
+    @property
+    def ending(self) -> str:
+        """One sentence about its end, for people."""
+        return f"{self.title} ended with code {self.exit_code()}: see {self.log}."
+
     def last_line(self) -> str:
-        """The last line of its log, for messages."""
+        """Return the last line of its log, for messages."""
         try:
             text = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
         except OSError:
@@ -134,19 +144,19 @@ class ChildProcess:
 
     @staticmethod
     def _descendants(pid: int) -> list[psutil.Process]:
-        """All descendants within the child's own session; one that left it means to stay."""
+        """Return all descendants in the child's own session; one that left it means to stay."""
         try:
-            found = psutil.Process(pid).children(recursive=True)
+            descendants = psutil.Process(pid).children(recursive=True)
         except psutil.Error:
             return []
-        kept: list[psutil.Process] = []
-        for member in found:
+        family: list[psutil.Process] = []
+        for member in descendants:
             try:
                 if os.getsid(member.pid) == pid:
-                    kept.append(member)
+                    family.append(member)
             except OSError:
                 continue
-        return kept
+        return family
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -15,19 +15,18 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
+from dagster_leasehold.orchestration.supervision.supervised_child import RestartWaits
 
 LOG_FILE = "code-server.log"
 HEARTBEAT_TIMEOUT_S = 30
 """After how many seconds without its agent a server ends, once its runs have ended."""
 HUNG_S = 45.0
 START_MAX_S = 120.0
-PAUSE_FIRST_S = 1.0
-PAUSE_MAX_S = 30.0
-STEADY_S = 60.0
+END_TIMEOUT_S = 60.0
 
 
 def end_session(leader: ProcessIdentity) -> int:
-    """Kill all that is left of a session whose leader this was; how many processes that were.
+    """Kill all that is left of the session of a leader; return the number of processes.
 
     A code server's runs are of its session, and outlive it when it is killed.
     """
@@ -45,18 +44,18 @@ def end_session(leader: ProcessIdentity) -> int:
                 ended.append(process)
         except (psutil.Error, OSError):
             continue
-    psutil.wait_procs(ended, timeout=STEADY_S)
+    psutil.wait_procs(ended, timeout=END_TIMEOUT_S)
     return len(ended)
 
 
 class CodeServer:
-    """Keeps one code server of a module running; `look` has to be called every second or so.
+    """The supervision of one code server; `look` has to be called every second or so.
 
     Runs of a server that was killed go on, and so do their leases; they are ended by `stop`.
 
     Args:
-        module: what it loads.
-        listen: where it listens.
+        module: that it loads.
+        listen: its address and port.
         folder: of its log.
         environment: its environment.
         clock: monotonic seconds.
@@ -80,12 +79,12 @@ class CodeServer:
         self._started_at = 0.0
         self._answered_at: float | None = None
         self._begin_at = clock()
-        self._pause_s = PAUSE_FIRST_S
+        self._waits = RestartWaits()
         self.sessions: list[ProcessIdentity] = []
 
     @property
     def silent_s(self) -> float:
-        """For how long it has not answered, in seconds; since its first start if it never did."""
+        """The seconds since its last answer, or since its first start if it never answered."""
         return self._clock() - (self._begin_at if self._answered_at is None else self._answered_at)
 
     @property
@@ -94,7 +93,7 @@ class CodeServer:
         return self._folder / LOG_FILE
 
     def look(self) -> bool:
-        """Whether it answers now; starts it, or ends it for good, where that is due."""
+        """Start the server, or end it for good, if that is due; return True if it answers now."""
         now = self._clock()
         if self._process is None:
             if now >= self._begin_at:
@@ -109,12 +108,11 @@ class CodeServer:
         if server_id(Endpoint(_reached(self._listen.host), self._listen.port)) == self._id:
             self._beat()
             self._answered_at = self._clock()
-            if now - self._started_at > STEADY_S:
-                self._pause_s = PAUSE_FIRST_S
+            self._waits.settle(now - self._started_at)
             return True
         patience_s = HUNG_S if self._answered_since_start else START_MAX_S
         if now - max(self._started_at, self._answered_at or 0.0) > patience_s:
-            say(f"The code server has not answered for {patience_s:.0f} s: it is started anew.")
+            say(f"The code server has not answered for {patience_s:.0f} s: it is started again.")
             psutil.Process(self.sessions[-1].pid).kill()
         return False
 
@@ -149,8 +147,7 @@ class CodeServer:
 
     def _again(self, now: float) -> None:
         self._process = None
-        self._begin_at = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        self._begin_at = now + self._waits.next_s()
 
     def _beat(self) -> None:
         from dagster._grpc.client import DagsterGrpcClient
@@ -165,5 +162,5 @@ class CodeServer:
 
 
 def _reached(host: str) -> str:
-    """Where to reach a server on this machine that listens at `host`."""
+    """Return the host at which to reach a server on this machine that listens at `host`."""
     return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

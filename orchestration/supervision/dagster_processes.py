@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.mariadb_access import dagster_variables
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
@@ -19,23 +23,25 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
 
 LOOPBACK = "127.0.0.1"
+WEBSERVER_START_S = 120.0
+POLL_S = 0.5
 
 
 def child_environment(
     settings: Settings, environment: Mapping[str, str], *, settings_of_home_only: bool = False
 ) -> dict[str, str]:
-    """The environment of Dagster's processes: the home by its full path, and Dagster's home in it.
+    """Return the environment of Dagster's processes: the home's full path, and Dagster's own home.
 
     With `settings_of_home_only`, no other setting of the environment goes along, so that what is
     written in the home decides.
     """
-    kept = {
+    variables = {
         name: value
         for name, value in environment.items()
         if not (settings_of_home_only and name.removeprefix(PREFIX).lower() in _setting_names(name))
     }
     return {
-        **kept,
+        **variables,
         **dagster_variables(settings.home.absolute(), environment),
         "LEASEHOLD_HOME": str(settings.home.absolute()),
         "DAGSTER_HOME": str(settings.dagster_home),
@@ -54,7 +60,7 @@ def daemon(
     *,
     module: str = DEFINITIONS_MODULE,
 ) -> ChildProcess:
-    """The daemon, which ticks the sensors and launches the runs; its log is in the home."""
+    """Return the daemon, which ticks the sensors and launches the runs; its log is in the home."""
     return ChildProcess(
         "the Dagster daemon",
         [sys.executable, "-m", "dagster._daemon", "run", "-m", module],
@@ -72,7 +78,7 @@ def webserver(
     *,
     module: str = DEFINITIONS_MODULE,
 ) -> ChildProcess:
-    """The webserver, for browsers on this machine only; its log is in the home."""
+    """Return the webserver, for browsers on this machine only; its log is in the home."""
     return ChildProcess(
         "the Dagster webserver",
         [
@@ -85,9 +91,33 @@ def webserver(
     )
 
 
+def wait_for_port(port: int, pages: ChildProcess, stop: Event | None = None) -> None:
+    """Return when the webserver takes connections, or when it is time to stop.
+
+    Raises:
+        LeaseholdError: it has ended, or takes too long.
+    """
+    deadline = time.monotonic() + WEBSERVER_START_S
+    while pages.exit_code() is None:
+        if stop is not None and stop.is_set():
+            return
+        try:
+            with socket.create_connection((LOOPBACK, port), timeout=1.0):
+                return
+        except OSError:
+            time.sleep(POLL_S)
+        if time.monotonic() > deadline:
+            raise LeaseholdError(
+                f"{pages.title} has not answered for {WEBSERVER_START_S:.0f} s: see {pages.log}."
+            )
+    raise LeaseholdError(
+        f"{pages.title} ended with code {pages.exit_code()} before it answered: see {pages.log}."
+    )
+
+
 @contextmanager
 def storage_environment(settings: Settings) -> Generator[None]:
-    """Has this process know, within the block, what `dagster.yaml` reads from the environment."""
+    """Set the variables that `dagster.yaml` reads from the environment within the block."""
     added = dagster_variables(settings.home.absolute(), os.environ)
     os.environ.update(added)
     try:
@@ -99,7 +129,7 @@ def storage_environment(settings: Settings) -> Generator[None]:
 
 @contextmanager
 def opened_instance(settings: Settings) -> Generator[DagsterInstance]:
-    """The Dagster instance of the home."""
+    """Open the Dagster instance of the home."""
     from dagster import DagsterInstance
 
     # The configuration may name folders relative to DAGSTER_HOME.
@@ -112,7 +142,7 @@ def opened_instance(settings: Settings) -> Generator[DagsterInstance]:
 
 
 def materialize_lease_table(settings: Settings, stream: ShardStream) -> bool:
-    """Materialize the lease table of a stream on the instance; whether that succeeded."""
+    """Materialize the lease table of a stream on the instance; return True if that succeeded."""
     import dagster as dg
 
     from dagster_leasehold.assets.lease_asset import build_lease_asset
@@ -126,7 +156,7 @@ def materialize_lease_table(settings: Settings, stream: ShardStream) -> bool:
 
 
 def count_runs(settings: Settings, statuses: list[DagsterRunStatus]) -> int:
-    """How many runs of the instance have one of these statuses."""
+    """Return the number of the instance's runs that have one of these statuses."""
     from dagster import RunsFilter
 
     with opened_instance(settings) as instance:
@@ -134,21 +164,21 @@ def count_runs(settings: Settings, statuses: list[DagsterRunStatus]) -> int:
 
 
 def active_runs(settings: Settings) -> int:
-    """How many runs wait, start or work."""
+    """Return the number of runs that wait, start or work."""
     from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
     return count_runs(settings, list(NOT_FINISHED_STATUSES))
 
 
 def failed_runs(settings: Settings) -> int:
-    """How many runs have failed."""
+    """Return the number of runs that have failed."""
     from dagster import DagsterRunStatus
 
     return count_runs(settings, [DagsterRunStatus.FAILURE])
 
 
 def succeeded_runs(settings: Settings) -> int:
-    """How many runs have succeeded."""
+    """Return the number of runs that have succeeded."""
     from dagster import DagsterRunStatus
 
     return count_runs(settings, [DagsterRunStatus.SUCCESS])

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: how they end a block, or are kept until it is ready for them."""
+"""Ctrl-C, SIGTERM and SIGHUP: they end a block, or wait until it is ready for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def handled_by(handler: Handler, *numbers: signal.Signals) -> Generator[None]:
-    """These signals call a handler within the block."""
+    """Have these signals call a handler within the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -29,7 +29,7 @@ def handled_by(handler: Handler, *numbers: signal.Signals) -> Generator[None]:
 
 
 class Interruption(KeyboardInterrupt):
-    """What a signal raises in a block that it ends.
+    """The exception that a signal raises in a block that it ends.
 
     Args:
         dropped: called when nobody holds the interruption any more.
@@ -45,7 +45,7 @@ class Interruption(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Generator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
+    """Have SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
 
     The first signal ends it; those that follow wait until its children have ended. Nothing in the
     block may catch the interruption for good. Where Python itself drops it, as it drops whatever is
@@ -87,16 +87,16 @@ def ended_by_signals() -> Generator[None]:
 
 
 @contextmanager
-def told_by_signals() -> Generator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM and SIGHUP set; the block goes on until it looks."""
-    told = threading.Event()
-    with handled_by(lambda _number, _frame: told.set(), *NUMBERS):
-        yield told
+def stop_event() -> Generator[threading.Event]:
+    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set; the block continues until it looks."""
+    stop = threading.Event()
+    with handled_by(lambda _number, _frame: stop.set(), *NUMBERS):
+        yield stop
 
 
 @contextmanager
-def kept_back() -> Generator[None]:
-    """Signals that would end the block wait until it has ended by itself; for a few steps only.
+def held_back() -> Generator[None]:
+    """Have signals that would end the block wait until its end; for a few steps only.
 
     Only those with a handler of ours can wait, and only the main thread is ever interrupted.
     """

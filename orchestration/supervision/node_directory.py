@@ -1,7 +1,6 @@
-"""Where the code server of each node answers: kept in Dagster's own storage, one entry a node.
+"""The address of each node's code server, in Dagster's own storage: one entry a node.
 
-Agents publish, launchers look up. Whether a node lives is not asked here: that is the business of
-its lease.
+Agents publish, launchers look up. An entry does not say that a node lives: its lease does.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a code server listens."""
+    """The address at which a code server listens."""
 
     host: str
     port: int
@@ -32,7 +31,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """`host:port` as an endpoint.
+        """Return `host:port` as an endpoint.
 
         Raises:
             InvalidSetting: it is not of that form.
@@ -55,7 +54,7 @@ def withdraw(instance: DagsterInstance, node: str) -> None:
 
 
 def find(instance: DagsterInstance, node: str) -> Endpoint | None:
-    """Where a node's code server answers; None where no agent has published it, or it left."""
+    """Return the address of a node's code server; None if no agent published it, or it left."""
     key = _PREFIX + node
     text = instance.daemon_cursor_storage.get_cursor_values({key}).get(key, "")
     try:
@@ -66,13 +65,13 @@ def find(instance: DagsterInstance, node: str) -> Endpoint | None:
 
 
 def withdrawn(instance: DagsterInstance, node: str) -> bool:
-    """Whether the node had an agent that has left."""
+    """Return True if the node had an agent that has left."""
     key = _PREFIX + node
     return instance.daemon_cursor_storage.get_cursor_values({key}).get(key) == ""
 
 
 def server_id(endpoint: Endpoint, *, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
-    """The id of the code server that answers at an endpoint; None where none does in time."""
+    """Return the id of the code server that answers at an endpoint; None if none does in time."""
     from dagster._grpc.client import DagsterGrpcClient
 
     try:

@@ -26,7 +26,7 @@ from dagster_leasehold.sensors.active_runs import PARTITION_TAG
 
 
 class NodeRunLauncher(DefaultRunLauncher):
-    """Starts a run on the code server of the node that its tag `leasehold/node` names.
+    """A launcher that starts a run on the node that its tag `leasehold/node` names.
 
     A run without the tag goes to the node that holds its partition's shard. What concerns no
     node with an agent, such as the lease table, runs where Dagster would run it: on the code
@@ -44,7 +44,7 @@ class NodeRunLauncher(DefaultRunLauncher):
         self._store: LeaseStore | None = None
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """See Dagster's `RunLauncher`.
+        """Start a run on the code server of its node.
 
         Raises:
             DagsterLaunchFailedError: the node is not there; one sentence says so.
@@ -70,7 +70,7 @@ class NodeRunLauncher(DefaultRunLauncher):
         self.launch_run_from_grpc_client(self._instance, run, client)
 
     def terminate(self, run_id: str) -> bool:
-        """See Dagster's `RunLauncher`; False at once where the run's server does not answer."""
+        """Terminate a run; return False at once if the run's server does not answer."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished and not _reachable(run):
             self._instance.report_engine_event(
@@ -81,7 +81,7 @@ class NodeRunLauncher(DefaultRunLauncher):
         return super().terminate(run_id)
 
     def _holder(self, run: DagsterRun) -> str | None:
-        """The node of ours that holds the shard which an untagged run is for, if there is one."""
+        """Return our node that holds the shard of a run without the tag, if there is one."""
         partition, assets = run.tags.get(PARTITION_TAG), run.asset_selection or frozenset()
         if partition is None or len(assets) != 1:
             return None
@@ -107,9 +107,9 @@ class NodeRunLauncher(DefaultRunLauncher):
         return None
 
     def _answers(self, node: str) -> bool:
-        """Whether a node can take a run though its group says that it takes none.
+        """Return True if a node can take a run though its group says that it takes none.
 
-        It does where the rebalance sensor is switched off, and people launch runs by hand.
+        It can where the rebalance sensor is switched off, and people launch runs by hand.
         """
         endpoint = find(self._instance, node)
         return endpoint is not None and server_id(endpoint) is not None
@@ -124,7 +124,7 @@ class NodeRunLauncher(DefaultRunLauncher):
 
 
 def _reachable(run: DagsterRun) -> bool:
-    """Whether the server that a run was launched on answers; True where it is no TCP server."""
+    """Return True if the server of a run answers, or is not a TCP server."""
     info = json.loads(run.tags.get(GRPC_INFO_TAG, "{}"))
     if not info.get("port"):
         return True

@@ -37,7 +37,7 @@ from dagster_leasehold.orchestration.mariadb_access import (
     Access,
 )
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.disk_space import (
+from dagster_leasehold.orchestration.supervision.preflight import (
     HOME_BYTES,
     MIB,
     SERVER_BYTES,
@@ -55,7 +55,7 @@ LOG_SIZE = "--innodb-log-file-size=32M"
 
 
 def installed() -> bool:
-    """Whether this machine has MariaDB's server."""
+    """Return True if this machine has MariaDB's server."""
     return _program(PROGRAM) is not None and _program(INSTALLER) is not None
 
 
@@ -70,7 +70,7 @@ def _program(name: str) -> str | None:
 
 
 class PrivateMariaDB:
-    """The server of a home, to be entered with `with`; it is made at the first time.
+    """The server of a home, to be entered with `with`; it is made the first time.
 
     Args:
         home: the folder of the deployment.
@@ -227,7 +227,7 @@ class PrivateMariaDB:
             time.sleep(POLL_S)
 
     def _noted_access(self) -> Access:
-        """The port and password of the last time; another port where that one is taken now."""
+        """Return the port and password of the last time; another port if that one is taken now."""
         former = Access.of(self._home)
         password = former.password if former else SecretStr(secrets.token_urlsafe(24))
         access = Access(_free_port(former.port if former else 0), password)
@@ -236,7 +236,7 @@ class PrivateMariaDB:
         return access
 
     def _account_file(self, access: Access) -> Path:
-        """The statements that the server begins with, one a line."""
+        """Write the statements that the server begins with, one a line; return the file."""
         account = f"'{ACCOUNT}'@'{LOOPBACK}'"
         lines = ["DROP USER IF EXISTS ''@'localhost';"]
         secret = access.password.get_secret_value()
@@ -258,7 +258,7 @@ def _as_root() -> list[str]:
 
 
 def _free_port(wanted: int) -> int:
-    """The wanted port of the loopback, or a free one where that is taken."""
+    """Return the wanted port of the loopback, or a free one if that is taken."""
     for port in (wanted, 0):
         with suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

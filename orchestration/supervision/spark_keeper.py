@@ -1,4 +1,4 @@
-"""Keeps a warm Spark Connect server running beside runs that use it."""
+"""The supervision of a warm Spark Connect server, beside the runs that use it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dagster_leasehold.orchestration.supervision.spark_warm_up import (
     LOG_FILE,
     START_TIMEOUT_S,
 )
+from dagster_leasehold.orchestration.supervision.supervised_child import RestartWaits
 
-PAUSE_FIRST_S = 2.0
-PAUSE_MAX_S = 60.0
-STEADY_S = 60.0
+WAIT_FIRST_S = 2.0
+WAIT_MAX_S = 60.0
 
 
 class SparkKeeper:
-    """Starts the embedded Spark server of a folder, and starts it again when it has ended.
+    """The supervision of a folder's embedded Spark server: started, and again when it has ended.
 
     Runs start it too when they find none, under the same lock: this one only makes sure that they
     find it warm. Does nothing where the settings name another kind of Spark.
@@ -40,10 +40,10 @@ class SparkKeeper:
         self._start: ChildProcess | None = None
         self._started_at = 0.0
         self._begin_at = clock()
-        self._pause_s = PAUSE_FIRST_S
+        self._waits = RestartWaits(WAIT_FIRST_S, WAIT_MAX_S)
 
     def look(self) -> None:
-        """Start the server where it does not run; to be called every second or so."""
+        """Start the server if it does not run; to be called every second or so."""
         if not self._active:
             return
         now = self._clock()
@@ -53,8 +53,7 @@ class SparkKeeper:
         from dagster_leasehold.assets.spark.connect_server import running
 
         if running(self._folder) is not None:
-            if now - self._started_at > STEADY_S:
-                self._pause_s = PAUSE_FIRST_S
+            self._waits.settle(now - self._started_at)
             return
         if now < self._begin_at:
             return
@@ -74,7 +73,7 @@ class SparkKeeper:
         self._started_at = now
 
     def _end_start(self, now: float) -> None:
-        """See whether a start has come to its end."""
+        """Note the outcome of a start that has come to its end."""
         assert self._start is not None
         code = self._start.exit_code()
         if code is None and now - self._started_at < START_TIMEOUT_S:
@@ -82,8 +81,7 @@ class SparkKeeper:
         why = self._start.last_line() if code else f"no answer within {START_TIMEOUT_S:.0f} s."
         self._start.stop()
         self._start = None
-        self._begin_at = now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        self._begin_at = now + self._waits.next_s()
         say(f"Spark did not start: {why}" if code != 0 else "Spark is warm.")
 
     def stop(self) -> None:

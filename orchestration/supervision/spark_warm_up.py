@@ -1,4 +1,4 @@
-"""Starts the embedded Spark server beside everything else, so that the first run finds it warm.
+"""The start of the embedded Spark server beside everything else, so that the first run is warm.
 
 As a program (`python -m` this module, with a folder), it starts the server of that folder and runs
 a first small job on it.
@@ -26,7 +26,7 @@ LOG_FILE = "warm-up.log"
 
 
 class SparkWarmUp:
-    """Warms Spark up in a process of its own, to be entered with `with`; stops it at the end.
+    """A process that warms Spark up, to be entered with `with`; Spark is stopped at the end.
 
     Does nothing where the settings name another kind of Spark.
 
@@ -50,7 +50,7 @@ class SparkWarmUp:
 
     @property
     def error(self) -> str:
-        """Why the server did not start, or nothing."""
+        """The reason why the server did not start, or nothing."""
         if self._process is None or not self._process.exit_code():
             return ""
         return self._process.last_line()
@@ -84,7 +84,7 @@ def run_first_job(address: str, folder: Path) -> int:
     it comes first: planning in Python, forking workers, loading the modules of source and sink.
 
     Returns:
-        How many records were written: one.
+        The number of records that were written: one.
     """
     from pyspark.sql import SparkSession
 

@@ -1,20 +1,45 @@
-"""A child process that is started again when it has died, after a wait that grows to a bound."""
+"""Children that are started again when they have died, after a wait that grows to a bound."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-"""One that has run for so long begins with the shortest wait again, in seconds."""
+"""A child that has run for so long begins with the shortest wait again, in seconds."""
+
+
+class RestartWaits:
+    """The waits before a child is started again: they double with each start that does not last.
+
+    Args:
+        first_s: the shortest wait, in seconds.
+        max_s: the longest wait, in seconds.
+    """
+
+    def __init__(self, first_s: float = PAUSE_FIRST_S, max_s: float = PAUSE_MAX_S) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._failures = 0
+
+    def settle(self, ran_s: float) -> None:
+        """Begin with the shortest wait again, if the child has run for long."""
+        if ran_s > STEADY_S:
+            self._failures = 0
+
+    def next_s(self) -> float:
+        """Count a failure, and return the wait after it in seconds."""
+        self._failures += 1
+        return retry_wait_s(self._failures, first_s=self._first_s, max_s=self._max_s)
 
 
 class SupervisedChild:
-    """Looks after a child that was started; `look` has to be called every second or so.
+    """Supervision of a child that was started; `look` has to be called every second or so.
 
     Args:
         child: the process, entered.
@@ -28,12 +53,12 @@ class SupervisedChild:
         self._clock = clock
         self._explained = frozenset(explained)
         self._began_at = clock()
-        self._pause_s = PAUSE_FIRST_S
+        self._waits = RestartWaits()
         self._again_at: float | None = None
         self._reason = ""
 
     def look(self) -> str:
-        """Start the child again if that is due; a sentence when it has just died, or nothing."""
+        """Start the child again if that is due; return a sentence if it has just died."""
         now = self._clock()
         if self._again_at is not None:
             return self._start(now) if now >= self._again_at else ""
@@ -53,23 +78,18 @@ class SupervisedChild:
     def _died(self, code: int, now: float) -> str:
         if code in self._explained:
             return self._put_off(now, f"ended: {self.child.last_line()}")
-        if now - self._began_at > STEADY_S:
-            self._pause_s = PAUSE_FIRST_S
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
+        self._waits.settle(now - self._began_at)
+        pause_s = self._waits.next_s()
         self._again_at, self._reason = now + pause_s, ""
         return (
-            f"{self._name} ended with code {code}, and is started again in {pause_s:.0f} s: see "
-            f"{self.child.log}."
+            f"{self.child.title} ended with code {code}, and is started again in {pause_s:.0f} s: "
+            f"see {self.child.log}."
         )
 
     def _put_off(self, now: float, reason: str) -> str:
-        """Try again after the longest wait; the sentence, unless it is the one of before."""
+        """Try again after the longest wait; return the sentence, unless it is as before."""
         self._again_at = now + PAUSE_MAX_S
         before, self._reason = self._reason, reason
         if reason == before:
             return ""
-        return f"{self._name} {reason} It is tried again every {PAUSE_MAX_S:.0f} s."
-
-    @property
-    def _name(self) -> str:
-        return f"{self.child.name[0].upper()}{self.child.name[1:]}"
+        return f"{self.child.title} {reason} It is tried again every {PAUSE_MAX_S:.0f} s."

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.orchestration.demo.access_log import access_log
+from dagster_leasehold.orchestration.demo.input import access_log
 from dagster_leasehold.shard_sources.local_log import Record
 from tests.acceptance.leasehold_process import (
     CatRecord,

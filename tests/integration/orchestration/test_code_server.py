@@ -76,7 +76,7 @@ def test_it_is_started_again_after_its_death_and_ended_when_it_hangs(
     until(lambda: server.silent_s > 2.0 and not server.look())
     until(server.look)
     assert server.sessions[-1].pid not in (first, second)
-    assert "it is started anew" in capsys.readouterr().out
+    assert "it is started again" in capsys.readouterr().out
 
     server.stop()
     assert_nothing_runs(home)

@@ -15,11 +15,10 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import StoreError, StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.orchestration.mariadb_access import FOLDER, Access, dagster_variables
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision import private_mariadb
 from dagster_leasehold.orchestration.supervision.private_mariadb import (
-    FOLDER,
-    Access,
     PrivateMariaDB,
 )
 from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold
@@ -123,7 +122,7 @@ def test_dagster_finds_its_storage_in_the_server_unless_the_environment_names_on
 ) -> None:
     access = Access.of(home)
     assert access is not None
-    found = private_mariadb.dagster_variables(home, {})
+    found = dagster_variables(home, {})
     assert found["DAGSTER_MYSQL_PORT"] == str(access.port)
-    assert private_mariadb.dagster_variables(home, {"DAGSTER_MYSQL_HOSTNAME": "db"}) == {}
-    assert private_mariadb.dagster_variables(home.parent, dict(os.environ)) == {}
+    assert dagster_variables(home, {"DAGSTER_MYSQL_HOSTNAME": "db"}) == {}
+    assert dagster_variables(home.parent, dict(os.environ)) == {}

@@ -199,7 +199,7 @@ def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
     assert "--repeat" in refused
     assert deployment.sdk.list_consumer_group(PROJECT, LOGSTORE).get_count() == 0
     out = said(capsys, "checkpoint", "export", "--repeat")
-    assert "Shards 0: their LogGroup begins again." in out
+    assert "Shards that begin their LogGroup again: 0." in out
     begun = GroupCursor.parse(shard, begin).service
     assert deployment.service_checkpoints("default")[0] == begun
 

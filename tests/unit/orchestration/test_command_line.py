@@ -146,7 +146,7 @@ def test_groups_are_created_listed_changed_paused_and_deleted(run, home: Path) -
     assert shown["timeout_s"] == 9
     assert shown["node_cap"] == 2
     assert run("group", "update", "g1", "--ordered", "--node-cap", 0).code == 0
-    assert run("group", "update", "g1", "--ordered").out.endswith("is so already.\n")
+    assert run("group", "update", "g1", "--ordered").out.endswith("already has these settings.\n")
     shown = run("group", "show", "g1", "--json").json
     assert shown["ordered"] is True
     assert shown["node_cap"] is None
@@ -182,7 +182,7 @@ def test_simulate_reports_the_agreed_figures(run) -> None:
         "violations",
     }
     assert report["violations"] == []
-    assert "no violations." in run("simulate", "--steps", 300).out
+    assert "No violations." in run("simulate", "--steps", 300).out
 
 
 def test_status_shows_owner_checkpoint_and_lag(
@@ -316,8 +316,8 @@ def test_a_checkpoint_is_set_by_force_alone(run, store: LeaseStore, log: LocalLo
         ("cat demo --shard 77", "known are: 0, 1, 2, 3"),
         ("cat demo --shard ../1", "not a valid shard name"),
         ("checkpoint get 77", "known are: 0, 1, 2, 3"),
-        ("checkpoint set 1 99 --force", "no cursor of shard '1'"),
-        ("checkpoint set 1 yesterday --force", "no cursor of shard '1'"),
+        ("checkpoint set 1 99 --force", "not a cursor of shard '1'"),
+        ("checkpoint set 1 yesterday --force", "not a cursor of shard '1'"),
         ("checkpoint set 1 -- -1 --force", ""),
         ("shard split 77", "no shard '77'"),
         ("shard merge 0 2", "do not touch"),
@@ -416,7 +416,7 @@ def test_an_unexpected_error_names_the_file_with_its_stack_trace(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("dagster_leasehold.orchestration.commands.inspection.lags_of", broken)
+    monkeypatch.setattr("dagster_leasehold.orchestration.commands.status.lags_of", broken)
     outcome = run("status")
     assert outcome.code == 3
     (path,) = re.findall(r"is in (\S+\.log)", outcome.err)
@@ -432,7 +432,7 @@ def test_an_interrupt_is_no_error_with_a_stack_trace(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dagster_leasehold.orchestration.commands.inspection.lags_of", interrupted)
+    monkeypatch.setattr("dagster_leasehold.orchestration.commands.status.lags_of", interrupted)
     outcome = run("status")
     assert (outcome.code, outcome.err) == (130, "Interrupted.\n")
 
@@ -443,7 +443,7 @@ def test_unlisted_source_trouble_leaves_the_status_readable(
     (home / "logs" / "demo" / "catalog.json").write_text("{")
     outcome = run("status")
     assert outcome.code == 0
-    assert "The lag is not known" in outcome.out
+    assert "The lag is unknown" in outcome.out
 
 
 def test_shards_of_another_group_listing_do_not_mix(run, store: LeaseStore) -> None:

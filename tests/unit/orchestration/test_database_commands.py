@@ -117,5 +117,5 @@ def test_history_that_is_kept_for_ever_needs_an_age(
     del home
     monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", "forever")
     assert main(["db", "prune"]) == 2
-    assert "say how much may go with --older-than" in capsys.readouterr().err
+    assert "give an age with --older-than" in capsys.readouterr().err
     assert main(["db", "prune", "--older-than", "30"]) == 0

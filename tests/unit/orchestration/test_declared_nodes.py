@@ -106,10 +106,12 @@ def test_members_that_cannot_have_what_they_ask_for(store: LeaseStore, said: Sai
 
 def test_another_mode_than_the_declaration_says(store: LeaseStore, said: Said) -> None:
     updated = said("group", "update", "default", "--assignment", "balanced")
-    assert "It assigns by balanced now, but its declaration says modulo" in updated
+    assert "It now assigns shards by balanced, but its declaration says modulo" in updated
     for words in (("status",), ("plan", "--explain")):
         told = said(*words)
-        assert "demo/default assigns by balanced, but its declaration says modulo" in told, words
+        assert "demo/default assigns shards by balanced, but its declaration says modulo" in told, (
+            words
+        )
         assert "leasehold group update default --assignment modulo" in told, words
     assert "by balanced" in json.loads(said("status", "--json"))["note"]
     back = said("group", "update", "default", "--assignment", "modulo")

@@ -16,13 +16,18 @@ from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.orchestration.demo.access_log import access_log
-from dagster_leasehold.orchestration.demo.course import DemoInput, reshard
+from dagster_leasehold.orchestration.demo.course import reshard
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
+from dagster_leasehold.orchestration.demo.input import (
+    DemoInput,
+    access_log,
+    check_readable,
+    count_lines,
+    lines_of,
+)
 from dagster_leasehold.orchestration.demo.loading import Loader, RecordDigest
-from dagster_leasehold.orchestration.demo.progress import Progress
 from dagster_leasehold.orchestration.demo.standing import Standing, standing
-from dagster_leasehold.orchestration.input_files import check_readable, count_lines, lines_of
+from dagster_leasehold.orchestration.demo.watch import StageDisplay
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
@@ -258,7 +263,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = 0.0
-    with Progress(lambda: now, 10) as progress:
+    with StageDisplay(lambda: now, 10) as progress:
         now = 1.0
         progress.stage("loaded")
         for now, consumed in ((1.0, 1), (2.0, 2), (9.0, 3)):  # noqa: B007 - the clock reads it

@@ -14,8 +14,8 @@ from dagster_leasehold.assets.errors import JavaNotFound
 from dagster_leasehold.assets.spark import spark_runtime
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.commands.processes import wait_for_port
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.dagster_processes import wait_for_port
 from tests.ports import free_port
 
 

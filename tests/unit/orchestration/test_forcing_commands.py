@@ -17,8 +17,8 @@ from dagster_leasehold.lease_store.ledger_rows import Intent
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.commands import groups
-from dagster_leasehold.orchestration.commands.drain_report import say_open
+from dagster_leasehold.orchestration.commands import group_pausing
+from dagster_leasehold.orchestration.commands.group_pausing import say_open
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -114,7 +114,7 @@ def test_a_finished_parent_is_reopened_by_choice_alone(
     assert "cascade" in refused
 
     done = said(capsys, "checkpoint", "set", "0", "begin", "--force", "--reopen", "cascade")
-    assert f"Shards that began after it: {', '.join(children)} begin again." in done
+    assert f"These shards are read after it and begin again: {', '.join(children)}." in done
     assert cat(capsys, "0") == cat(capsys, children[0]) == []
     for run in ("run-4", "run-5"):
         claim_free(home)
@@ -143,7 +143,7 @@ def test_a_drain_waits_for_the_batch_that_is_under_way(
         draining.start()
         assert told.wait(PATIENCE_S), "The drain did not say what is open."
 
-    monkeypatch.setattr(groups, "say_open", say_and_tell)
+    monkeypatch.setattr(group_pausing, "say_open", say_and_tell)
 
     home.sweeper.before = drain
     reports = home.consume("run-2")
@@ -151,7 +151,7 @@ def test_a_drain_waits_for_the_batch_that_is_under_way(
     assert codes == [0]
     out = capsys.readouterr().out
     assert "2 of 2 shards are still open: 0, 1." in out
-    assert "demo/default is drained after" in out
+    assert "demo/default was drained in" in out
     assert {report.stopped for report in reports.values()} == {StopReason.PAUSED}
     assert [report.batches for report in reports.values()] == [1, 1]
 
@@ -182,11 +182,13 @@ def test_a_drain_that_does_not_end_in_time_names_what_is_open(
     assert (one["run"], one["holder"]) == ("dead-run", "a")
     assert one["intent"] == {"batch": "1.3", "start": "10", "end": "12"}
     out = said(capsys, "group", "drain", "default", "--timeout", "0", code=1)
-    assert "still open are the shards 1." in " ".join(out.split())
+    assert "but these are still open: 1." in " ".join(out.split())
 
     home.store.leave(KEY, NODE, "a-1")
     out = said(capsys, "group", "drain", "default", "--timeout", "0")
-    assert "Shard 1: batch 1.3, 10 to 12, was begun by a run that ended" in " ".join(out.split())
+    assert "Shard 1: a run began batch 1.3 (10 to 12) and ended before it committed it" in " ".join(
+        out.split()
+    )
 
 
 def test_a_group_is_weighted_or_not(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +208,7 @@ def test_a_plan_by_load_shows_the_loads(
     home.log.append("0", [b"x"] * 200)
     home.consume("run-2")
     table = said(capsys, "plan", "--explain")
-    assert "Shards and load per node after it" in table
+    assert "Shards and load per node afterwards" in table
     planned = json.loads(said(capsys, "plan", "--json"))["plan"]
     ((node, load),) = planned["loads"]
     assert node == "a"

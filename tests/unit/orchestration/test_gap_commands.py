@@ -48,8 +48,8 @@ def test_from_a_gap_to_its_acceptance(
     assert "has no gap" in said(capsys, "gap", "ack", "demo", "1")
     accepted = said(capsys, "gap", "ack", "demo", "0")
     assert accepted == (
-        "Accepted the loss of 10 to 15 of shard 0 of demo/default; the next run goes on behind "
-        "it.\n"
+        "Accepted the loss of 10 to 15 of shard 0 of demo/default.\n"
+        "The next run continues after it.\n"
     )
     assert home.consume("run-3")[ShardId("0")].error == ""
     (gap,) = json.loads(said(capsys, "gap", "list", "demo", "--json"))

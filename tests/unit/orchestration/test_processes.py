@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.orchestration.commands.processes import held_port, say_what_is_missing
+from dagster_leasehold.orchestration.commands.processes import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from dagster_leasehold.orchestration.supervision.preflight import held_port
 from tests import ports
 
 

@@ -112,7 +112,7 @@ def test_a_try_that_fails_leaves_all_as_it_was(
 
     home.sweeper.results = {ShardId("0"): TransformError("today's transform is broken.")}
     error = said(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", code=2)
-    assert "Shard 0 was not tried again: today's transform is broken." in error
+    assert "Shard 0 keeps its old output: today's transform is broken." in error
     assert [row["cursor"] for row in listed(capsys)["records"]] == ["5", "7", "4"], (
         "the other shard was tried, and refused again"
     )
@@ -133,9 +133,9 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
     for mistake, hint in {
         ("quarantine", "list", "nothing"): "No stream",
         ("quarantine", "list", "--shard", "9"): "no shard",
-        ("quarantine", "list", "--since", "yesterday"): "is no time",
+        ("quarantine", "list", "--since", "yesterday"): "is not a time",
         ("quarantine", "list", "--limit", "0"): "limit",
-        retry: "has no transform here",
+        retry: "has no transform in the settings",
         (*retry, "other", "--module", "declared_streams"): "holds no stream",
         (*retry, "--module", "no_such_module"): "cannot be imported",
         (*retry, "--module", "broken_module"): "ValueError: boom",

@@ -137,7 +137,7 @@ def test_for_people_there_is_a_table() -> None:
     result = CliRunner().invoke(app, ["--steps", "300"], catch_exceptions=False)
     assert result.exit_code == 0
     assert "planning rounds after the last change" in result.output
-    assert "no violations." in result.output
+    assert "No violations." in result.output
 
 
 def test_a_violation_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:

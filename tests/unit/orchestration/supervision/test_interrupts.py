@@ -15,8 +15,8 @@ import pytest
 
 from dagster_leasehold.orchestration.supervision.interrupts import (
     ended_by_signals,
-    kept_back,
-    told_by_signals,
+    held_back,
+    stop_event,
 )
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -152,7 +152,7 @@ def test_a_terminal_that_has_gone_keeps_nobody_from_stopping(
 @pytest.mark.parametrize("number", NUMBERS)
 def test_an_event_is_set_and_the_block_goes_on(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with told_by_signals() as told:
+    with stop_event() as told:
         assert not told.is_set()
         kill(number)
         assert told.wait(10)
@@ -164,7 +164,7 @@ def test_a_signal_waits_for_the_end_of_a_few_steps() -> None:
 
     def work() -> None:
         with ended_by_signals():
-            with kept_back():
+            with held_back():
                 kill(signal.SIGTERM)
                 steps.append("in the block")
             steps.append("after it")
@@ -178,11 +178,11 @@ def test_a_signal_is_delivered_though_the_steps_fail() -> None:
     """Goal: a child that cannot be started, while its parent is told to end."""
 
     def fail() -> None:
-        with kept_back():
+        with held_back():
             kill(signal.SIGTERM)
             raise FileNotFoundError
 
-    with told_by_signals() as told:
+    with stop_event() as told:
         with pytest.raises(FileNotFoundError):
             fail()
         assert told.wait(10)
@@ -191,7 +191,7 @@ def test_a_signal_is_delivered_though_the_steps_fail() -> None:
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with kept_back():
+        with held_back():
             kill(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -202,7 +202,7 @@ def test_threads_are_never_interrupted_and_need_not_wait() -> None:
     entered: list[bool] = []
 
     def work() -> None:
-        with kept_back():
+        with held_back():
             entered.append(True)
 
     thread = threading.Thread(target=work)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dagster_leasehold.lease_store.errors import NoSpace
-from dagster_leasehold.orchestration.supervision.disk_space import MIB, free_bytes, require_room
+from dagster_leasehold.orchestration.supervision.preflight import MIB, free_bytes, require_room
 
 
 def with_disk(monkeypatch: pytest.MonkeyPatch, asked: list[Path], **numbers: int) -> None:

@@ -1,0 +1,154 @@
+"""`leasehold group pause`, `drain` and `resume`: they add themselves to `leasehold group`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dagster_leasehold.orchestration.commands.groups import Name, app
+from dagster_leasehold.orchestration.commands.options import OBSERVER, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.target import Target, listed
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
+
+if TYPE_CHECKING:
+    from dagster_leasehold.lease_store.draining import Draining, ShardDrain
+    from dagster_leasehold.lease_store.identifiers import GroupKey
+
+
+def _set_paused(name: str, stream: str | None, home: Home, *, paused: bool) -> GroupKey:
+    target = Target.at(home)
+    group = target.group(stream, name)
+    if group.paused is not paused:
+        target.store.update_group(dataclasses.replace(group, paused=paused), observer=OBSERVER)
+    return group.key
+
+
+@app.command()
+def pause(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+    """Pause a consumer group: its holders stop at their next batch boundary."""
+    key = _set_paused(name, stream, home, paused=True)
+    tell(
+        {"stream": key.stream, "group": key.group, "paused": True},
+        f"Paused consumer group {key}; holders stop at their next batch boundary.",
+        as_json=as_json,
+    )
+
+
+@app.command()
+def drain(
+    name: Name,
+    stream: Stream = None,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout", metavar="S", min=0, help="The longest wait, in seconds."),
+    ] = 300.0,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Pause a consumer group, and wait until its runs have closed all shards at a checkpoint.
+
+    Exits with 1 if that takes too long. The group stays paused until `group resume`.
+    """
+    import time
+
+    from dagster_leasehold.lease_store.draining import wait_until_drained
+
+    key = _set_paused(name, stream, home, paused=True)
+    began = time.monotonic()
+    store = Target.at(home).store
+    draining = wait_until_drained(
+        lambda: store.draining(key),
+        timeout_s=timeout_s,
+        clock=time.monotonic,
+        sleep=time.sleep,
+        report=(lambda _: None) if as_json else say_open,
+    )
+    waited_s = time.monotonic() - began
+    if as_json:
+        show_drained(key, draining, waited_s)
+    else:
+        tell_drained(key, draining, waited_s)
+    if not draining.drained:
+        raise typer.Exit(1)
+
+
+@app.command()
+def resume(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+    """Let a paused consumer group continue."""
+    key = _set_paused(name, stream, home, paused=False)
+    tell(
+        {"stream": key.stream, "group": key.group, "paused": False},
+        f"Resumed consumer group {key}.",
+        as_json=as_json,
+    )
+
+
+def say_open(draining: Draining) -> None:
+    """Print one line of progress: the number and names of the shards that are still open."""
+    if draining.open:
+        names = listed(shard.shard for shard in draining.open)
+        say(f"{len(draining.open)} of {len(draining.shards)} shards are still open: {names}.")
+
+
+def show_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
+    """Print the outcome as JSON: every shard with its checkpoint and what is still open on it."""
+    show_json(
+        {
+            "group": str(key),
+            "drained": draining.drained,
+            "paused": draining.paused,
+            "waited_s": round(waited_s, 3),
+            "shards": [_drain_row(shard) for shard in draining.shards],
+        }
+    )
+
+
+def _drain_row(shard: ShardDrain) -> dict[str, object]:
+    intent = shard.intent
+    return {
+        "shard": shard.shard,
+        "state": shard.state,
+        "check_point": shard.check_point,
+        "drained": shard.drained,
+        "holder": shard.holder,
+        "run": shard.run,
+        "intent": {"batch": intent.batch_id, "start": intent.start, "end": intent.end}
+        if intent
+        else None,
+    }
+
+
+def tell_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
+    """Print the outcome for people."""
+    show_table(
+        f"Shards of {key}",
+        ("shard", "state", "checkpoint", "open in run", "holder"),
+        (
+            (shard.shard, shard.state, shard.check_point, shard.run, shard.holder)
+            for shard in draining.shards
+        ),
+        numeric=("checkpoint",),
+    )
+    for shard in draining.shards:
+        if shard.intent is not None and shard.drained:
+            say(
+                f"Shard {shard.shard}: a run began batch {shard.intent.batch_id} "
+                f"({shard.intent.start} to {shard.intent.end}) and ended before it committed it; "
+                "the next run reads it again."
+            )
+    if draining.drained:
+        say(
+            f"{key} was drained in {waited_s:.1f} s: it is paused, no shard is open, and all "
+            "checkpoints are durable."
+        )
+    elif not draining.paused:
+        say(f"{key} was resumed by somebody else in the meantime: drain it again.")
+    else:
+        names = listed(shard.shard for shard in draining.open)
+        say(
+            f"{key} is not drained after {waited_s:.1f} s: it is paused, but these are still open: "
+            f"{names}. Their runs stop at their next batch boundary; shards of a dead node "
+            "are closed once it has been evicted."
+        )

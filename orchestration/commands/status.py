@@ -1,0 +1,185 @@
+"""`leasehold status`: the nodes and shards of a group, and where they differ from the settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagster_leasehold.lease_store.errors import AssignmentConflict
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
+from dagster_leasehold.lease_store.rules.node_settings import node_row
+from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.upkeep import UpkeepReport
+from dagster_leasehold.orchestration.commands.groups import described
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from dagster_leasehold.shard_sources.lag import lags_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dagster_leasehold.lease_store.group_rows import Node
+    from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
+    from dagster_leasehold.lease_store.shard_rows import ShardLease
+
+
+def status(
+    stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
+) -> None:
+    """Show a group's nodes, and its shards with state, owner, checkpoint and lag."""
+    target = Target.at(home)
+    key = target.group(stream, group).key
+    snapshot = target.store.snapshot(key)
+    leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
+    lags, trouble = lags_of(target.stream(key.stream).source, leases)
+    shards = [_shard_row(lease, lags.get(lease.shard)) for lease in leases]
+    nodes = [_node_row(node, snapshot.shards) for node in snapshot.nodes]
+    declared = target.declared(stream)
+    refusals = [
+        *not_joined(snapshot, declared, target.settings),
+        *refused_members(snapshot),
+    ]
+    note = mode_note(snapshot, declared)
+    hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
+    upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
+    if as_json:
+        group_ = described(snapshot.group)
+        show_json(
+            {
+                "group": group_,
+                "nodes": nodes,
+                "refusals": refusals,
+                "note": note,
+                "shards": shards,
+                "on_commit": hooks,
+                "upkeep": upkeep,
+            }
+        )
+        return
+    paused = ", paused" if snapshot.group.paused else ""
+    show_table(
+        f"Nodes of {key} (generation {snapshot.group.generation}{paused})",
+        ("node", "member", "takes runs", "beats", "shards"),
+        (tuple(node.values()) for node in nodes),
+        numeric=("beats", "shards"),
+    )
+    for line in (*refusals, *([note] if note else ())):
+        say(str(line))
+    show_table(
+        f"Shards of {key}",
+        ("shard", "state", "owner", "next", "checkpoint", "lag", "epoch", "open in run", "parents"),
+        (
+            (
+                *list(shard.values())[:7],
+                str(shard["run"])[:8],
+                ", ".join(lease.parents),
+            )
+            for shard, lease in zip(shards, leases, strict=True)
+        ),
+        numeric=("checkpoint", "lag", "epoch"),
+    )
+    if hooks:
+        show_table(
+            f"Batches that on_commit of {key} has not received",
+            ("shard", "waiting", "next", "failed attempts", "last error"),
+            (tuple(hook.values()) for hook in hooks),
+            numeric=("waiting", "failed attempts"),
+        )
+    if upkeep is not None:
+        _show_upkeep(upkeep)
+    if trouble:
+        say(f"The lag is unknown: {trouble}")
+
+
+def _shard_row(lease: ShardLease, lag: int | None) -> dict[str, Any]:
+    return {
+        "shard": lease.shard,
+        "state": lease.state,
+        "consumer_owner": lease.consumer_owner,
+        "next_owner": lease.lease_owner if lease.lease_owner != lease.consumer_owner else None,
+        "check_point": lease.check_point,
+        "lag": lag,
+        "epoch": lease.consumer_epoch,
+        "run": lease.consumer_run,
+        "parents": lease.parents,
+    }
+
+
+def _node_row(node: Node, leases: Sequence[ShardLease]) -> dict[str, Any]:
+    return {
+        "node": node.name,
+        "member": node.member,
+        "accepts_runs": node.accepts_runs,
+        "lease_id": node.lease_id,
+        "shards": sum(lease.consumer_owner == node.name for lease in leases),
+    }
+
+
+def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
+    return {
+        "shard": waiting.shard,
+        "waiting": waiting.count,
+        "next_batch": waiting.oldest.batch_id,
+        "failed_attempts": waiting.oldest.attempts,
+        "error": waiting.oldest.error,
+    }
+
+
+def _show_upkeep(upkeep: UpkeepReport) -> None:
+    """Show what it costs the deployment of this home to stay in the group."""
+    show_table(
+        f"Upkeep in the lease term of {upkeep.term_s:g} s before {upkeep.at}: {upkeep.ticks} ticks "
+        f"for {upkeep.nodes} nodes",
+        ("statement", "number", "writes"),
+        (
+            (kind, count, "yes" if kind in upkeep.writes else "no")
+            for kind, count in upkeep.statements.items()
+        ),
+        numeric=("number",),
+    )
+
+
+def not_joined(snapshot: Snapshot, declared: StreamSettings, settings: Settings) -> list[Refusal]:
+    """Return the declared nodes that are not members and that the group would refuse, by name.
+
+    The group's other nodes may belong to another deployment, whose settings are unknown here: the
+    rows of the members count.
+    """
+    if declared.key != snapshot.group.key:
+        return []
+    nodes = {NodeName(name): each for name, each in declared.node_settings.items()}
+    members = {node.name: node for node in snapshot.nodes if node.member}
+    names = nodes.keys() | set(settings.expected_nodes or ())
+    refused: list[Refusal] = []
+    for name in sorted(names - members.keys(), key=rank_key):
+        try:
+            check_member(snapshot.group, members.values(), node_row(name, nodes.get(name)))
+        except AssignmentConflict as error:
+            refused.append(Refusal(name, error))
+    return refused
+
+
+def refused_members(snapshot: Snapshot) -> tuple[Refusal, ...]:
+    """Return the members whose settings cannot be followed, as a plan finds them."""
+    live = [node.name for node in snapshot.nodes if node.member]
+    balanced = snapshot.group.assignment is AssignmentMode.BALANCED
+    return () if balanced else plan(snapshot, live=live).refusals
+
+
+def mode_note(snapshot: Snapshot, declared: StreamSettings) -> str | None:
+    """Return a sentence if the stored group assigns by another mode than its declaration says."""
+    group = snapshot.group
+    if declared.key != group.key or declared.assignment is group.assignment:
+        return None
+    return (
+        f"Group {group.key} assigns shards by {group.assignment}, but its declaration says "
+        f"{declared.assignment}, and nodes take their settings from the declaration. Change the "
+        f"declaration, or run `leasehold group update {group.key.group} --assignment "
+        f"{declared.assignment}`."
+    )

@@ -1,0 +1,64 @@
+"""The Dagster runs of one node, as its agent sees them on its own host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
+from dagster_leasehold.assets.run_process import process_gone
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.sensors.janitor import PROCESS_ENDED
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+
+RUNS_MAX = 200
+
+
+class NodeRuns:
+    """The runs of a node in Dagster's storage.
+
+    Args:
+        instance: Dagster's.
+        node: its name.
+    """
+
+    def __init__(self, instance: DagsterInstance, node: NodeName) -> None:
+        self._instance = instance
+        self._node = node
+
+    def fail_dead(self) -> None:
+        """Report the runs whose process is gone from this host, which no other host can see."""
+        from dagster import DagsterRunStatus
+
+        for run in self._with(DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
+            if process_gone(run.tags.get(PROCESS_TAG, "")):
+                self._instance.report_run_failed(run, PROCESS_ENDED)
+                say(f"Run {run.run_id} failed: its process is gone.")
+
+    def cancel_waiting(self) -> None:
+        """Cancel the runs that have not begun, because the node is leaving."""
+        from dagster import DagsterRunStatus
+
+        for run in self._with(DagsterRunStatus.QUEUED):
+            self._instance.report_run_canceled(
+                run, message=f"Node {self._node} left before this run began."
+            )
+
+    def at_work(self) -> bool:
+        """Return True if a run of the node starts, works or stops."""
+        from dagster import DagsterRunStatus
+
+        return bool(
+            self._with(
+                DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING
+            )
+        )
+
+    def _with(self, *statuses: DagsterRunStatus) -> Sequence[DagsterRun]:
+        from dagster import RunsFilter
+
+        filters = RunsFilter(statuses=list(statuses), tags={NODE_TAG: self._node})
+        return self._instance.get_runs(filters=filters, limit=RUNS_MAX)

@@ -1,0 +1,121 @@
+"""Checks before anything is started: room on the disk, a free port, Java, and our own package."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster_leasehold
+from dagster_leasehold.lease_store.errors import InvalidSetting, NoSpace
+from dagster_leasehold.orchestration.settings import Settings
+
+MIB = 1024 * 1024
+HOME_BYTES = 32 * MIB
+"""The room for the first minutes of a deployment, and some to spare: databases, logs, drafts."""
+SERVER_BYTES = 160 * MIB
+"""The data folder of a new MariaDB, with what it takes while it is made."""
+WEB_PORT_DEFAULT = 3000
+PORTS_TRIED = 50
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return the room for this account on the disk that holds a path, or will hold it.
+
+    Returns:
+        Bytes, or None where the disk does not tell, as some that are reached over a network.
+    """
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    disk = os.statvfs(place)
+    if not disk.f_blocks:
+        return None
+    # A part of many disks is reserved for the superuser.
+    blocks = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+    return blocks * disk.f_frsize
+
+
+def require_room(home: Path, needed_bytes: int) -> None:
+    """Refuse a disk on which what is about to be started would fail half-way.
+
+    Args:
+        home: the folder of the deployment, which need not exist yet.
+        needed_bytes: what will be written soon.
+
+    Raises:
+        NoSpace: the disk has less room than that.
+    """
+    free = free_bytes(home)
+    if free is not None and free < needed_bytes:
+        raise NoSpace(
+            f"The disk that holds the home {home} has {free // MIB} MiB left, and "
+            f"{needed_bytes // MIB} MiB are needed: make room there, or name a folder on another "
+            "disk with --home."
+        )
+
+
+@contextmanager
+def held_port(
+    wanted: int | None, first: int = WEB_PORT_DEFAULT, host: str = "127.0.0.1"
+) -> Generator[int]:
+    """Hold the wanted port of this host, or the next free one, against all other holders.
+
+    A server binds its port seconds after it was chosen, and then another one may have chosen it as
+    well. What marks it as chosen is the port of UDP of the same number, which nothing here uses,
+    and which the system takes back however its holder ends.
+
+    Raises:
+        InvalidSetting: the wanted port is taken, or all that were tried are.
+    """
+    for port in range(first, first + PORTS_TRIED) if wanted is None else (wanted,):
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mark,
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
+        ):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                mark.bind((host, port))
+                listener.bind((host, port))
+            except OSError:
+                continue
+            listener.close()
+            yield port
+            return
+    raise InvalidSetting(
+        f"Port {wanted or first} of {host} is in use: name another one with --port."
+    )
+
+
+def check_folder(folder: Path | None = None) -> None:
+    """Refuse a folder that hides our package from the processes to be started.
+
+    Python looks for a module where it is started before it looks among what is installed.
+
+    Raises:
+        InvalidSetting: it holds a package of our name that is not ours.
+    """
+    here = folder or Path.cwd()
+    name = dagster_leasehold.__name__
+    ours = Path(dagster_leasehold.__file__).resolve().parent
+    for path in (here / name / "__init__.py", here / f"{name}.py"):
+        if path.exists() and not path.resolve().is_relative_to(ours):
+            raise InvalidSetting(
+                f"The folder {here} has a Python package {name!r} of its own, which hides "
+                "Leasehold's: start the command in another folder, with --home for the home."
+            )
+
+
+def check_java(settings: Settings) -> None:
+    """Refuse a machine on which Spark is to be started and cannot be.
+
+    Raises:
+        JavaNotFound: there is no Java to run it.
+    """
+    from dagster_leasehold.assets.spark.spark_runtime import java_home
+    from dagster_leasehold.orchestration.supervision.spark_warm_up import EMBEDDED
+
+    if settings.spark in (EMBEDDED, "classic"):
+        java_home(settings.spark_folder / "java")
