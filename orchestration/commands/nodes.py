@@ -14,7 +14,11 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.settings import (
+    DEFINITIONS_MODULE,
+    Settings,
+    load_settings,
+)
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port
@@ -27,6 +31,16 @@ if TYPE_CHECKING:
 NODE_PORT_DEFAULT = 4201
 LEAVE_TIMEOUT_S = 150.0
 
+CodeServerPort = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        min=1,
+        max=65535,
+        help="Port of its code server (default: the first free one from 4201).",
+    ),
+]
+
 
 def node(
     *,
@@ -34,15 +48,7 @@ def node(
         str, typer.Option("--name", help="Name of the node; unique within its groups.")
     ],
     home: Home = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port",
-            min=1,
-            max=65535,
-            help="Port of its code server (default: the first free one from 4201).",
-        ),
-    ] = None,
+    port: CodeServerPort = None,
     host: Annotated[
         str, typer.Option("--host", help="Address on which its code server listens.")
     ] = "127.0.0.1",
@@ -68,10 +74,7 @@ def node(
     """
     from dagster_leasehold.orchestration.resources import declared_streams
     from dagster_leasehold.orchestration.supervision.agent_state import answering_alone
-    from dagster_leasehold.orchestration.supervision.dagster_processes import (
-        DEFINITIONS_MODULE,
-        opened_instance,
-    )
+    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))

@@ -22,7 +22,11 @@ from dagster_leasehold.orchestration.commands.options import DefinitionsModule, 
 from dagster_leasehold.orchestration.commands.processes import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.settings import (
+    DEFINITIONS_MODULE,
+    Settings,
+    load_settings,
+)
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.preflight import (
     HOME_BYTES,
@@ -208,7 +212,6 @@ def _run(
     from dagster_leasehold.assets.deployment import ensure_instance_address
     from dagster_leasehold.orchestration.demo.home import running_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import (
-        DEFINITIONS_MODULE,
         child_environment,
         daemon,
         opened_instance,
