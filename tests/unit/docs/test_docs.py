@@ -270,6 +270,34 @@ def test_races_name_files_that_exist() -> None:
         assert (ROOT / path).is_file(), path
 
 
+@pytest.mark.parametrize("life", ["life-of-a-record.md", "life-of-a-lease.md"])
+def test_each_step_of_a_life_names_functions_that_exist(life: str) -> None:
+    """A step ends with lines like: → [`module.py`](../module.py): `Class.method`, `function`."""
+    text = (DOCS / life).read_text("utf-8")
+    steps = re.split(r"^\d+\. ", text, flags=re.M)[1:]
+    assert 11 <= len(steps) <= 13
+    for step in steps:
+        places = re.findall(r"→ \[`([^`]+)`\]\(\.\./([^)]+)\):((?:\s+`[\w.]+`,?)+)", step)
+        assert places, step
+        assert step.count("→") == len(places)
+        for shown, path, names in places:
+            assert shown == path
+            module = (ROOT / path).read_text("utf-8")
+            for dotted in code(names):
+                for part in dotted.split("."):
+                    assert re.search(rf"^ *(?:class|def) {part}\b", module, re.M), (path, dotted)
+
+
+def test_the_table_of_changes_names_what_exists() -> None:
+    named = rows(ROOT / "CONTRIBUTING.md", "Where do I change …")
+    assert len(named) > 10
+    for row in named[1:]:
+        paths = [span for cell in row[1:] for span in code(cell) if "/" in span]
+        assert len(paths) > 1, row
+        for path in paths:
+            assert (ROOT / path).exists(), path
+
+
 def test_all_benchmarks_are_listed() -> None:
     text = (DOCS / "reference/benchmarks.md").read_text("utf-8")
     named = set(re.findall(r"python -m benchmarks\.(\w+)", text))
