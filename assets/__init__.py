@@ -1,1 +1,11 @@
-"""What is made from a stream's records: its assets, the Spark job behind them, committed output."""
+"""A stream in Dagster: its declaration, its assets, the Spark jobs behind them, committed output.
+
+Three floors, of which each imports those below it only:
+
+* the declaration: `errors`, `commit_hook`, `shard_stream` (how a user declares a stream),
+  `partitions` (what it is called in Dagster), `deployment` (what it runs on), `run_process`;
+* the work, in folders: `spark`, then `output`, then `consuming` and `windows`, then `rewriting`;
+* the assets: every other module here turns a declaration into assets, checks and jobs of Dagster.
+
+Called by `sensors` and `orchestration`; users meet it through `dagster_leasehold` alone.
+"""

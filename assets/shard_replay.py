@@ -10,9 +10,8 @@ from typing import Any
 import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
-from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
+from dagster_leasehold.assets.rewriting.replay import ReplayReport, replay_on_spark
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -80,21 +79,16 @@ def replay_partitions(
 ) -> ReplayedPartitions:
     """Replay what a span names of some shards, in this run."""
     run, began_s = context.run.run_id, time.monotonic()
-    output_root = deployment.output_folder(stream.key)
-    replayer = Replayer(
-        stream=stream,
-        store=deployment.store(),
-        output_root=output_root,
-        sweeper=SparkSweeper(
-            stream=stream,
-            session=lambda: spark.spark_session,
-            output_root=output_root,
-            run=run,
-        ),
+    reports = replay_on_spark(
+        stream,
+        deployment.store(),
+        shards,
+        span,
+        session=lambda: spark.spark_session,
+        output_root=deployment.output_folder(stream.key),
         run=run,
         ended=lambda other: rewriter_ended(context.instance, other),
     )
-    reports = replayer.replay(shards, span)
     for report in reports.values():
         kept = (
             f", {report.kept} kept as they were: retention has removed their records up to "

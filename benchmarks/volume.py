@@ -62,23 +62,6 @@ def measured(call: Callable[[], object], repeats: int = REPEATS) -> float:
     return statistics.median(times) * 1_000
 
 
-class NoSource:
-    """What the exporter reads from, without a source."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def store(self) -> Any:
-        """The store under measurement."""
-        return self._store
-
-    def source(self, _key: object) -> None:
-        """None: the lag is no matter of the store."""
-
-    def upkeep(self, _key: object) -> None:
-        """None was noted."""
-
-
 def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
     """Every cost, in milliseconds, and the memory after each that reads much, in MB."""
     from dagster_leasehold.assets.output.committed_parts import EventSpan, committed_parts
@@ -99,7 +82,7 @@ def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
         observer="benchmark",
         incarnation_of=lambda _: INCARNATION,
     )
-    collector = StoreCollector(NoSource(store))
+    collector = StoreCollector(lambda: store)
     hour = EventSpan(age.middle - HOUR / 2, age.middle + HOUR / 2)
     window = lambda: committed_parts(store, KEY, Path("/"), span=hour)  # noqa: E731
 

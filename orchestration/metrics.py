@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -38,22 +37,6 @@ OF_SHARD = (*OF_GROUP, "shard")
 OF_NODE = (*OF_GROUP, "node")
 
 
-class Deployment(Protocol):
-    """What the exporter reads from."""
-
-    def store(self) -> LeaseStore:
-        """The lease store."""
-        ...
-
-    def source(self, key: GroupKey) -> ShardSource | None:
-        """The source of a group's stream; None where it is not declared here."""
-        ...
-
-    def upkeep(self, key: GroupKey) -> UpkeepReport | None:
-        """What staying in the group costs this deployment, if it noted that."""
-        ...
-
-
 class _Changes:
     """What the journal of one group has counted since the exporter first saw it."""
 
@@ -75,12 +58,22 @@ class StoreCollector(Collector):
     """The metrics of all groups of a lease store.
 
     Args:
-        deployment: what is read.
+        store: gives the lease store; called at every scrape.
+        source: gives the source of a group's stream; None where it is not declared here.
+        upkeep: gives the cost of staying in a group, if this deployment noted it.
         clock: monotonic seconds.
     """
 
-    def __init__(self, deployment: Deployment, clock: Callable[[], float] = time.monotonic) -> None:
-        self._deployment = deployment
+    def __init__(
+        self,
+        store: Callable[[], LeaseStore],
+        source: Callable[[GroupKey], ShardSource | None] = lambda _: None,
+        upkeep: Callable[[GroupKey], UpkeepReport | None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._upkeep = upkeep
         self._clock = clock
         self._changes: dict[GroupKey, _Changes] = {}
         self._lock = Lock()
@@ -90,7 +83,7 @@ class StoreCollector(Collector):
         with self._lock:
             families = _Families()
             try:
-                store = self._deployment.store()
+                store = self._store()
                 for group in store.groups():
                     self._collect_group(families, store, group.key)
             except LeaseholdError:
@@ -110,7 +103,7 @@ class StoreCollector(Collector):
         families.add_changes(of, changes)
         for acknowledged, count in store.gap_counts(key).items():
             families.gaps.add_metric([*of, "yes" if acknowledged else "no"], count)
-        source = self._deployment.source(key)
+        source = self._source(key)
         if source is not None:
             lags, trouble = lags_of(source, snapshot.shards)
             known = any(lag is not None for lag in lags.values())
@@ -120,7 +113,7 @@ class StoreCollector(Collector):
                 families.lag_known.add_metric([*of, shard], int(lag is not None))
                 if lag is not None:
                     families.lag.add_metric([*of, shard], lag)
-        report = self._deployment.upkeep(key)
+        report = self._upkeep(key)
         if report is not None:
             families.add_upkeep(of, report)
 

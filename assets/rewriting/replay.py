@@ -19,7 +19,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.consuming.sweep import (
     Sweeper,
     SweepOutcome,
@@ -37,6 +39,9 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteKind
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,37 @@ class _Replay:
     report: ReplayReport
     waiting: deque[Batch] = field(default_factory=deque[Batch])
     made: list[BatchRewrite] = field(default_factory=list[BatchRewrite])
+
+
+def replay_on_spark(
+    stream: ShardStream,
+    store: LedgerAndRewrites,
+    shards: Sequence[ShardId],
+    span: ReplaySpan,
+    *,
+    session: Callable[[], SparkSession],
+    output_root: Path,
+    run: str,
+    ended: Ended,
+    of_settings: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[ShardId, ReplayReport]:
+    """Replay what a span names of some shards with Spark; see `Replayer` for the arguments.
+
+    `session` gives the Spark session; it is called for the first sweep.
+    """
+    sweeper = SparkSweeper(stream=stream, session=session, output_root=output_root, run=run)
+    replayer = Replayer(
+        stream=stream,
+        store=store,
+        output_root=output_root,
+        sweeper=sweeper,
+        run=run,
+        ended=ended,
+        of_settings=of_settings,
+        progress=progress,
+    )
+    return replayer.replay(shards, span)
 
 
 class Replayer:

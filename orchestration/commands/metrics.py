@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,41 +18,21 @@ from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.interrupts import ended_by_signals
 
 if TYPE_CHECKING:
-    from dagster_leasehold.lease_store.identifiers import GroupKey
-    from dagster_leasehold.lease_store.store import LeaseStore
     from dagster_leasehold.shard_sources.source import ShardSource
 
 PORT_DEFAULT = 9464
 POLL_S = 0.5
 
 
-@dataclass(frozen=True)
-class DeclaredDeployment:
-    """The deployment that settings describe, as the exporter reads it."""
-
-    target: Target
-
-    def store(self) -> LeaseStore:
-        """The lease store; opened at the first scrape that finds one."""
-        return self.target.store
-
-    def source(self, key: GroupKey) -> ShardSource | None:
-        """The source of a stream that the settings declare."""
-        return self._sources.get(key.stream)
-
-    @cached_property
-    def _sources(self) -> dict[str, ShardSource]:
-        sources: dict[str, ShardSource] = {}
-        for declared in self.target.settings.streams:
-            try:
-                sources[declared.name] = self.target.stream(declared.name).source
-            except LeaseholdError as error:
-                say(f"The lag of stream {declared.name} is not exported: {error}")
-        return sources
-
-    def upkeep(self, key: GroupKey) -> UpkeepReport | None:
-        """Return the costs that the rebalance sensor noted in the home."""
-        return UpkeepReport.load(self.target.settings.upkeep_file(key.stream, key.group))
+def declared_sources(target: Target) -> dict[str, ShardSource]:
+    """Return the sources of the streams that the settings declare, as far as they can be opened."""
+    sources: dict[str, ShardSource] = {}
+    for declared in target.settings.streams:
+        try:
+            sources[declared.name] = target.stream(declared.name).source
+        except LeaseholdError as error:
+            say(f"The lag of stream {declared.name} is not exported: {error}")
+    return sources
 
 
 def metrics(
@@ -77,7 +56,17 @@ def metrics(
     from dagster_leasehold.orchestration.metrics import StoreCollector
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StoreCollector(DeclaredDeployment(Target.at(home))))
+    target = Target.at(home)
+    sources = cache(lambda: declared_sources(target))
+    upkeep_file = target.settings.upkeep_file
+    registry.register(
+        StoreCollector(
+            # The store is opened at the first scrape that finds one.
+            lambda: target.store,
+            lambda key: sources().get(key.stream),
+            lambda key: UpkeepReport.load(upkeep_file(key.stream, key.group)),
+        )
+    )
     # Ctrl-C is how it is meant to end.
     with suppress(KeyboardInterrupt), ended_by_signals():
         try:

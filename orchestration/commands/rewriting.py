@@ -82,30 +82,26 @@ def replay_shards(
 
     `of_settings` is True if the stream's declaration is the one of the settings.
     """
-    from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
-    from dagster_leasehold.assets.rewriting.replay import Replayer
+    from dagster_leasehold.assets.rewriting.replay import replay_on_spark
     from dagster_leasehold.orchestration.resources import spark_of
 
-    output_root = target.settings.output_folder(key.stream, key.group)
     run = new_run("replay")
     resource = spark_of(target.settings)
     with progress("replaying", "batches") as show:
-        replayer = Replayer(
-            stream=stream,
-            store=target.store,
-            output_root=output_root,
-            sweeper=SparkSweeper(
-                stream=stream,
+        reports = interruptible(
+            lambda: replay_on_spark(
+                stream,
+                target.store,
+                shards,
+                span,
                 session=lambda: resource.spark_session,
-                output_root=output_root,
+                output_root=target.settings.output_folder(key.stream, key.group),
                 run=run,
-            ),
-            run=run,
-            ended=named(replaces),
-            of_settings=of_settings,
-            progress=show,
+                ended=named(replaces),
+                of_settings=of_settings,
+                progress=show,
+            )
         )
-        reports = interruptible(lambda: replayer.replay(shards, span))
     return run, [reports[shard] for shard in shards]
 
 

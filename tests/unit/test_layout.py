@@ -23,6 +23,40 @@ ALLOWED = {
     "orchestration": {"lease_store", "simulation", "shard_sources", "assets", "sensors"},
 }
 PACKAGES = tuple(ALLOWED)
+# Modules at the root of assets that stand below its folders: how a stream is declared and named.
+DECLARATION = {"commit_hook", "deployment", "partitions", "run_process", "shard_stream"}
+# What parts of a room may import of its other parts. A part is a folder or a module at the room's
+# root; those of assets that are not named here are the assets themselves, and may import them all.
+ALLOWED_WITHIN = {
+    "assets": {
+        "errors": set[str](),
+        "declaration": {"errors"},
+        "spark": {"errors"},
+        "output": {"errors", "declaration", "spark"},
+        "consuming": {"errors", "declaration", "spark", "output"},
+        "rewriting": {"errors", "declaration", "spark", "output", "consuming"},
+        "windows": {"errors", "declaration", "spark", "output"},
+    },
+    # Rules decide over rows; the roles of a store are known to them as types, and no store is.
+    "lease_store": {
+        "rules": {
+            "errors",
+            "identifiers",
+            "group_rows",
+            "journal_rows",
+            "ledger_rows",
+            "shard_rows",
+            "shard_summary",
+            "outcomes",
+            "roles",
+            "store",
+        },
+    },
+    # Supervision starts processes; commands and the demo use it, and it knows neither.
+    "orchestration": {
+        "supervision": {"mariadb_access", "presentation", "resources", "settings"},
+    },
+}
 FORBIDDEN_LIBRARIES = {
     "lease_store": {"dagster", "pyspark", "dagster_pyspark"},
     "shard_sources": {"dagster", "dagster_pyspark"},
@@ -136,6 +170,31 @@ def test_imports_go_down_only(package: str) -> None:
         if (floor_of(imported) or package) not in {package, *ALLOWED[package]}
         or imported.split(".")[0] in FORBIDDEN_LIBRARIES.get(package, set())
     ]
+    assert wrong == []
+
+
+def part_of(module: str) -> str:
+    """The part of its room that an own module belongs to; empty for the room itself."""
+    _, room, *rest = module.split(".")
+    if room == "assets" and rest and rest[0] in DECLARATION:
+        return "declaration"
+    return rest[0] if rest else ""
+
+
+@pytest.mark.parametrize("room", ALLOWED_WITHIN)
+def test_parts_of_a_room_import_down_only(room: str) -> None:
+    allowed = ALLOWED_WITHIN[room]
+    wrong: list[str] = []
+    for path in OWN_MODULES:
+        own = ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts))
+        part = part_of(own.removesuffix(".__init__"))
+        if floor_of(own) != room or part not in allowed:
+            continue
+        wrong += [
+            f"{name(path)} imports {imported}"
+            for imported in imports_of(path)
+            if floor_of(imported) == room and part_of(imported) not in {part, *allowed[part]}
+        ]
     assert wrong == []
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.metrics import StoreCollector
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -38,11 +37,10 @@ class World:
     def source(self, key: GroupKey) -> ScriptedSource:
         return self.scripted
 
-    def upkeep(self, key: GroupKey) -> UpkeepReport | None:
-        return None
-
     def scrape(self, name: str) -> dict[str, float]:
-        families = {family.name: family for family in StoreCollector(self).collect()}
+        families = {
+            family.name: family for family in StoreCollector(self.store, self.source).collect()
+        }
         samples = families[f"leasehold_{name}"].samples
         return {sample.labels.get("shard", ""): sample.value for sample in samples}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.assets.consuming.starting_position import initial_position
+from dagster_leasehold.assets.consuming.opening import initial_position
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
 from dagster_leasehold.lease_store.errors import InvalidSetting, StoreUnavailable

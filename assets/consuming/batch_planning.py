@@ -1,0 +1,90 @@
+"""The next batch of each open shard: an intended one again, a new one, or none and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.consuming.gap_handling import GapHandling
+from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError, LeaseLost
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.source import PlannedRange, ReadRange
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """The next batch of a shard; `last` when a read-only shard ends with it."""
+
+    open_: OpenShard
+    range_: ReadRange
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlanning:
+    """Plans the batches of one run's shards.
+
+    Attributes:
+        stream: the stream's declaration, for its source and limits.
+        store: where an empty shard is finished.
+        shards: the open shards; those that have no batch are let go.
+        gaps: settles the gaps of records that are gone.
+    """
+
+    stream: ShardStream
+    store: LeaseStore
+    shards: OpenShards
+    gaps: GapHandling
+
+    def plan(self) -> list[PlannedBatch]:
+        """Return the next batch of each shard that has one."""
+        return self.shards.each(self._plan)
+
+    def _plan(self, open_: OpenShard) -> PlannedBatch | None:
+        while True:
+            try:
+                return self._plan_from_cursor(open_)
+            except CursorExpired as error:
+                self._pass_gap(open_, error)
+
+    def _pass_gap(self, open_: OpenShard, error: CursorExpired) -> None:
+        """Go on behind records that are gone, if the group's policy allows it."""
+        open_.cursor = self.gaps.settle(open_.tenure, open_.cursor, str(error))
+        # The ledger keeps what was intended there as abandoned, under its number.
+        open_.sequence += open_.numbered
+        open_.intent, open_.numbered = None, False
+        open_.report = replace(open_.report, end=open_.cursor)
+
+    def pass_gap_of_batch(self, open_: OpenShard, error: CursorExpired) -> None:
+        """Go on behind a batch that was planned in time, but retention was faster than reading."""
+        try:
+            self._pass_gap(open_, error)
+        except LeaseLost as lost:
+            self.shards.lose(open_, str(lost))
+        except LeaseholdError as held:
+            self.shards.stop(open_, StopReason.FAILED, str(held))
+
+    def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | None:
+        shard, source, limits = open_.tenure.shard, self.stream.source, self.stream.limits
+        if open_.intent is not None:
+            # Retention may have been faster than the run that takes over.
+            source.plan(shard, open_.intent.start, limits)
+            # The same range under the same number, so that a sink that saw the batch knows it.
+            range_ = ReadRange(shard, open_.intent.start, open_.intent.end)
+            bounds = open_.bounds
+            last = bounds is not None and bounds.finished and range_.end == bounds.end
+            return PlannedBatch(open_, range_, last)
+        plan: PlannedRange = source.plan(shard, open_.cursor, limits)
+        if plan.end != open_.cursor:
+            range_ = ReadRange(shard, open_.cursor, plan.end, plan.records)
+            return PlannedBatch(open_, range_, plan.last)
+        if not plan.last:
+            self.shards.stop(open_, StopReason.CAUGHT_UP)
+        elif isinstance(self.store.finish_empty(open_.tenure, open_.cursor), Changed):
+            self.shards.end(open_, StopReason.FINISHED)
+        else:
+            self.shards.lose(open_)
+        return None

@@ -1,0 +1,151 @@
+"""The shards that a run has open: how far it has come with each, and how it lets them go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.lease_store.errors import LeaseholdError, LeaseLost, StoreError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.shard_sources.source import ShardBounds
+
+_LOG = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class OpenShard:
+    """One shard of a run, open under a tenure.
+
+    Attributes:
+        tenure: under which it is consumed.
+        sequence: the number of its next batch.
+        intent: the batch that an earlier tenure intended and never committed, or None.
+        numbered: True if the ledger has a row for the batch `sequence`, of whichever tenure.
+        report: the run's results for the shard so far.
+        cursor: where reading goes on.
+        bounds: the bounds of its records when it was opened, where the source tells them.
+        announced_s: the duration of a batch that was last announced, in seconds, or None.
+        consumer: its state machine.
+    """
+
+    tenure: Tenure
+    sequence: int
+    intent: Batch | None
+    numbered: bool
+    report: ConsumptionReport
+    cursor: str = ""
+    bounds: ShardBounds | None = None
+    announced_s: float | None = None
+    consumer: ShardConsumer = field(default_factory=ShardConsumer)
+
+
+class OpenShards:
+    """The open shards of one run, and the reports of those that it has let go.
+
+    Args:
+        store: where tenures are closed.
+    """
+
+    def __init__(self, store: Tenures) -> None:
+        self._store = store
+        self._open: dict[ShardId, OpenShard] = {}
+        self._store_silent = False
+        self.reports: dict[ShardId, ConsumptionReport] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def __contains__(self, shard: ShardId) -> bool:
+        return shard in self._open
+
+    def __getitem__(self, shard: ShardId) -> OpenShard:
+        return self._open[shard]
+
+    def all(self) -> list[OpenShard]:
+        """Return the open shards, of which any may be let go while a caller goes through them."""
+        return list(self._open.values())
+
+    def states(self) -> dict[ShardId, ConsumerState]:
+        """Return the state of each shard of the run."""
+        ended = dict.fromkeys(self.reports, ConsumerState.STOP_COMPLETED)
+        return ended | {shard: open_.consumer.state for shard, open_ in self._open.items()}
+
+    def add(self, open_: OpenShard) -> None:
+        """Take in a shard whose tenure was just opened."""
+        self._open[open_.tenure.shard] = open_
+
+    def refuse(self, shard: ShardId, reason: StopReason, error: str, open_by: str = "") -> None:
+        """Report a shard that could not be opened."""
+        self.reports[shard] = ConsumptionReport(shard, reason, error=error, open_by=open_by)
+
+    def each(self, step: Callable[[OpenShard], Value | None]) -> list[Value]:
+        """Take a step with every open shard; one that fails is let go alone.
+
+        Returns:
+            The steps' results, without those that are None.
+        """
+        results: list[Value] = []
+        for open_ in self.all():
+            try:
+                result = step(open_)
+            except LeaseLost as error:
+                self.lose(open_, str(error))
+            except Exception as error:
+                self._fail(open_, error)
+            else:
+                results += [] if result is None else [result]
+        return results
+
+    def stop_all(self, reason: StopReason, error: str = "") -> None:
+        """Let all shards go at their checkpoints."""
+        for open_ in self.all():
+            self.stop(open_, reason, error)
+
+    def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
+        """Let a shard go at its checkpoint."""
+        open_.consumer = open_.consumer.stop(reason.value)
+        try:
+            # A store that did not answer once would make every further shard wait as long.
+            if not self._store_silent:
+                self._store.close_tenure(open_.tenure, reason=error or reason.value)
+        except LeaseLost as lost:
+            self.lose(open_, str(lost))
+            return
+        except LeaseholdError as unanswered:
+            # The tenure stays open in the store until somebody sees that this run has ended.
+            _LOG.warning("Shard %s could not be let go: %s", open_.tenure.shard, unanswered)
+            self._store_silent = isinstance(unanswered, StoreError)
+        self.end(open_, reason, error)
+
+    def _fail(self, open_: OpenShard, error: Exception) -> None:
+        """Let a shard go that raised something, foreseen or not; the others go on."""
+        if not isinstance(error, LeaseholdError):
+            _LOG.error("Shard %s failed", open_.tenure.shard, exc_info=error)
+        self.stop(open_, StopReason.FAILED, sentence_of(error))
+
+    def lose(self, open_: OpenShard, error: str = "") -> None:
+        """Give up a shard whose tenure is over already."""
+        tenure = open_.tenure
+        sentence = error or (
+            f"Node {tenure.holder} lost shard {tenure.shard} of {tenure.key}: tenure "
+            f"{tenure.epoch} is over; nothing was committed since checkpoint {open_.cursor}."
+        )
+        open_.consumer = open_.consumer.fence(sentence)
+        self.end(open_, StopReason.LEASE_LOST, sentence)
+
+    def end(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
+        """Report a shard whose tenure is closed, and forget it."""
+        shard = open_.tenure.shard
+        open_.consumer = open_.consumer.stop(reason.value).stopped()
+        self.reports[shard] = replace(open_.report, stopped=reason, error=error)
+        del self._open[shard]

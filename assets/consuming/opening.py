@@ -1,0 +1,162 @@
+"""The opening of a run's shards: their tenures, and the cursor at which reading of each begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from dagster_leasehold.assets.consuming.bootstrapping import Bootstrapping
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.consuming.gap_handling import GapHandling
+from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.rules.starting_point import first_position, resumption
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources import source as reading
+from dagster_leasehold.shard_sources.positions import parse_position
+from dagster_leasehold.shard_sources.source import Position, ShardBounds
+
+
+def initial_position(text: str) -> Position | datetime:
+    """Return the place that a group's `initial_position` names.
+
+    Raises:
+        InvalidSetting: it is not `begin`, `end` or an ISO 8601 time.
+    """
+    position = parse_position(text)
+    if position is None:
+        raise InvalidSetting(
+            f"The initial position is {shown(text)}: use 'begin', 'end' or a time such as "
+            "2026-01-31T08:00:00+00:00."
+        )
+    return position
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Opens the shards of one run.
+
+    Attributes:
+        stream: the stream's declaration, for its source and initial position.
+        store: where tenures are opened and first checkpoints saved.
+        shards: takes in those that are open, and the reports of the others.
+        gaps: settles the gap of a shard whose first records are gone.
+        bootstrap: starts pinned shards at their bootstrap cursors.
+        node: the node that holds the shards.
+        run: the unique id of the run.
+        replaces: for a shard, the run that had it open and is known to have ended.
+    """
+
+    stream: ShardStream
+    store: LeaseStore
+    shards: OpenShards
+    gaps: GapHandling
+    bootstrap: Bootstrapping
+    node: NodeName
+    run: str
+    replaces: Mapping[ShardId, str]
+
+    def open(self, shards: Sequence[ShardId]) -> None:
+        """Open these shards and find out where each begins; one that fails is reported."""
+        for shard in dict.fromkeys(shards):
+            self._open_tenure(shard)
+        self._read_bounds()
+        children: set[ShardId] = set()
+        position = self.stream.initial_position
+        if any(open_.report.start is None for open_ in self.shards.all()):
+            snapshot = self.store.snapshot(self.stream.key)
+            position = snapshot.group.initial_position
+            children = {lease.shard for lease in snapshot.shards if lease.parents}
+
+        def begin(open_: OpenShard) -> None:
+            if open_.intent is None:
+                start = self.bootstrap.beginning(open_.tenure, open_.report.start)
+                open_.report = replace(open_.report, start=start, end=start)
+            cursor = open_.report.start
+            if cursor is None:
+                cursor = self._first_cursor(
+                    open_, first_position(position, child=open_.tenure.shard in children)
+                )
+                open_.report = replace(open_.report, start=cursor, end=cursor)
+            open_.cursor = cursor
+            open_.report = replace(open_.report, lag_before=self._lag(open_))
+            open_.consumer = open_.consumer.initialized()
+
+        self.shards.each(begin)
+
+    def _open_tenure(self, shard: ShardId) -> None:
+        key, replaces = self.stream.key, self.replaces.get(shard)
+        try:
+            self.bootstrap.apply(key, shard, self.node, self.run)
+            outcome = self.store.open_tenure(key, shard, self.node, self.run, replaces=replaces)
+        except Exception as error:
+            self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
+            return
+        match outcome:
+            case Opened(tenure, check_point, sequence, intent):
+                start = resumption(check_point, intent)
+                report = ConsumptionReport(shard, StopReason.INTERRUPTED, start=start, end=start)
+                self.shards.add(OpenShard(tenure, sequence, intent, intent is not None, report))
+            case OpenByOther(run):
+                sentence = f"Shard {shard} is being consumed by run {run}: wait until it ends."
+                self.shards.refuse(shard, StopReason.OPEN_BY_OTHER, sentence, run)
+            case NotHeld(state, owner):
+                held_by = f", held by node {owner}" if owner else ""
+                sentence = (
+                    f"Node {self.node} may not consume shard {shard} of {key}: it is {state}"
+                    f"{held_by}."
+                )
+                self.shards.refuse(shard, StopReason.NOT_HELD, sentence)
+
+    def _read_bounds(self) -> None:
+        source = self.stream.source
+        places = {open_.tenure.shard: open_.report.start for open_ in self.shards.all()}
+        bounds: Mapping[ShardId, ShardBounds] = {}
+        try:
+            bounds = reading.bounds_for(source, places) if places else {}
+        except Exception:
+            bounds = {}
+
+        def take(open_: OpenShard) -> None:
+            # One shard that the source no longer knows must not hide the bounds of the rest.
+            shard, place = open_.tenure.shard, open_.report.start
+            open_.bounds = bounds.get(shard) or reading.bounds_for(source, {shard: place})[shard]
+
+        self.shards.each(take)
+
+    def _first_cursor(self, open_: OpenShard, position: str | None) -> str:
+        """Return the cursor at which a shard without a checkpoint begins.
+
+        Args:
+            open_: the shard.
+            position: where the group begins; None for the first record of a child.
+        """
+        child = position is None
+        at = Position.BEGIN if position is None else initial_position(position)
+        shard, bounds = open_.tenure.shard, open_.bounds
+        removed = bounds is not None and bounds.removed and at is not Position.END
+        if bounds is not None and (child or removed):
+            # Both of one answer: two of a shard that nobody has written to may name other cursors.
+            cursor = bounds.begin
+            if bounds.origin not in (None, cursor):
+                why = "retention removed the beginning of a child before its parents were finished"
+                if removed:
+                    why = "retention removed the shard as a whole before it was read"
+                cursor = self.gaps.settle(open_.tenure, str(bounds.origin), why)
+        else:
+            cursor = self.stream.source.cursor_at(shard, at)
+        if at is not Position.BEGIN:
+            # The end moves on: without this, a run that dies before its first commit would let
+            # the next one begin somewhere else.
+            self.store.save_checkpoint(open_.tenure, cursor)
+        return cursor
+
+    def _lag(self, open_: OpenShard) -> int | None:
+        if open_.bounds is None:
+            return None
+        return self.stream.source.lag(open_.tenure.shard, open_.cursor, open_.bounds)
