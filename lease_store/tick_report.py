@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import Plan, Refusal
+from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress
 
 
@@ -72,6 +73,25 @@ class TickReport:
     def generation(self) -> int:
         """The group's generation after the tick."""
         return self.snapshot.group.generation
+
+    def has_member(self, node: NodeName, incarnation: str) -> bool:
+        """Return True if this incarnation answers to the node's name."""
+        rows = self.snapshot.nodes
+        return any((row.name, row.incarnation) == (node, incarnation) for row in rows)
+
+    def ready(self, node: NodeName) -> tuple[ShardId, ...]:
+        """Return the shards that a served node may work on; none while the group is paused.
+
+        One that its source lets nobody read stays assigned, and is given up until that changes.
+        """
+        if self.snapshot.group.paused:
+            return ()
+        readable = {
+            row.shard
+            for row in self.snapshot.shards
+            if row.state is ShardState.ALREADY_ALLOC and row.subscribable
+        }
+        return tuple(shard for shard in self.owned.get(node, ()) if shard in readable)
 
     @property
     def explanation(self) -> str:

@@ -7,50 +7,29 @@ from threading import RLock
 from dagster_leasehold.lease_store.client.held_shards import HeldShards
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import TRUST_FRACTION
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.outcomes import Beaten
-from dagster_leasehold.lease_store.rules.liveness import Clock
-from dagster_leasehold.lease_store.store import GroupsAndNodes
+from dagster_leasehold.lease_store.membership import Membership
 
 
 class BeatTrust:
-    """Until when one member may rely on its leases.
+    """The time until which one member may rely on its leases.
 
     Args:
-        store: the lease store.
-        key: the group.
-        node: the member.
-        incarnation: under which it beats.
-        shards: what it has open.
-        clock: monotonic seconds.
+        member: whose trust it is.
+        shards: the shards that it has open.
         beating: held while the member beats.
     """
 
-    def __init__(
-        self,
-        store: GroupsAndNodes,
-        key: GroupKey,
-        node: NodeName,
-        *,
-        incarnation: str,
-        shards: HeldShards,
-        clock: Clock,
-        beating: RLock,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._node = node
-        self._incarnation = incarnation
+    def __init__(self, member: Membership, shards: HeldShards, beating: RLock) -> None:
+        self._member = member
         self._shards = shards
-        self._clock = clock
         self._beating = beating
         self._timeout_s = 0.0
         self._until = float("-inf")
 
     @property
     def lasts(self) -> bool:
-        """Whether a recent beat was confirmed."""
-        return self._clock() < self._until
+        """True if a recent beat was confirmed."""
+        return self._member.clock() < self._until
 
     @property
     def until(self) -> float:
@@ -58,12 +37,12 @@ class BeatTrust:
         return self._until
 
     def renew(self, sent_at: float, timeout_s: float) -> None:
-        """A beat that was sent at a moment is confirmed; the group's timeout is T."""
+        """Begin anew with a confirmed beat that was sent at a moment, and with the group's T."""
         self._timeout_s = timeout_s
         self._until = sent_at + timeout_s * TRUST_FRACTION
 
     def end(self) -> None:
-        """The member has no place in the group now."""
+        """End: the member has no place in the group now."""
         self._until = float("-inf")
 
     def confirm(self) -> None:
@@ -89,19 +68,20 @@ class BeatTrust:
             if self.lasts:
                 return
             judged = self._shards.standing()
-            sent_at = self._clock()
-            beat = self._store.beat(self._key, self._node, self._incarnation)
-            if not isinstance(beat, Beaten):
+            sent_at = self._member.clock()
+            if not self._member.beat():
                 self.end()
                 self._shards.end_all(
-                    f"Node {self._node} had no beat confirmed in time, and has lost its place and "
-                    f"its shards in group {self._key}."
+                    f"Node {self._member.node} had no beat confirmed in time, and has lost its "
+                    f"place and its shards in group {self._member.key}."
                 )
                 return
-            self._shards.compare(judged, self._store.progress(self._key, (self._node,)))
+            progress = {row.shard: row for row in self._member.progress()}
+            self._shards.compare(judged, progress)
             self.renew(sent_at, self._timeout_s)
         if not self.lasts:
             raise StoreUnavailable(
-                f"The lease store answers too slowly for the timeout of group {self._key}: node "
-                f"{self._node} may not rely on its shards, and tries again."
+                "The lease store answers too slowly for the timeout of group "
+                f"{self._member.key}: node {self._member.node} may not rely on its shards, and "
+                "tries again."
             )

@@ -13,36 +13,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
-from threading import RLock
 
-from dagster_leasehold.lease_store.client.beat_trust import BeatTrust
-from dagster_leasehold.lease_store.client.held_shards import HeldShards
+from dagster_leasehold.lease_store.client.member_shards import MemberShards
 from dagster_leasehold.lease_store.errors import (
     AssignmentConflict,
     CheckpointUnsaved,
     LeaseholdError,
     LeaseLost,
     NodeNameTaken,
-    ShardNotOpen,
-    StoreError,
 )
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.membership import Membership
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
 
 FLUSH_DEFAULT_S = 5.0
-FLUSH_RETRY_S = 0.5
-LET_GO = "its client let go of it"
 
 
-class GroupMember:
+class GroupMember(MemberShards):
     """One node of a consumer group, driven by its caller; no thread of its own.
 
     `heartbeat` must be called at least every `beat_s` seconds. The calls are safe from several
@@ -52,9 +44,10 @@ class GroupMember:
         store: the lease store.
         key: the group.
         node: the member's name, or a row that carries its assignment settings and address too.
-        incarnation: who answers to the name; new for every process, such as a random id.
+        incarnation: tells the process that answers to the name apart; new for every process, such
+            as a random id.
         clock: monotonic seconds.
-        flush_s: how long a checkpoint may wait in memory before a heartbeat persists it.
+        flush_s: the longest time that a checkpoint waits in memory to be persisted, in seconds.
         pause: waits for some seconds between two tries to save, while the member shuts down.
     """
 
@@ -70,50 +63,25 @@ class GroupMember:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         settings = node if isinstance(node, Node) else Node(node, 0, "")
-        self._store = store
-        self._key = key
-        self._node = settings.name
-        self._settings = replace(settings, incarnation=incarnation)
-        self._clock = clock
+        member = Membership(store, key, settings.name, incarnation, clock)
+        super().__init__(store, member, flush_s=flush_s)
+        self._settings = member.row(settings)
         self._pause = pause
-        self._shards = HeldShards(
-            store, key, self._node, incarnation=incarnation, clock=clock, flush_s=flush_s
-        )
-        self._beating = RLock()
         self._rebalancer: Rebalancer | None = None
         self._report: TickReport | None = None
         self._beat_s = 0.0
-        self._trust = BeatTrust(
-            store,
-            key,
-            self._node,
-            incarnation=incarnation,
-            shards=self._shards,
-            clock=clock,
-            beating=self._beating,
-        )
 
     # -- membership -----------------------------------------------------------------------------
 
     @property
     def node(self) -> NodeName:
         """The member's name."""
-        return self._node
+        return self._member.node
 
     @property
     def beat_s(self) -> float:
         """The longest time between two heartbeats, in seconds: a third of the group's timeout."""
         return self._beat_s
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the member may rely on its leases: a recent beat was confirmed."""
-        return self._trust.lasts
-
-    @property
-    def trusted_until(self) -> float:
-        """The moment, on the clock given, at which trust ends unless a beat renews it."""
-        return self._trust.until
 
     @property
     def group(self) -> Group:
@@ -127,7 +95,7 @@ class GroupMember:
 
     @property
     def refusals(self) -> tuple[LeaseholdError, ...]:
-        """What the last heartbeat found wrong with this member's assignment settings."""
+        """The errors that the last heartbeat found in this member's assignment settings."""
         if self._report is None:
             return ()
         return tuple(
@@ -144,17 +112,17 @@ class GroupMember:
         """
         with self._beating:
             if self._rebalancer is None:
-                group = self._store.pulse(self._key).group
+                group = self._store.pulse(self._member.key).group
                 self._beat_s = group.timeout_s * BEAT_FRACTION_MAX
                 self._rebalancer = Rebalancer(
                     self._store,
-                    self._key,
-                    serves=(self._node,),
+                    self._member.key,
+                    serves=(self.node,),
                     timing=Timing(group.timeout_s, self._beat_s),
-                    clock=self._clock,
-                    observer=str(self._node),
+                    clock=self._member.clock,
+                    observer=str(self.node),
                     incarnation_of=lambda _: self._settings.incarnation,
-                    settings={self._node: self._settings},
+                    settings={self.node: self._settings},
                 )
             self.heartbeat(())
             # Two members that joined at the same moment may both have been let in.
@@ -166,8 +134,7 @@ class GroupMember:
     def offer(self, settings: Node) -> None:
         """Change the assignment settings; `register` or the next heartbeat sends them."""
         with self._beating:
-            incarnation = self._settings.incarnation
-            self._settings = replace(settings, name=self._node, incarnation=incarnation)
+            self._settings = self._member.row(settings)
             if self._rebalancer is not None:
                 self._rebalancer.offer(self._settings)
 
@@ -192,14 +159,18 @@ class GroupMember:
         with self._beating:
             rebalancer = self._joined()
             judged = self._shards.standing()
-            started = self._clock()
+            started = self._member.clock()
             report = rebalancer.tick()
             self._report = report
             group = report.snapshot.group
-            if not self._is_member(report):
-                self._shards.end_all(f"Node {self._node} is no member of group {group.key} now.")
+            if not report.has_member(self.node, self._member.incarnation):
+                self._shards.end_all(f"Node {self.node} is no member of group {group.key} now.")
                 self._trust.end()
-                raise next(iter(self.refusals), self._expelled())
+                expelled = NodeNameTaken(
+                    f"Node {self.node} lost its place in group {group.key} while it was joining: "
+                    "register it again."
+                )
+                raise next(iter(self.refusals), expelled)
             self._beat_s = group.timeout_s * BEAT_FRACTION_MAX
             # Counted from before the beat was sent, and only where there was one.
             if report.statements["beat"] or report.statements["register"]:
@@ -208,7 +179,7 @@ class GroupMember:
             self._shards.flush_due()
             ended = self._shards.ended() & set(held)
             self._shards.let_go_of_unreported(held)
-            return self._confirmed(report, ended)
+            return tuple(shard for shard in report.ready(self.node) if shard not in ended)
 
     def shutdown(self) -> None:
         """Persist all checkpoints, let go of all shards and leave the group.
@@ -226,13 +197,17 @@ class GroupMember:
         """
         with self._beating:
             lost: list[LeaseLost] = self._shards.take_untold()
-            cause = self._release_all(lost) if self._report is not None else None
+            cause = None
+            if self._report is not None:
+                within_s = self.group.timeout_s
+                cause = self._release_all(lost, within_s=within_s, pause=self._pause)
             if unsaved := self._shards.unsaved():
                 names = ", ".join(sorted(unsaved))
                 raise CheckpointUnsaved(
-                    f"Node {self._node} could not save the checkpoint of shard {names} of group "
-                    f"{self._key}, so it has not left: shut it down again once the lease store "
-                    f"answers, or the records since then are read again. {cause or ''}".rstrip()
+                    f"Node {self.node} could not save the checkpoint of shard {names} of group "
+                    f"{self._member.key}, so it has not left: shut it down again once the lease "
+                    "store answers, or the records since then are read again."
+                    f"{f' {cause}' if cause else ''}"
                 ) from cause
             if self._rebalancer is not None:
                 self._rebalancer.leave()
@@ -242,133 +217,8 @@ class GroupMember:
             if lost:
                 raise lost[0]
 
-    def _release_all(self, lost: list[LeaseLost]) -> StoreError | None:
-        """Save and close what is open, with retries for the group's timeout.
-
-        Losses are added to `lost`; the last failure is returned, or None. A tenure that is saved
-        and could not be closed is ended by leaving, so that it needs no retry.
-        """
-        give_up_at = self._clock() + self.group.timeout_s
-        while True:
-            failure: StoreError | None = None
-            for shard in self._shards.standing():
-                try:
-                    self._trust.confirm()
-                    self._shards.release(shard, "its client shut down")
-                except LeaseLost as error:
-                    lost.append(error)
-                except ShardNotOpen:
-                    continue
-                except StoreError as error:
-                    failure = error
-                if self._clock() >= give_up_at:
-                    return failure
-            if failure is None or not self._shards.unsaved():
-                return failure
-            self._pause(FLUSH_RETRY_S)
-
-    # -- shards ---------------------------------------------------------------------------------
-
-    def open(self, shard: ShardId) -> Opened | OpenByOther | NotHeld:
-        """Begin to work on a confirmed shard; says where to resume.
-
-        `NotHeld` is a normal outcome: the shard went elsewhere since the heartbeat.
-        """
-        if not self.trusted:
-            return NotHeld("untrusted", None)
-        return self._shards.open(shard)
-
-    def holds(self, shard: ShardId) -> bool:
-        """Whether the shard is open here, as far as is known without asking the store."""
-        return self.trusted and self._shards.holds(shard)
-
-    def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
-        """Nothing, where the shard is open here (under `tenure`).
-
-        The store is asked only where no beat was confirmed in time.
-
-        Raises:
-            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
-            ShardNotOpen: the shard is not open here.
-            StoreError: no beat was confirmed in time, nor now: nothing more may be read.
-        """
-        self._trust.confirm()
-        self._shards.require(shard, tenure)
-
-    def save_checkpoint(
-        self, shard: ShardId, cursor: str, *, persist: bool = False, tenure: Tenure | None = None
-    ) -> None:
-        """Set a shard's checkpoint: in memory, or in the store at once if `persist`.
-
-        One in memory is persisted by the first heartbeat after `flush_s`, when the shard is let
-        go of, and at shutdown. `tenure`, where given, must be the one that is open: it keeps a
-        consumer that was replaced within this process from saving for its successor.
-
-        Raises:
-            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
-            ShardNotOpen: the shard is not open here.
-            StoreError: it could not be persisted now; a later heartbeat tries again.
-        """
-        # Remembered first: it is saved once the store says that the tenure goes on.
-        self._shards.save(shard, cursor, persist=False, tenure=tenure)
-        try:
-            self._trust.confirm()
-        except StoreError:
-            if persist:
-                raise
-            return
-        self._shards.save(shard, cursor, persist=persist, tenure=tenure)
-
-    def persisted(self, shard: ShardId) -> str | None:
-        """The checkpoint of an open shard that the store is known to have."""
-        return self._shards.persisted(shard)
-
-    def record_gap(
-        self, shard: ShardId, *, start: str, end: str, reason: str, skip: bool = True
-    ) -> None:
-        """Record that `[start, end)` of an open shard cannot be read, and with `skip` pass it.
-
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
-            CheckpointRefused: the gap does not begin at the checkpoint.
-        """
-        self._trust.confirm()
-        self._shards.record_gap(shard, start=start, end=end, reason=reason, skip=skip)
-
-    def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
-        """The end of the gap at `start` whose loss somebody has accepted; None where nobody has."""
-        return self._shards.accepted_end(shard, start)
-
-    def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
-        """Publish how long the hand-over of an open shard will take, in seconds.
-
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
-        """
-        self._shards.announce(shard, handoff_eta_s=handoff_eta_s)
-
-    def finish(self, shard: ShardId, cursor: str) -> None:
-        """A read-only shard was consumed up to its end: it is over for this group.
-
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
-        """
-        self._trust.confirm()
-        self._shards.finish(shard, cursor)
-
-    def release(self, shard: ShardId) -> None:
-        """Persist the checkpoint and end the tenure; one in transfer goes to the next node.
-
-        A shard that the plan gives to this member stays its own, and can be opened again.
-
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
-        """
-        self._trust.confirm()
-        self._shards.release(shard, LET_GO)
-
     def lease(self, shard: ShardId) -> ShardLease | None:
-        """The shard's row as the last heartbeat saw it."""
+        """Return the shard's row as the last heartbeat saw it."""
         rows = self._last().snapshot.shards
         return next((row for row in rows if row.shard == shard), None)
 
@@ -383,30 +233,3 @@ class GroupMember:
         if self._report is None:
             raise RuntimeError("Register the member first.")
         return self._report
-
-    def _expelled(self) -> NodeNameTaken:
-        return NodeNameTaken(
-            f"Node {self._node} lost its place in group {self._key} while it was joining: register "
-            "it again."
-        )
-
-    def _is_member(self, report: TickReport) -> bool:
-        return any(
-            node.name == self._node and node.incarnation == self._settings.incarnation
-            for node in report.snapshot.nodes
-        )
-
-    def _confirmed(self, report: TickReport, ended: Collection[ShardId]) -> tuple[ShardId, ...]:
-        if report.snapshot.group.paused:
-            return ()
-        # One that its source lets nobody read stays assigned, and is given up until that changes.
-        ready = {
-            row.shard
-            for row in report.snapshot.shards
-            if row.state is ShardState.ALREADY_ALLOC and row.subscribable
-        }
-        return tuple(
-            shard
-            for shard in report.owned.get(self._node, ())
-            if shard in ready and shard not in ended
-        )

@@ -6,35 +6,29 @@ records of a confirmed batch are not delivered to another node again, unless thi
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from threading import RLock
 
 from dagster_leasehold.lease_store.client.beating import BackgroundBeats
-from dagster_leasehold.lease_store.client.connections import Connection, Offsets, PulledBatch
-from dagster_leasehold.lease_store.client.feed import Fetched, ShardFeed
+from dagster_leasehold.lease_store.client.connecting import Connector
+from dagster_leasehold.lease_store.client.connections import (
+    Connections,
+    Offsets,
+    PulledBatch,
+)
+from dagster_leasehold.lease_store.client.deliveries import Deliveries
+from dagster_leasehold.lease_store.client.feed import ShardFeed
 from dagster_leasehold.lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
 from dagster_leasehold.lease_store.client.pinning import PinnedShards
-from dagster_leasehold.lease_store.client.starting import cursor_after_gap, starting_cursor
 from dagster_leasehold.lease_store.errors import (
-    BatchUnconfirmed,
-    ConfirmedTooLate,
-    CursorExpired,
     GapHeld,
-    LeaseholdError,
-    LeaseLost,
-    ShardNotOpen,
     ShardOccupied,
-    StoreError,
     shown,
 )
-from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 
@@ -54,8 +48,8 @@ class PullClient:
         name: the node's name in the group.
         incarnation: new for every process, such as a random id.
         clock: monotonic seconds.
-        protect_s: how long a polled batch waits for its confirmation.
-        flush_s: how long a confirmed checkpoint may wait in memory before it is persisted.
+        protect_s: the time for which a polled batch waits for its confirmation, in seconds.
+        flush_s: the longest time that a confirmed checkpoint waits to be persisted, in seconds.
         background: beat on a thread; False where the caller calls `beat` itself.
         pause: waits for some seconds between two tries to save, while the client shuts down.
     """
@@ -77,19 +71,17 @@ class PullClient:
         self._member = GroupMember(
             store, key, name, incarnation=incarnation, clock=clock, flush_s=flush_s, pause=pause
         )
-        self._store = store
-        self._key = key
-        self._feed = feed
         self._clock = clock
-        self._protect_s = protect_s
         self._background = background
         self._beats: BackgroundBeats | None = None
         self._lock = RLock()
         self._confirmed: tuple[ShardId, ...] = ()
-        self._pinned = PinnedShards(self._member, self.beat, lambda: self._confirmed, clock)
-        self._connections: dict[ShardId, Connection] = {}
-        self._untold: dict[ShardId, LeaseLost] = {}
-        self._numbers = itertools.count(1)
+        pinned = PinnedShards(self._member, self.beat, lambda: self._confirmed, clock)
+        self._connector = Connector(store, self._member, feed, pinned)
+        self._connections = Connections(self._member, clock)
+        self._deliveries = Deliveries(
+            self._member, feed, self._connections, self._lock, clock=clock, protect_s=protect_s
+        )
         self._turns = 0
 
     # -- joining and leaving --------------------------------------------------------------------
@@ -117,24 +109,18 @@ class PullClient:
                 self._beats.start()
 
     def beat(self) -> None:
-        """One heartbeat: learn the assignment, and hand over what is wanted elsewhere.
+        """Beat once: learn the assignment, and hand over what is wanted elsewhere.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the node lost its place and cannot join again.
             StoreError: the store does not answer.
         """
         with self._lock:
-            held = list(self._connections)
+            held = self._connections.shards
         confirmed = self._member.heartbeat(held)
         with self._lock:
             self._confirmed = confirmed
-            for shard, connection in list(self._connections.items()):
-                self._roll_back_if_due(connection)
-                if shard in confirmed:
-                    # Whoever was to have it is gone: without this it would be read no more.
-                    connection.leaving = False
-                elif shard in held:
-                    self._give_way(shard, connection)
+            self._connections.follow(held, confirmed)
 
     def shutdown(self) -> None:
         """Roll back what is unconfirmed, persist what is confirmed, and leave the group.
@@ -153,7 +139,7 @@ class PullClient:
             self._connections.clear()
             self._confirmed = ()
             self._member.shutdown()
-            self._tell()
+            self._connections.tell()
 
     @property
     def trusted_until(self) -> float:
@@ -163,18 +149,18 @@ class PullClient:
     # -- shards ---------------------------------------------------------------------------------
 
     def partitions(self) -> tuple[ShardId, ...]:
-        """The shards that are this node's, as of the last beat."""
+        """Return the shards that are this node's, as of the last beat."""
         self._raise_problem()
         with self._lock:
             return self._confirmed
 
     def connect(self, shard: ShardId, bootstrap: str | None = None) -> str:
-        """Open a shard, and say where its reading begins; that place is stored then.
+        """Open a shard, and return the cursor where its reading begins, which is stored then.
 
         `bootstrap` is the cursor to begin at; None or "-1" continues from the stored checkpoint,
         or from the group's initial position. Where it differs from a stored checkpoint, that is
         set first, as a recorded force. In a pinned group the shard is asked for by this call. Where
-        the shard is connected already, the answer is where it stands.
+        the shard is connected already, its present cursor is returned.
 
         Raises:
             LeaseLost: it was connected and lost, and nobody has been told yet; call again.
@@ -187,7 +173,7 @@ class PullClient:
         self._raise_problem()
         wanted = None if bootstrap == CONTINUE else bootstrap
         with self._lock:
-            self._tell(shard)
+            self._connections.tell(shard)
             if (connection := self._connections.get(shard)) is not None:
                 if wanted in (None, connection.confirmed):
                     return connection.confirmed
@@ -195,19 +181,9 @@ class PullClient:
                     f"Shard {shown(shard)} is connected already, and stands at "
                     f"{connection.confirmed}: disconnect it before you begin elsewhere."
                 )
-            if wanted is not None:
-                self._feed.clamp(shard, wanted)  # Refuses nonsense before anything is changed.
-            if self._member.group.assignment is AssignmentMode.PINNED:
-                self._pinned.ask(shard, wanted)
-            opened = self._open(shard, wanted)
-            try:
-                cursor = starting_cursor(self._member, self._feed, shard, opened, wanted)
-            except BaseException:
-                with suppress(LeaseholdError):
-                    self._member.release(shard)
-                raise
-            self._connections[shard] = Connection(opened.tenure, cursor)
-            return cursor
+            connection = self._connector.connect(shard, wanted)
+            self._connections.put(shard, connection)
+            return connection.confirmed
 
     def disconnect(self, shard: ShardId) -> None:
         """Let go of a shard: what is unconfirmed is rolled back, what is confirmed is persisted.
@@ -217,29 +193,21 @@ class PullClient:
             ShardNotOpen: it is not connected.
         """
         with self._lock:
-            self._connection(shard)
-            del self._connections[shard]
-            self._member.release(shard)
-            if self._member.group.assignment is AssignmentMode.PINNED:
-                self._pinned.withdraw(shard)
+            self._connections.require(shard)
+            self._connections.drop(shard)
+            self._connector.disconnect(shard)
 
     def current_offsets(self) -> dict[ShardId, Offsets]:
-        """Where each connected shard stands."""
+        """Return the cursors of each connected shard."""
         with self._lock:
-            offsets: dict[ShardId, Offsets] = {}
-            for shard, connection in self._connections.items():
-                batch = connection.outstanding
-                polled = batch.end if batch else connection.confirmed
-                persisted = self._member.persisted(shard)
-                offsets[shard] = Offsets(polled, connection.confirmed, persisted)
-            return offsets
+            return self._connections.offsets()
 
     # -- records --------------------------------------------------------------------------------
 
     def poll(
         self, shard: ShardId | None = None, *, records_max: int = RECORDS_DEFAULT
     ) -> PulledBatch | None:
-        """The next records of a shard, or of any connected one in turn; None where there are none.
+        """Return the next records of a shard, or of any connected one in turn; None without any.
 
         Raises:
             BatchUnconfirmed: the shard's last batch still waits for its confirmation.
@@ -251,20 +219,20 @@ class PullClient:
         """
         self._raise_problem()
         if shard is not None:
-            return self._poll(shard, records_max)
+            return self._deliveries.next(shard, records_max)
         with self._lock:
-            self._tell()
-            shards = list(self._connections)
+            self._connections.tell()
+            shards = self._connections.shards
             turn = self._turns % max(len(shards), 1)
             self._turns += 1
         held_back: GapHeld | None = None
         for candidate in shards[turn:] + shards[:turn]:
             with self._lock:
                 connection = self._connections.get(candidate)
-                if connection is None or self._busy(connection):
+                if connection is None or connection.busy(self._clock()):
                     continue
             try:
-                batch = self._poll(candidate, records_max)
+                batch = self._deliveries.next(candidate, records_max)
             except GapHeld as error:
                 held_back = error  # A shard that holds does not hold up the others.
                 continue
@@ -277,7 +245,7 @@ class PullClient:
     def confirm(
         self, batch: PulledBatch, upto: str | None = None, *, persist: bool = False
     ) -> None:
-        """The records of a batch are done: all, or those before the cursor `upto`.
+        """Take note that records of a batch are done: all, or those before the cursor `upto`.
 
         The checkpoint is persisted by interval, at hand-over and at shutdown, or at once if
         `persist`. Records from `upto` on are delivered again.
@@ -288,201 +256,10 @@ class PullClient:
             ShardNotOpen: the shard is not connected any more.
             ValueError: `upto` is no cursor of the batch.
         """
-        end = batch.end if upto is None else upto
-        if end not in {batch.start, batch.end, *(record.cursor for record in batch.records)}:
-            raise ValueError(f"{shown(end)} is no cursor of this batch of shard {batch.shard}.")
         with self._lock:
-            connection = self._connection(batch.shard)
-            self._roll_back_if_due(connection)
-            if connection.outstanding != batch:
-                raise ConfirmedTooLate(
-                    f"Batch {batch.number} of shard {batch.shard} was not confirmed within "
-                    f"{self._protect_s:g} s and was rolled back: its records are delivered again."
-                )
-            with self._dropping_lost(batch.shard):
-                self._member.save_checkpoint(
-                    batch.shard, end, persist=persist, tenure=connection.tenure
-                )
-                connection.outstanding = None
-                connection.confirmed = end
-                if connection.ends_shard and end == batch.end:
-                    self._finish(batch.shard, end)
-                elif connection.leaving:
-                    self._hand_over(batch.shard)
-
-    # -- inside ---------------------------------------------------------------------------------
+            self._deliveries.confirm(batch, upto, persist=persist)
 
     def _raise_problem(self) -> None:
         problem = self._beats.problem if self._beats else None
         if problem is not None:
             raise problem
-
-    def _tell(self, shard: ShardId | None = None) -> None:
-        """Raise what nobody has been told yet: of a shard, or of any."""
-        if shard is None:
-            shard = next(iter(self._untold), None)
-        untold = self._untold.pop(shard, None) if shard is not None else None
-        if untold is not None:
-            raise untold
-
-    def _connection(self, shard: ShardId) -> Connection:
-        self._tell(shard)
-        connection = self._connections.get(shard)
-        if connection is None:
-            raise ShardNotOpen(
-                f"Shard {shown(shard)} is not connected on node {self._member.node}: it was "
-                "disconnected, handed over, or never connected."
-            )
-        return connection
-
-    def _busy(self, connection: Connection) -> bool:
-        self._roll_back_if_due(connection)
-        waiting = connection.outstanding is not None
-        return waiting or connection.fetching or connection.leaving
-
-    def _roll_back_if_due(self, connection: Connection) -> None:
-        if connection.outstanding and self._clock() >= connection.protected_until:
-            connection.outstanding = None
-
-    @contextmanager
-    def _dropping_lost(self, shard: ShardId) -> Generator[None]:
-        """A shard that was lost is connected no more; its caller hears of it here."""
-        try:
-            yield
-        except (LeaseLost, ShardNotOpen):
-            self._connections.pop(shard, None)
-            raise
-
-    def _poll(self, shard: ShardId, records_max: int) -> PulledBatch | None:
-        """Fetch without the lock, so that a slow log does not hold up the beats."""
-        with self._lock:
-            connection = self._connection(shard)
-            with self._dropping_lost(shard):
-                self._member.require(shard, connection.tenure)
-            self._roll_back_if_due(connection)
-            if connection.outstanding or connection.fetching:
-                raise BatchUnconfirmed(
-                    f"The last batch of shard {shard} is not confirmed yet: confirm it, or wait "
-                    f"until its protect time of {self._protect_s:g} s ends."
-                )
-            if connection.leaving:
-                return None
-            connection.fetching = True
-            start = connection.confirmed
-        try:
-            fetched = self._fetch(shard, start, records_max)
-        finally:
-            with self._lock:
-                connection.fetching = False
-        with self._lock:
-            if self._connections.get(shard) is not connection or connection.leaving:
-                return None
-            return self._delivered(shard, connection, fetched)
-
-    def _fetch(self, shard: ShardId, start: str, records_max: int) -> Fetched:
-        try:
-            return self._feed.fetch(shard, start, records_max=records_max)
-        except CursorExpired:
-            with self._lock, self._dropping_lost(shard):
-                start = cursor_after_gap(self._member, self._feed, shard, start)
-                if shard in self._connections:
-                    self._connections[shard].confirmed = start
-            return self._feed.fetch(shard, start, records_max=records_max)
-
-    def _delivered(
-        self, shard: ShardId, connection: Connection, fetched: Fetched
-    ) -> PulledBatch | None:
-        connection.ends_shard = fetched.last
-        if not fetched.records:
-            with self._dropping_lost(shard):
-                if fetched.last:
-                    self._finish(shard, fetched.end)
-                elif fetched.end != connection.confirmed:
-                    # Some logs renew the cursor of an idle shard, which else ages with its records.
-                    self._member.save_checkpoint(shard, fetched.end, tenure=connection.tenure)
-                    connection.confirmed = fetched.end
-            return None
-        batch = PulledBatch(next(self._numbers), shard, fetched.start, fetched.end, fetched.records)
-        connection.outstanding = batch
-        connection.protected_until = self._clock() + self._protect_s
-        return batch
-
-    def _finish(self, shard: ShardId, cursor: str) -> None:
-        self._member.finish(shard, cursor)
-        del self._connections[shard]
-
-    def _give_way(self, shard: ShardId, connection: Connection) -> None:
-        """The shard is not confirmed any more: hand it over, now or once its batch is settled."""
-        try:
-            self._member.require(shard, connection.tenure)
-        except (LeaseLost, ShardNotOpen) as error:
-            # Named no more, it can be given to this node again even if the caller, who goes by
-            # `partitions`, never asks for it; whoever asks first is told.
-            del self._connections[shard]
-            if isinstance(error, LeaseLost):
-                self._untold[shard] = error
-            return
-        if connection.outstanding is None and not connection.fetching:
-            try:
-                self._hand_over(shard)
-            except LeaseLost as error:
-                self._untold[shard] = error
-        elif not connection.leaving:
-            connection.leaving = True
-            wait_s = max(connection.protected_until - self._clock(), 0.0)
-            try:
-                self._member.announce(shard, handoff_eta_s=wait_s)
-            except (LeaseLost, StoreError) as error:
-                # The hand-over then takes as long as the group's limit allows.
-                _LOG.info("The hand-over of shard %s was not announced: %s", shard, error)
-
-    def _hand_over(self, shard: ShardId) -> None:
-        """End the tenure; tried again by the next beat where the store does not answer.
-
-        Raises:
-            LeaseLost: the shard was lost before, and what was confirmed could not be persisted.
-        """
-        connection = self._connections[shard]
-        try:
-            with self._dropping_lost(shard):
-                self._member.release(shard)
-        except StoreError as error:
-            connection.leaving = True
-            _LOG.warning("Shard %s could not be handed over: %s", shard, error)
-        else:
-            del self._connections[shard]
-
-    def _open(self, shard: ShardId, bootstrap: str | None) -> Opened:
-        opened = self._opened(shard)
-        if bootstrap is None or opened.check_point in (None, bootstrap):
-            return opened
-        self._member.release(shard)
-        self._store.force_checkpoint(
-            self._key,
-            shard,
-            bootstrap,
-            observer=str(self._member.node),
-            reason=f"connected with the bootstrap cursor {bootstrap}",
-        )
-        return self._opened(shard)
-
-    def _opened(self, shard: ShardId) -> Opened:
-        if self._member.holds(shard):
-            # Left open by an attempt whose end got no answer: nobody reads under it.
-            self._member.release(shard)
-        outcome = self._member.open(shard)
-        if isinstance(outcome, Opened):
-            return outcome
-        raise self._refused(shard, outcome)
-
-    def _refused(self, shard: ShardId, outcome: NotHeld | OpenByOther) -> ShardOccupied:
-        if isinstance(outcome, OpenByOther):
-            why = f"run {outcome.run} of this node has it open"
-        elif outcome.consumer_owner is None or outcome.consumer_owner == self._member.node:
-            why = f"it is in state {outcome.state}"
-        else:
-            why = f"it is {outcome.consumer_owner}'s"
-        return ShardOccupied(
-            f"Shard {shown(shard)} of group {self._key} cannot be connected on node "
-            f"{self._member.node}: {why}."
-        )
