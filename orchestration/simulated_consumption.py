@@ -21,7 +21,7 @@ from dagster_leasehold.shard_sources.source import (
     ReadRange,
     ShardBounds,
 )
-from dagster_leasehold.simulation.host import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
+from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
 from dagster_leasehold.simulation.shard_log import ShardLog
 
 if TYPE_CHECKING:

@@ -4,6 +4,19 @@ Many hosts share one store and one sharded log. A seed decides everything: who r
 each store call takes, what gets lost, who dies, pauses, joins and leaves. After every call that
 may have written, the invariants are checked; after a safety phase everything heals, and the group
 has to settle within a bound and stay still. A seed that fails replays identically.
+
+    stage       a seed's time, log and store; below it schedule, strands, shard_log, configuration
+    parts       the code under simulation, or a mutant in its place; seam is its way to the store
+    host        one host, with its host_runs; agent_host and client_host are other kinds of it
+    fleet       all hosts; ports names what they may ask of the world, and the world of them
+    incidents   planned events and random faults; host_failures and settings_changes
+    watch       the invariants of each call; node_watch, shard_watch
+    measures    rounds, moves and take-overs, and the fewest moves that there could be
+    convergence the work that is left after healing
+    world       all of one seed from start to end; report is all seeds
+
+Whoever simulates takes the names of this page: `leasehold simulate` and the tests. The room knows
+the lease store alone; a consumer is given to it as one of the `Parts`.
 """
 
 from dagster_leasehold.simulation.configuration import (
@@ -13,8 +26,7 @@ from dagster_leasehold.simulation.configuration import (
     Faults,
     SimulationConfig,
 )
-from dagster_leasehold.simulation.host import Run, WrittenRange
-from dagster_leasehold.simulation.parts import Parts
+from dagster_leasehold.simulation.parts import Parts, Run, WrittenRange
 from dagster_leasehold.simulation.report import SeedOutcome, run_seed, run_simulation
 
 __all__ = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError, UserMistake
@@ -13,41 +14,45 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.lease_store.tick_report import TickReport
-from dagster_leasehold.simulation.host import TICK_S, Host, Run
+from dagster_leasehold.simulation.host import Host
+from dagster_leasehold.simulation.host_runs import HostRuns
+from dagster_leasehold.simulation.ports import Surroundings
 from dagster_leasehold.simulation.schedule import Process
-
-if TYPE_CHECKING:
-    from dagster_leasehold.simulation.world import World
+from dagster_leasehold.simulation.stage import TICK_S
 
 ADDRESS = "deployment"
 KEEP_S = 1.0
 
 
 class SensorHost(Host):
-    """Where a deployment's sensors tick: it has no node, and serves those that have its address."""
+    """The host of a deployment's sensors: without a node, it serves those with its address.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: the world around it.
+        host_of: finds the host of a node.
+    """
+
+    def __init__(self, world: Surroundings, host_of: Callable[[NodeName], Host]) -> None:
         super().__init__(world, Node(NodeName("sensors"), 0, ""))
         self.settings = {}
+        self._host_of = host_of
 
+    @override
     def joined(self, members: Mapping[NodeName, Node]) -> bool:
-        """See `Host.joined`; there is nothing to join."""
-        del members
         return True
 
+    @override
     def start(self, *, registers: bool = False) -> None:
-        """See `Host.start`."""
-        del registers
         super().start()
 
+    @override
     def new_rebalancer(self, process: Process) -> Rebalancer:
-        """See `Host.new_rebalancer`; nobody beats here."""
         world = self._world
         return world.parts.rebalancer(
             world.connect(process),
-            world.key,
+            self._stage.key,
             serves=(),
-            timing=self.timing,
+            timing=self._stage.timing,
             observer=str(self.name),
             incarnation_of=self.new_incarnation,
             clock=self.clock,
@@ -57,10 +62,11 @@ class SensorHost(Host):
             ),
         )
 
-    def runs_of(self, node: NodeName) -> list[Run]:
-        """See `Host.runs_of`."""
-        return self._world.host_of(node).runs
+    @override
+    def runs_of(self, node: NodeName) -> HostRuns:
+        return self._host_of(node).runs
 
+    @override
     def launch_for(
         self,
         report: TickReport,
@@ -68,52 +74,50 @@ class SensorHost(Host):
         shards: tuple[ShardId, ...],
         replaces: Mapping[ShardId, str],
     ) -> None:
-        """See `Host.launch_for`: the run starts on the node's own host, where that is up."""
+        # The run starts on the node's own host, where that is up.
         row = next(each for each in report.snapshot.nodes if each.name == node)
-        host = self._world.host_of(node)
-        if host.found():
-            host.launch(node, shards, replaces, incarnation=row.incarnation)
+        host = self._host_of(node)
+        if host.reachable:
+            host.runs.launch(node, shards, replaces, row.incarnation)
 
 
 class AgentHost(Host):
     """A node's host: its agent keeps it a member, and its runs consume."""
 
-    def __init__(self, world: World, settings: Node) -> None:
+    def __init__(self, world: Surroundings, settings: Node) -> None:
         super().__init__(world, replace(settings, address=ADDRESS))
         self._published = False
 
-    def found(self) -> bool:
-        """See `Host.found`; an agent whose name somebody else has is not to be found."""
-        return self._published and super().found()
+    @property
+    @override
+    def reachable(self) -> bool:
+        # Nobody finds an agent whose name somebody else has.
+        return self._published and super().reachable
 
+    @override
     def joined(self, members: Mapping[NodeName, Node]) -> bool:
-        """See `Host.joined`."""
         wanted = self._row()
         row = members.get(self.name)
         return row is not None and replace(row, lease_id=wanted.lease_id) == wanted
 
+    @override
     def start(self, *, registers: bool = False) -> None:
-        """See `Host.start`; an agent registers itself."""
-        del registers
-        super().start()
+        super().start()  # An agent registers itself.
 
+    @override
     def start_server(self) -> None:
-        """Start the agent: it ends its predecessor's runs, and goes on under the same incarnation.
-
-        Where the note of that was lost, it can do neither.
-        """
-        world = self._world
-        chance = world.schedule.chance
-        forgotten = chance.random() < world.rates.forgotten_cursor
+        # It ends its predecessor's runs, and goes on under the same incarnation. Where the note
+        # of that was lost, it can do neither.
+        stage = self._stage
+        forgotten = stage.chance.random() < stage.rates.forgotten_cursor
         if forgotten or not self.incarnations:
             self.incarnations = {self.name: self.new_incarnation(self.name)}
         else:
-            for run in self.runs:
-                run.process.dead = True
+            self.runs.kill()
         process = Process(f"{self.name}.agent")
         self.server, self._published = process, False
-        delay_s = chance.uniform(0.1, TICK_S) * world.unit_s
-        world.schedule.spawn(process, lambda: self._keep(process), delay_s)
+        delay_s = stage.chance.uniform(0.1, TICK_S) * stage.unit_s
+        stage.schedule.spawn(process, lambda: self._keep(process), delay_s)
 
     def _row(self) -> Node:
         settings = self.settings[self.name]
@@ -121,40 +125,39 @@ class AgentHost(Host):
 
     def _new_membership(self, store: GroupsAndNodes) -> AgentMembership:
         self._published = False
-        return AgentMembership(store, self._world.key, self._row(), self.clock)
+        return AgentMembership(store, self._stage.key, self._row(), self.clock)
 
     def _keep(self, process: Process) -> None:
-        world = self._world
-        store = world.connect(process)
+        stage = self._stage
+        store = self._world.connect(process)
         membership = self._new_membership(store)
-        while not self.leaving or any(not run.dead for run in self.runs):
+        while not self.leaving or self.runs.alive():
             if not self._keep_once(membership):
                 # An agent that is refused ends; whoever supervises it starts the next.
-                world.schedule.sleep(TICK_S * world.unit_s)
+                stage.sleep(TICK_S)
                 membership = self._new_membership(store)
-            world.schedule.sleep(KEEP_S * world.unit_s)
-        while not world.all_ready_to_leave(self):
-            world.schedule.sleep(KEEP_S * world.unit_s)
+            stage.sleep(KEEP_S)
+        while not self.all_ready_to_leave():
+            stage.sleep(KEEP_S)
         try:
             membership.leave()
         except StoreError as error:  # Those who stay notice the silence.
-            world.watch.said(str(error))
+            self._world.hear(str(error))
         self.up = False
         process.dead = True
 
     def _keep_once(self, membership: AgentMembership) -> bool:
-        """Beat if that is due; whether the node may be a member."""
-        world = self._world
+        """Beat if that is due; return True if the node may be a member."""
         self.refused = False
         try:
             accepts_runs = self.settings[self.name].accepts_runs
-            said = membership.keep(accepts_runs=accepts_runs, joins=self._published)
+            message = membership.keep(accepts_runs=accepts_runs, joins=self._published)
             self._published = self._published or not membership.contested
         except UserMistake as error:
             self.refused = isinstance(error, AssignmentConflict)
-            world.watch.said(str(error))
+            self._world.hear(str(error))
             return False
         except StoreError as error:
-            said = str(error)
-        world.watch.said(said)
+            message = str(error)
+        self._world.hear(message)
         return True

@@ -1,4 +1,4 @@
-"""What to simulate: sizes, arrivals, planned events, and the rates of random faults."""
+"""Settings of a simulation: sizes, arrivals, planned events, and rates of random faults."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SHARDS_MAX = 100_000
 
 
 class Arrival(StrEnum):
-    """How the first nodes come."""
+    """The ways in which the first nodes come."""
 
     TOGETHER = "together"
     ONE_BY_ONE = "one-by-one"
 
 
 class Faults(StrEnum):
-    """Whether anything goes wrong besides the planned events."""
+    """Random faults besides the planned events: none, or a swarm of them."""
 
     NONE = "none"
     SWARM = "swarm"
 
 
 class EventKind(StrEnum):
-    """A planned event."""
+    """The kinds of planned events."""
 
     JOIN = "join"
     LEAVE = "leave"
@@ -46,7 +46,7 @@ _EVENT = re.compile(r"(?P<kind>[a-z]+)(:(?P<count>[1-9]\d{0,4}))?@(?P<step>\d{1,
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`count` nodes or shards meet `kind` at store call number `step`.
+    """An event that `count` nodes or shards meet at store call number `step`.
 
     An `outage` takes the store away for `count` seconds.
     """
@@ -57,32 +57,32 @@ class Event:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """An event from `KIND[:COUNT]@STEP`.
+        """Read an event from `KIND[:COUNT]@STEP`.
 
         Raises:
             InvalidSetting: the text has another form, or the kind is unknown.
         """
-        found = _EVENT.fullmatch(text)
-        if found is None or found["kind"] not in set(EventKind):
+        match = _EVENT.fullmatch(text)
+        if match is None or match["kind"] not in set(EventKind):
             raise InvalidSetting(
                 f"{shown(text)} is not an event: use KIND[:COUNT]@STEP with one of the kinds "
                 f"{', '.join(EventKind)}, for example crash:2@500."
             )
-        return cls(EventKind(found["kind"]), int(found["count"] or 1), int(found["step"]))
+        return cls(EventKind(match["kind"]), int(match["count"] or 1), int(match["step"]))
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """What to simulate.
+    """All that a simulation depends on, besides the code.
 
     Attributes:
         nodes: how many nodes there are at first.
         shards: how many shards the log has at first.
         mode: how the group assigns shards; modulo and pinned settings follow from the number.
-        ordered: whether children wait for their parents.
-        arrive: whether the first nodes come together or one by one.
+        ordered: True if children wait for their parents.
+        arrive: the first nodes come together, or one by one.
         events: planned events.
-        faults: whether random faults happen as well.
+        faults: random faults that happen as well.
         timeout_s: T.
         seed: the first seed.
         seeds: how many seeds, from `seed` on.
@@ -122,7 +122,7 @@ class SimulationConfig:
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """How probable each fault is, per store call unless it says otherwise; 0 is never.
+    """The probability of each fault, per store call unless it says otherwise; 0 is never.
 
     A swarm draws a new set for each seed and leaves out about half of the kinds, so that each
     seed stresses a few of them hard.
@@ -162,7 +162,7 @@ class FaultRates:
 
     @classmethod
     def swarm(cls, chance: random.Random) -> Self:
-        """A set of rates for one seed."""
+        """Draw a set of rates for one seed."""
         rates: dict[str, float] = {}
         for rate in fields(cls):
             used, power = chance.random() < 0.5, chance.random()

@@ -2,17 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.simulation.host import Run
+from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import StoreSeam
+from dagster_leasehold.simulation.shard_log import ShardLog
+
+BATCH_RECORDS_MAX = 20
+RUN_BUDGET_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRange:
+    """The outcome of a simulated sweep for one shard's range."""
+
+    attempt: str
+    files: tuple[DataFile, ...]
+    statistics: BatchStatistics
+
+
+@dataclass(eq=False)
+class Run:
+    """A run that consumes shards of one node, and all that its consumer may work with.
+
+    Attributes:
+        process: what can be killed and paused.
+        store: the run's connection to the store.
+        key: the group.
+        node: the node that it consumes for.
+        incarnation: under which the node is kept alive.
+        shards: those that it was launched to consume.
+        replaces: runs that its launcher takes for ended, by shard.
+        heartbeat: says if the node's leases may be relied on.
+        clock: the host's monotonic clock.
+        log: the records.
+        read: the sweep over ranges: takes the time that reading and writing take.
+        stop_requested: says if the run was asked to stop.
+        pinned: True if its group assigns by name, so that shards may have bootstrap cursors.
+        acknowledge: gets each batch that the run takes for committed.
+        say: gets all that the run reports in words.
+    """
+
+    process: Process
+    store: LeaseStore
+    key: GroupKey
+    node: NodeName
+    incarnation: str
+    shards: tuple[ShardId, ...]
+    replaces: Mapping[ShardId, str]
+    heartbeat: Heartbeat
+    clock: Clock
+    log: ShardLog
+    read: Callable[[Iterable[tuple[ShardId, str, str]]], dict[ShardId, WrittenRange]]
+    stop_requested: Callable[[], bool]
+    pinned: bool
+    acknowledge: Callable[[Sequence[BatchCommit]], None]
+    say: Callable[[str], None]
+
+    @property
+    def name(self) -> str:
+        """The run's unique id."""
+        return self.process.name
+
+    @property
+    def dead(self) -> bool:
+        """True once it was killed, or has ended."""
+        return self.process.dead
 
 
 @runtime_checkable
@@ -20,7 +85,7 @@ class TimeTravel(Protocol):
     """A store that can lose its last commits, like a failover to a replica that was behind."""
 
     def backup(self) -> object:
-        """All rows as they are now."""
+        """Return all rows as they are now."""
         ...
 
     def restore(self, backup: object) -> None:
@@ -30,13 +95,13 @@ class TimeTravel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a simulated world is made of.
+    """The code that a simulated world runs.
 
     Attributes:
         consume: the consumer's loop, given a run to work for.
         store: makes an empty store, given the time of day for its journal.
-        rebalancer: what a code server ticks.
-        heartbeat: what a run beats with.
+        rebalancer: ticks in each code server.
+        heartbeat: beats in each run.
         seam: a process's connection to the store.
     """
 

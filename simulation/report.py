@@ -1,4 +1,4 @@
-"""Many seeds, one report: how many rounds and moves it took, how long, and what was violated."""
+"""Many seeds, one report: rounds and moves, durations, and violations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from typing_extensions import override
 
 from dagster_leasehold.simulation.configuration import SimulationConfig
 from dagster_leasehold.simulation.parts import Parts
@@ -23,7 +25,7 @@ LOGGED = ("dagster_leasehold.lease_store", "dagster_leasehold.assets")
 
 @dataclass(frozen=True, slots=True)
 class SeedOutcome:
-    """What became of one seed.
+    """The outcome of one seed.
 
     Attributes:
         calls: store calls made.
@@ -52,27 +54,28 @@ class SeedOutcome:
 def run_seed(config: SimulationConfig, seed: int, parts: Parts) -> SeedOutcome:
     """Simulate one seed; the same configuration and seed always have the same outcome."""
     world = World(config, seed, parts)
+    stage, measures = world.stage, world.measures
     with _listening(world.watch):
         try:
             world.run()
         except (Exception, Crashed) as error:
             # An error that nothing foresees is a finding like any other, and as replayable.
-            world.watch.violated(f"error: {type(error).__name__}: {error}")
-            world.schedule.unwind()
-    snapshot = world.store.snapshot(world.key)
+            stage.violated(f"error: {type(error).__name__}: {error}")
+            stage.schedule.unwind()
+    snapshot = stage.store.snapshot(stage.key)
     held = Counter(lease.lease_owner for lease in snapshot.shards if lease.state.held)
     members = [node.name for node in snapshot.nodes if node.member]
     return SeedOutcome(
         seed=seed,
-        calls=world.calls,
-        virtual_s=world.schedule.now,
-        rounds=world.rounds,
-        moves=world.watch.moves,
-        moves_minimum=world.fewest.total,
+        calls=stage.calls,
+        virtual_s=stage.now,
+        rounds=measures.rounds,
+        moves=measures.moves,
+        moves_minimum=measures.fewest.total,
         counts=tuple(sorted((held[name] for name in members), reverse=True)),
-        takeovers=tuple(world.takeovers),
-        statements=world.statements,
-        violations=tuple(world.watch.violations),
+        takeovers=tuple(measures.takeovers),
+        statements=stage.statements,
+        violations=tuple(stage.violations),
     )
 
 
@@ -92,7 +95,7 @@ def run_simulation(
 
 
 def summary(config: SimulationConfig, outcomes: Sequence[SeedOutcome]) -> dict[str, Any]:
-    """The report: of several seeds the worst rounds and spread, the sums of what is counted."""
+    """Return the report: of several seeds the worst rounds and spread, and sums of all counts."""
     statements: Counter[str] = Counter()
     for outcome in outcomes:
         statements.update(outcome.statements)
@@ -128,7 +131,7 @@ def _spread(counts: Sequence[int]) -> int:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that `share` of all values do not exceed; None without values."""
+    """Return the smallest value that `share` of all values do not exceed; None without values."""
     if not ordered:
         return None
     return round(ordered[max(math.ceil(share * len(ordered)) - 1, 0)], 3)
@@ -141,13 +144,14 @@ class _Listener(logging.Handler):
         super().__init__()
         self._watch = watch
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
-        self._watch.said(self.format(record))
+        self._watch.hear(self.format(record))
 
 
 @contextmanager
 def _listening(watch: Watch) -> Generator[None]:
-    """Simulated failures are no news for the real log, but nothing in them may be secret."""
+    """Keep simulated failures out of the real log, and look for secrets in them."""
     listener = _Listener(watch)
     loggers = [logging.getLogger(name) for name in LOGGED]
     former = [(logger, logger.propagate) for logger in loggers]

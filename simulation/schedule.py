@@ -20,7 +20,7 @@ class Process:
 
     Attributes:
         name: for messages.
-        dead: it was killed, or has ended.
+        dead: True once it was killed, or has ended.
         paused_until: virtual time before which none of its strands goes on.
     """
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
 from dagster_leasehold.simulation.schedule import Process
-
-if TYPE_CHECKING:
-    from dagster_leasehold.simulation.world import World
+from dagster_leasehold.simulation.stage import Stage
 
 READS = frozenset(
     {"groups", "pulse", "snapshot", "progress", "review", "batches", "pending_events", "journal",
@@ -22,8 +20,34 @@ SECRET = "canary-of-the-simulated-password"
 """Stands where a driver's errors carry the credentials: nothing may ever repeat it."""
 
 
+class Network(Protocol):
+    """Everything that a connection may ask of the world, and bring about in it.
+
+    Attributes:
+        stage: the stage with the store on it.
+    """
+
+    stage: Stage
+
+    def called(self, verb: str) -> None:
+        """Take note of a call that is about to be made; events and faults come here."""
+        ...
+
+    def changed(self, verb: str, process: Process, args: tuple[Any, ...]) -> None:
+        """Take note of a call that has taken effect."""
+        ...
+
+    def kill(self, process: Process) -> None:
+        """Kill the calling process before it sees the reply."""
+        ...
+
+    def stall(self, process: Process) -> None:
+        """Have the calling process stand still before it sees the reply."""
+        ...
+
+
 class DriverError(Exception):
-    """What a driver raises: its text holds the whole address of the database."""
+    """An error as a driver raises it: its text holds the whole address of the database."""
 
     def __init__(self) -> None:
         super().__init__(f"(2013, 'mysql://leasehold:{SECRET}@db/leasehold: lost connection')")
@@ -37,8 +61,9 @@ class StoreSeam:
     changed, else as unknown.
     """
 
-    def __init__(self, world: World, process: Process) -> None:
-        self._world = world
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._stage = network.stage
         self._process = process
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
@@ -52,47 +77,41 @@ class StoreSeam:
         return call
 
     def _call(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        world = self._world
-        world.count(verb)
+        stage = self._stage
+        self._network.called(verb)
         self._travel()
-        if world.schedule.now < world.store_down_until:
+        if stage.now < stage.store_down_until:
             raise StoreUnavailable("The simulated store is down.") from DriverError()
-        rates, chance = world.rates, world.schedule.chance
+        rates, chance = stage.rates, stage.chance
         if rates.lost_before and chance.random() < rates.lost_before:
             self._time_out()
             if verb in READS or chance.random() < 0.5:
                 raise StoreUnavailable("The simulated request was lost.") from DriverError()
             raise OutcomeUnknown("The simulated request was lost.") from DriverError()
-        outcome = self._take_effect(verb, args, options)
+        outcome = getattr(stage.store, verb)(*args, **options)
+        if verb not in READS:
+            self._network.changed(verb, self._process, args)
         if rates.lost_after and chance.random() < rates.lost_after:
             self._time_out()
             if verb in READS:
                 raise StoreUnavailable("The simulated reply was lost.") from DriverError()
             raise OutcomeUnknown("The simulated reply was lost.") from DriverError()
         if rates.crash_before_reply and chance.random() < rates.crash_before_reply:
-            world.incidents.kill(self._process)
+            self._network.kill(self._process)
         if rates.stalled_reply and chance.random() < rates.stalled_reply:
-            world.incidents.stall(self._process)
+            self._network.stall(self._process)
         if rates.slow_call or rates.crash_before_reply or rates.stalled_reply:
             self._travel()
         return outcome
 
-    def _take_effect(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        world = self._world
-        outcome = getattr(world.store, verb)(*args, **options)
-        if verb not in READS:
-            world.watch.after(verb, self._process, args, options, outcome)
-        return outcome
-
     def _travel(self) -> None:
-        world = self._world
-        rates, chance = world.rates, world.schedule.chance
+        rates, chance = self._stage.rates, self._stage.chance
         seconds = CALL_S * (0.5 + chance.random())
         if rates.instant_call and chance.random() < rates.instant_call:
             seconds = 0.0
         elif rates.slow_call and chance.random() < rates.slow_call:
             seconds = READ_TIMEOUT_S * chance.random()
-        world.schedule.sleep(seconds * world.unit_s)
+        self._stage.sleep(seconds)
 
     def _time_out(self) -> None:
-        self._world.schedule.sleep(READ_TIMEOUT_S * self._world.unit_s)
+        self._stage.sleep(READ_TIMEOUT_S)

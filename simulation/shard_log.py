@@ -34,11 +34,11 @@ class ShardLog:
         return self.shards[shard]
 
     def open_shards(self) -> list[LogShard]:
-        """The shards that still take records, in order of creation."""
+        """Return the shards that still take records, in order of creation."""
         return [shard for shard in self.shards.values() if not shard.read_only]
 
     def listing(self) -> list[ShardListing]:
-        """The shard list as a source would give it."""
+        """Return the shard list as a source would give it."""
         return [
             ShardListing(shard.shard, shard.parents, read_only=shard.read_only)
             for shard in self.shards.values()

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from typing_extensions import override
+
 try:
     from greenlet import getcurrent, greenlet
 except ImportError:  # pragma: no cover - depends on the installation
@@ -30,28 +32,28 @@ class Strand(Protocol):
         ...
 
 
-class GreenletStrand:
+class GreenletStrand(Strand):
     """A strand on a stack of its own, in the scheduler's thread."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         assert greenlet is not None
         self._greenlet = greenlet(function)
 
+    @override
     def resume(self) -> None:
-        """See `Strand.resume`."""
         assert getcurrent is not None
         self._greenlet.parent = getcurrent()
         self._greenlet.switch()
 
+    @override
     def suspend(self) -> None:
-        """See `Strand.suspend`."""
         parent = self._greenlet.parent
         assert parent is not None
         parent.switch()
 
 
-class ThreadStrand:
-    """A strand in a thread of its own; a baton sees to it that only one side runs."""
+class ThreadStrand(Strand):
+    """A strand in a thread of its own; a baton keeps either it or the scheduler waiting."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._mine = threading.Semaphore(0)
@@ -61,15 +63,15 @@ class ThreadStrand:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @override
     def resume(self) -> None:
-        """See `Strand.resume`."""
         self._mine.release()
         self._schedulers.acquire()
         if self._error is not None:
             raise self._error
 
+    @override
     def suspend(self) -> None:
-        """See `Strand.suspend`."""
         self._schedulers.release()
         self._mine.acquire()
 
@@ -83,5 +85,5 @@ class ThreadStrand:
 
 
 def new_strand(function: Callable[[], None]) -> Strand:
-    """A strand for a function that has not begun yet."""
+    """Return a strand for a function that has not begun yet."""
     return GreenletStrand(function) if greenlet is not None else ThreadStrand(function)

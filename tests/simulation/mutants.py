@@ -55,7 +55,7 @@ class WaitsForeverForAReply(StoreSeam):
     """No call has a time-out: a reply that is lost is waited for until the end of time."""
 
     def _time_out(self) -> None:
-        self._world.schedule.sleep(1e9)
+        self._stage.schedule.sleep(1e9)
 
 
 class _Unfenced(MemoryStore):
@@ -95,11 +95,11 @@ class WallClockRebalancer(Rebalancer):
     """Silence is measured on a clock that somebody may set."""
 
     def tick(self, remembered: str = ""):
-        world = self._store._world
+        stage = self._store._stage
         monotonic = self._clock
         if not hasattr(self, "_stepped"):
             self._stepped = True
-            self._clock = lambda: monotonic() + world.wall_clock_offset_s
+            self._clock = lambda: monotonic() + stage.wall_clock_offset_s
         return super().tick(remembered)
 
 
@@ -267,15 +267,15 @@ class ChecksBeforeItWaits(StoreSeam):
     def _call(self, verb, args, options):
         if verb != "commit":
             return super()._call(verb, args, options)
-        store, commits = self._world.store, args[0]
-        rows = store._groups[self._world.key]
+        stage, commits = self._stage, args[0]
+        rows = stage.store._groups[stage.key]
         checked = {
             commit.tenure.shard
             for commit in commits
             if rows.current(commit.tenure)
             and rows.shards[commit.tenure.shard].check_point in (None, commit.start)
         }
-        self._world.schedule.sleep(3.0 * self._world.unit_s)
+        stage.sleep(3.0)
         for commit in commits:
             row = rows.shards[commit.tenure.shard]
             if commit.tenure.shard in checked and row.state.held:

@@ -12,8 +12,8 @@ from dagster_leasehold.simulation import (
     Parts,
     SeedOutcome,
     SimulationConfig,
+    fleet,
     run_seed,
-    world,
 )
 
 SEEDS = 24
@@ -26,8 +26,8 @@ def outcome(seed: int) -> SeedOutcome:
 
 @pytest.fixture(autouse=True)
 def agents_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "AGENTS_SHARE", 1.0)
-    monkeypatch.setattr(world, "CLIENTS_SHARE", 0.0)
+    monkeypatch.setattr(fleet, "AGENTS_SHARE", 1.0)
+    monkeypatch.setattr(fleet, "CLIENTS_SHARE", 0.0)
 
 
 def test_nodes_that_agents_keep_consume_what_the_sensors_launch() -> None:

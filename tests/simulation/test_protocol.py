@@ -29,7 +29,7 @@ from dagster_leasehold.simulation import (
     run_simulation,
 )
 from dagster_leasehold.simulation.configuration import Event, EventKind
-from dagster_leasehold.simulation.minimum import FewestMoves
+from dagster_leasehold.simulation.measures import FewestMoves
 from dagster_leasehold.simulation.strands import GreenletStrand, ThreadStrand
 from tests.simulation.mutants import MUTANTS, Mutant
 
@@ -181,7 +181,7 @@ def test_a_canary_in_one_seed_of_a_hundred_is_heard(monkeypatch: pytest.MonkeyPa
     class CanaryWorld(world.World):
         def __init__(self, config: SimulationConfig, seed: int, parts: Parts) -> None:
             super().__init__(config, seed, parts)
-            self.log.__class__.canary = seed % 100 == 42
+            self.stage.log.__class__.canary = seed % 100 == 42
 
     monkeypatch.setattr("dagster_leasehold.simulation.report.World", CanaryWorld)
     rings = [

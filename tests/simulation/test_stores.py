@@ -21,7 +21,8 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.simulated_consumption import consume
 from dagster_leasehold.simulation import Faults, Parts, SimulationConfig
-from dagster_leasehold.simulation.world import KEY, World
+from dagster_leasehold.simulation.stage import KEY
+from dagster_leasehold.simulation.world import World
 
 if TYPE_CHECKING:
     from tests.mariadb import MariaDB
@@ -53,11 +54,11 @@ def history(make: Make, seed: int, steps: int) -> dict[str, Any]:
     )
     world = World(config, seed, Parts(consume, store=make))
     world.run()
-    assert world.watch.violations == []
-    store = world.store
+    assert world.stage.violations == []
+    store = world.stage.store
     dateless = [replace(entry, at=EPOCH, sequence=0) for entry in store.journal(KEY)]
     return {
-        "calls": world.calls,
+        "calls": world.stage.calls,
         "snapshot": store.snapshot(KEY),
         "journal": dateless,
         "batches": [replace(batch, committed_at=None) for batch in store.batches(KEY, state=None)],

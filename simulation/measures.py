@@ -1,0 +1,158 @@
+"""Rounds, moves and take-overs: how fast and how cheaply a group follows its changes.
+
+A count of moves says little without the fewest that there could have been, so those are added up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+from dagster_leasehold.lease_store.group_rows import Snapshot
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_weights import planning_snapshot
+from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.simulation.stage import Stage
+
+
+class FewestMoves:
+    """Follows a group from one settled state to the next, and adds up what each way needs at least.
+
+    What happens between two settled states is one change, however many members and shards it
+    concerns: a group that was still busy with the first of two changes is not asked to have
+    finished it. So no group can do with fewer moves than the total; one that moves nothing in vain
+    and settles after every change needs just as many.
+
+    Attributes:
+        total: the sum so far.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._owners: dict[ShardId, NodeName] = {}
+        self._moves = 0
+
+    def settled(self, snapshot: Snapshot, live: Collection[NodeName], moves: int) -> str:
+        """Add what the way from the last settled state to this one needs at least.
+
+        Args:
+            snapshot: the group, in which no move is left to make.
+            live: its members that live.
+            moves: how many changes of owner there have been in all.
+
+        Returns:
+            A sentence where the group made fewer moves than are needed, else nothing.
+        """
+        needed, made = self._needed(snapshot, live), moves - self._moves
+        self.total += needed
+        self.restart(snapshot, moves)
+        if made >= needed:
+            return ""
+        return f"a change of members or shards took {made} moves, and needs at least {needed}"
+
+    def restart(self, snapshot: Snapshot, moves: int) -> None:
+        """Go on from this state, settled or not, without asking how it was reached."""
+        self._moves = moves
+        self._owners = {
+            lease.shard: lease.consumer_owner
+            for lease in snapshot.shards
+            if lease.state.held and lease.consumer_owner is not None
+        }
+
+    def _needed(self, snapshot: Snapshot, live: Collection[NodeName]) -> int:
+        rows = tuple(self._as_before(lease, live) for lease in snapshot.shards)
+        if snapshot.group.weighted:
+            # By load no count is proven but for the shards whose owner is gone.
+            held = {lease.shard for lease in snapshot.shards if lease.state.held}
+            return sum(row.state is ShardState.NOT_ALLOC and row.shard in held for row in rows)
+        return plan(replace(snapshot, shards=rows), live=live).moves_minimum
+
+    def _as_before(self, lease: ShardLease, live: Collection[NodeName]) -> ShardLease:
+        """Return the shard as it is now, with the owner that it had in the last settled state."""
+        if not lease.state.consumable:
+            return lease
+        owner = self._owners.get(lease.shard)
+        owner = owner if owner in live else None
+        state = ShardState.ALREADY_ALLOC if owner else ShardState.NOT_ALLOC
+        return replace(lease, state=state, lease_owner=owner, consumer_owner=owner)
+
+
+class Measures:
+    """The figures of one seed.
+
+    Attributes:
+        moves: changes of owner, first claims included.
+        fewest: the fewest moves that the group can have needed.
+        takeovers: virtual seconds from a node's failure until each of its shards had a new owner.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.moves = 0
+        self.fewest = FewestMoves()
+        self.takeovers: list[float] = []
+        self._lost_at: dict[ShardId, float] = {}
+        self._rounds: Counter[NodeName] = Counter()
+        self._settled_at = -1
+
+    @property
+    def rounds(self) -> int:
+        """Planning rounds that some code server needed after the last change."""
+        return max(self._rounds.values(), default=0)
+
+    def restart_rounds(self) -> None:
+        """Count planning rounds from here on: something has changed."""
+        self._rounds.clear()
+
+    def ticked(self, host: NodeName, report: TickReport) -> None:
+        """Add a tick's planning rounds, and take note of a group that has settled."""
+        self._rounds[host] += report.rounds
+        if report.generation == self._settled_at or report.plan.actions:
+            return
+        if any(lease.state is ShardState.TRANSFER for lease in report.snapshot.shards):
+            return
+        self._settled(report.generation, report.live)
+
+    def _settled(self, generation: int, live: Collection[NodeName]) -> None:
+        """Take note of a settled group, unless it is not what the tick took it for any more."""
+        snapshot = planning_snapshot(self._stage.store, self._stage.key)
+        buried = all(node.name in live for node in snapshot.nodes if node.member)
+        if snapshot.group.generation != generation or not buried:
+            return
+        if plan(snapshot, live=live).actions:
+            return
+        self._settled_at = generation
+        missing = self.fewest.settled(snapshot, live, self.moves)
+        if missing:
+            self._stage.violated(f"moves: {missing}")
+
+    def restored(self) -> None:
+        """Begin anew after the store lost its last commits: owners changed that nobody moved."""
+        self._settled_at = -1
+        self.fewest.restart(self._stage.store.snapshot(self._stage.key), self.moves)
+        self.restart_rounds()
+
+    def moved(self, shard: ShardId) -> None:
+        """Count a change of owner, and measure how long the shard was without one."""
+        self.moves += 1
+        lost_at = self._lost_at.pop(shard, None)
+        if lost_at is not None:
+            self.takeovers.append(self._stage.now - lost_at)
+
+    def lost(self, nodes: Collection[NodeName]) -> None:
+        """Have the shards of nodes that have just failed wait for a new owner from now on."""
+        for lease in self._stage.store.snapshot(self._stage.key).shards:
+            if lease.consumer_owner in nodes and lease.state.held:
+                self._lost_at.setdefault(lease.shard, self._stage.now)
+        self.restart_rounds()
+
+    def returned(self, nodes: Collection[NodeName]) -> None:
+        """Take back what nodes that are here again still own: it was not lost after all."""
+        for lease in self._stage.store.snapshot(self._stage.key).shards:
+            if lease.consumer_owner in nodes:
+                self._lost_at.pop(lease.shard, None)
+        self.restart_rounds()

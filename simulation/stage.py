@@ -1,0 +1,114 @@
+"""The stage of one seed: its time, its log and its store, and what everybody on it shares."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Timing
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.simulation.configuration import FaultRates, Faults, SimulationConfig
+from dagster_leasehold.simulation.schedule import Schedule
+from dagster_leasehold.simulation.shard_log import ShardLog
+
+KEY = GroupKey.parse("simulated", "stream")
+UNIT_TIMEOUT_S = 20.0
+TICK_S = 5.0
+
+
+class Stage:
+    """The things on the stage and the course of events, without a rule of its own.
+
+    Attributes:
+        key: the group.
+        rates: of the faults that may happen now.
+        unit_s: the length of a second of a group whose T is 20 s: all durations scale with T.
+        written: the range behind each file that a run wrote.
+        calls: store calls so far; `statements` counts them by verb.
+        healed: True once the faults have stopped.
+        restores: how often the store lost its last commits.
+        violations: broken promises; sentences that begin with the number of an invariant.
+    """
+
+    def __init__(
+        self,
+        config: SimulationConfig,
+        seed: int,
+        new_store: Callable[[Callable[[], datetime]], LeaseStore],
+    ) -> None:
+        self.key = KEY
+        self.config = config
+        self.schedule = Schedule(random.Random(seed))
+        self.rates = FaultRates.swarm(self.chance) if self.swarm else FaultRates()
+        self.unit_s = config.timeout_s / UNIT_TIMEOUT_S
+        self.store = new_store(self._wall_clock)
+        self.log = ShardLog(config.shards)
+        self.written: dict[str, tuple[ShardId, str, str]] = {}
+        self.statements: Counter[str] = Counter()
+        self.calls = 0
+        self.healed = False
+        self.restores = 0
+        self.store_down_until = 0.0
+        self.wall_clock_offset_s = 0.0
+        self.violations: list[str] = []
+
+    @property
+    def chance(self) -> random.Random:
+        """The one source of randomness."""
+        return self.schedule.chance
+
+    @property
+    def now(self) -> float:
+        """Virtual time."""
+        return self.schedule.now
+
+    @property
+    def swarm(self) -> bool:
+        """True if faults happen besides the planned events."""
+        return self.config.faults is Faults.SWARM
+
+    @property
+    def pinned(self) -> bool:
+        """True if the group assigns shards by name."""
+        return self.config.mode is AssignmentMode.PINNED
+
+    @property
+    def timing(self) -> Timing:
+        """The protocol's durations."""
+        return Timing(self.config.timeout_s, self.config.timeout_s / 3)
+
+    @property
+    def listing_version(self) -> tuple[int, int]:
+        """A value that changes when the shard list has to be carried into the store again.
+
+        A deployment does that all the time; here it is done after a change only, to save time: of
+        the list, or of a store that may have lost it, even while it was on its way.
+        """
+        return self.log.version, self.restores
+
+    def sleep(self, units: float) -> None:
+        """Put the current strand to sleep for a number of units."""
+        self.schedule.sleep(units * self.unit_s)
+
+    def count(self, verb: str) -> None:
+        """Count a call of the store that is about to be made."""
+        self.calls += 1
+        self.statements[verb] += 1
+
+    def heal(self) -> None:
+        """Stop all faults."""
+        self.healed = True
+        self.rates = FaultRates(slow_batch=self.rates.slow_batch)
+        self.store_down_until = 0.0
+
+    def violated(self, sentence: str) -> None:
+        """Record a violation with the moment at which it was seen."""
+        self.violations.append(f"{sentence} (at call {self.calls}, {self.now:.3f} s)")
+
+    def _wall_clock(self) -> datetime:
+        """The store's time of day, which steps; for the journal's readers only."""
+        seconds = self.now + self.wall_clock_offset_s
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
