@@ -120,7 +120,7 @@ def test_an_observer_that_takes_its_own_blindness_for_silence_is_found(
     config_ = SimulationConfig(nodes=5, shards=50, events=(Event(EventKind.OUTAGE, 60, 800),))
     sound = run_seed(config_, 0, Parts(consume))
     assert sound.moves == sound.moves_minimum == 50
-    monkeypatch.setattr(Observations, "_uncounted_s", lambda *_: 0.0)
+    monkeypatch.setattr(Observations, "_leave_out", lambda *_: None)
     blind = run_seed(config_, 0, Parts(consume))
     assert blind.statements["evict"] > 0
     assert blind.moves > 50
