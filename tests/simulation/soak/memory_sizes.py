@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-PACKAGES = ("sensors.", "assets.", "lease_store.", "orchestration.")
+PACKAGE = "dagster_leasehold."
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
@@ -41,7 +41,7 @@ def _parts(thing: Any) -> Iterator[Any]:
         yield from (cell.cell_contents for cell in thing.__closure__)
     elif hasattr(thing, "__self__") and hasattr(thing, "__func__"):
         yield thing.__self__
-    elif type(thing).__module__.startswith(PACKAGES):
+    elif type(thing).__module__.startswith(PACKAGE):
         yield from vars(thing).values() if hasattr(thing, "__dict__") else ()
         for kind in type(thing).__mro__:
             for slot in getattr(kind, "__slots__", ()):

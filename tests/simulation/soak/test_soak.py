@@ -23,3 +23,4 @@ def test_nothing_stands_still_though_everything_fails_once(shape: Shape) -> None
     assert outcome.hours > 20
     assert outcome.gaps >= 2
     assert outcome.late_records
+    assert outcome.entries_kept_max > 20
