@@ -106,9 +106,11 @@ class Partition:
         """Keep the last record of each key, as compaction does; batches keep their offsets."""
         newest = {r.key: r.offset for batch in self.batches for r in batch.records}
         for batch in self.batches:
-            kept = [r for r in batch.records if r.key is None or newest[r.key] == r.offset]
-            if len(kept) < len(batch.records):
-                batch.records = kept
+            newest_records = [
+                r for r in batch.records if r.key is None or newest[r.key] == r.offset
+            ]
+            if len(newest_records) < len(batch.records):
+                batch.records = newest_records
                 batch.encode()
 
     def retain(self, begin: int) -> None:
@@ -129,14 +131,14 @@ class Partition:
         while low < high:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.batches[middle].last < offset else (low, middle)
-        found: list[bytes] = []
+        encoded: list[bytes] = []
         size = 0
         for batch in self.batches[low:]:
-            if batch.base >= end or (found and size + len(batch.encoded) > bytes_max):
+            if batch.base >= end or (encoded and size + len(batch.encoded) > bytes_max):
                 break
-            found.append(batch.encoded)
+            encoded.append(batch.encoded)
             size += len(batch.encoded)
-        return b"".join(found)
+        return b"".join(encoded)
 
 
 class KafkaBroker:
@@ -211,11 +213,12 @@ class KafkaBroker:
         one = array([struct.pack(">i", 1)])
         topics: list[bytes] = []
         for name in names:
-            known = self.topics.get(name)
+            partitions = self.topics.get(name)
             parts = (
-                struct.pack(">hii", 0, number, 1) + one + one for number in range(len(known or ()))
+                struct.pack(">hii", 0, number, 1) + one + one
+                for number in range(len(partitions or ()))
             )
-            error = 0 if known is not None else UNKNOWN_PARTITION
+            error = 0 if partitions is not None else UNKNOWN_PARTITION
             topics.append(struct.pack(">h", error) + text(name) + b"\0" + array(parts))
         head = struct.pack(">i", 0) + array([broker]) + text("fake") + struct.pack(">i", 1)
         return head + array(topics)
@@ -341,13 +344,13 @@ class _Session(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         self.server.sessions.add(self)
-        known = self.server.broker.users is None
+        trusted = self.server.broker.users is None
         try:
             while head := self.rfile.read(4):
                 request = Reading(self.rfile.read(*struct.unpack(">i", head)))
                 api, version, number = (request.number(form) for form in "hhi")
                 request.text()
-                known, body = self._answered(api, version, request, known)
+                trusted, body = self._answered(api, version, request, trusted)
                 self.wfile.write(struct.pack(">ii", len(body) + 4, number) + body)
         except (OSError, struct.error):
             pass
@@ -355,14 +358,14 @@ class _Session(socketserver.StreamRequestHandler):
             self.server.sessions.discard(self)
 
     def _answered(
-        self, api: int, version: int, request: Reading, known: bool
+        self, api: int, version: int, request: Reading, trusted: bool
     ) -> tuple[bool, bytes]:
         if api == API_VERSIONS:
             ranges = (struct.pack(">hhh", key, served, served) for key, served in VERSIONS.items())
             error = UNSUPPORTED_VERSION if version != VERSIONS[api] else 0
-            return known, struct.pack(">h", error) + array(ranges)
+            return trusted, struct.pack(">h", error) + array(ranges)
         if api == SASL_HANDSHAKE:
-            return known, struct.pack(">h", 0) + array([text("PLAIN")])
+            return trusted, struct.pack(">h", 0) + array([text("PLAIN")])
         users = self.server.broker.users
         if api == SASL_AUTHENTICATE:
             _, name, password = request.blob().decode().split("\0")
@@ -372,6 +375,6 @@ class _Session(socketserver.StreamRequestHandler):
                 )
                 return False, refusal + blob(b"")
             return True, struct.pack(">h", 0) + text(None) + blob(b"")
-        if not known:
+        if not trusted:
             raise OSError
-        return known, self.server.broker.answer(api, request)
+        return trusted, self.server.broker.answer(api, request)

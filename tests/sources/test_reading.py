@@ -128,7 +128,7 @@ def test_large_records_come_whole(world: SourceWorld) -> None:
 
 
 def test_a_reader_travels_as_text(world: SourceWorld, shard: ShardId) -> None:
-    """What Spark does: options as strings to a worker, the range by pickle."""
+    """Goal: Spark can send it: options as strings to a worker, the range by pickle."""
     options = world.source.spark_options()
     assert all(isinstance(part, str) for pair in options.items() for part in pair)
     bounds = world.source.bounds([shard])[shard]

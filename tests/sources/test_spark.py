@@ -43,7 +43,7 @@ def test_a_job_reads_the_ranges_of_all_shards(
     assert [row.event_time.timestamp() for row in read[shard]] == [
         row["event_time"].timestamp() for row in in_process
     ]
-    assert {each: found.records for each, found in read_statistics(folder).items()} == {
+    assert {each: statistics.records for each, statistics in read_statistics(folder).items()} == {
         shard: len(VALUES),
         other: 5,
     }

@@ -1,4 +1,4 @@
-"""What a source brings to the suite: a log of its own that can be filled, changed and broken."""
+"""The world of a source in the suite: a log of its own that can be filled, changed and broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGE_BYTES = 900_000
 
 
 class Notion(StrEnum):
-    """What a service may know nothing of; a world that lacks one says why."""
+    """A notion that a service may lack; the world of such a source says why."""
 
     KEY = "a record has a key, or none"
     ATTRIBUTES = "a record has attributes"
@@ -159,11 +159,11 @@ class SourceWorld(ABC):
 
     def rest(self, shard: ShardId, start: str) -> list[dict[str, Any]]:
         """The records from a cursor to the end, planned and read batch by batch."""
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         while (plan := self.source.plan(shard, start, Limits())).end != start:
-            found += self.rows(shard, start, plan.end)
+            rows += self.rows(shard, start, plan.end)
             start = plan.end
-        return found
+        return rows
 
 
 def values_of(batches: Iterable[pa.RecordBatch]) -> list[bytes]:

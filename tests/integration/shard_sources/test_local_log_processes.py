@@ -146,9 +146,9 @@ def test_a_second_writer_in_another_process_is_refused(tmp_path: Path) -> None:
     with log.writer("0") as writer:
         writer.append([b"first"])
         with process(second, log.root) as child:
-            told, trouble = child.communicate(timeout=DEADLINE_S)
+            answer, trouble = child.communicate(timeout=DEADLINE_S)
     assert trouble == ""
-    assert told == (
+    assert answer == (
         f"Shard 0 of {log.root} is being written to by another process: "
         "try again when it has finished.\n"
     )
@@ -250,9 +250,9 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
     """
     log = LocalLog.create(tmp_path / "log", 1)
     with process(limited, log.root) as child:
-        told, trouble = child.communicate(timeout=DEADLINE_S)
+        answer, trouble = child.communicate(timeout=DEADLINE_S)
     assert trouble == ""
-    acknowledged, sentence = told.split(" ", 1)
+    acknowledged, sentence = answer.split(" ", 1)
     assert "cannot be written: File too large." in sentence
     assert end_of(log) == int(acknowledged) > 0
     assert read(log, 0, end_of(log)) == expected(0, end_of(log))

@@ -46,15 +46,15 @@ class Deployment:
             self.append(shard, 5)
 
     def append(self, shard: str, groups: int) -> None:
-        found = self.world.logstore.shard(shard)
-        begin = 4 * len(found.groups)
+        entry = self.world.logstore.shard(shard)
+        begin = 4 * len(entry.groups)
         for number in range(begin, begin + 4 * groups, 4):
             logs = [
                 (START + (number + n) * STEP, [("content", f"{shard}:{number + n}".encode())])
                 for n in range(4)
             ]
             written_with_sdk(
-                self.sdk if hasattr(self, "sdk") else self.world.writer, found.begin, logs
+                self.sdk if hasattr(self, "sdk") else self.world.writer, entry.begin, logs
             )
 
     @property
@@ -95,7 +95,7 @@ class Deployment:
         return {row["shard"]: row["checkpoint"] for row in answer.get_consumer_group_check_points()}
 
     def read_by_consumers(self, shard: int, cursor: str) -> list[bytes]:
-        """What the service's own consumers would read from a checkpoint on."""
+        """Return the values that the service's own consumers would read from a checkpoint on."""
         answer = self.sdk.pull_logs(PROJECT, LOGSTORE, shard, cursor)
         return [
             content.Value.encode()
@@ -116,7 +116,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Dep
     made.world.close()
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     capsys.readouterr()
     done = main(list(arguments))
     captured = capsys.readouterr()
@@ -125,7 +125,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 
 def committed(capsys: pytest.CaptureFixture[str], shard: str) -> list[str]:
-    lines = said(capsys, "cat", LOGSTORE).splitlines()
+    lines = output_of(capsys, "cat", LOGSTORE).splitlines()
     return [row["value"] for row in map(json.loads, lines) if row["shard_id"] == shard]
 
 
@@ -144,30 +144,30 @@ def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cursor = old_consumers(deployment, groups=2)
-    said(capsys, "group", "create", "default")
-    refused = said(capsys, "checkpoint", "import", "--consumer-group", OLD, code=2)
+    output_of(capsys, "group", "create", "default")
+    refused = output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, code=2)
     assert "hold shards 0, 1" in refused
     assert len(refused.splitlines()) == 1
     assert deployment.checkpoints() == {}
     # The consumers are stopped: the service names no holder any more.
     deployment.world.logstore.consumer_groups[OLD].holders.clear()
-    out = said(capsys, "checkpoint", "import", "--consumer-group", OLD)
+    out = output_of(capsys, "checkpoint", "import", "--consumer-group", OLD)
     assert_printed(("checkpoint", "import"), out)
     assert deployment.checkpoints() == {"0": cursor, "1": None}
-    assert "Imported 0" in said(capsys, "checkpoint", "import", "--consumer-group", OLD)
+    assert "Imported 0" in output_of(capsys, "checkpoint", "import", "--consumer-group", OLD)
     deployment.consume("run-1")
     assert committed(capsys, "0") == [f"0:{number}" for number in range(8, 20)]
     assert committed(capsys, "1") == [f"1:{number}" for number in range(20)]
-    assert "no violations" in said(capsys, "verify")
+    assert "no violations" in output_of(capsys, "verify")
 
 
 def test_there_and_back_each_record_is_read_once(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", "default")
     deployment.consume("run-1", 20)
     deployment.append("0", 2)
-    out = said(capsys, "checkpoint", "export", "--consumer-group", "new")
+    out = output_of(capsys, "checkpoint", "export", "--consumer-group", "new")
     assert_printed(("checkpoint", "export"), out)
     assert deployment.service_checkpoints("new") == {
         int(shard): cursor for shard, cursor in deployment.checkpoints().items()
@@ -178,7 +178,7 @@ def test_there_and_back_each_record_is_read_once(
     # Its consumers read one LogGroup, and we take over again.
     following = deployment.sdk.pull_logs(PROJECT, LOGSTORE, 0, stored[0], count=1)
     deployment.sdk.update_check_point(PROJECT, LOGSTORE, "new", 0, following.get_next_cursor())
-    said(capsys, "checkpoint", "import", "--consumer-group", "new")
+    output_of(capsys, "checkpoint", "import", "--consumer-group", "new")
     deployment.consume("run-2")
     assert committed(capsys, "0") == [f"0:{n}" for n in (*range(20), *range(24, 28))]
 
@@ -186,19 +186,19 @@ def test_there_and_back_each_record_is_read_once(
 def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", "default")
     source, shard = deployment.source, ShardId("0")
     begin = source.cursor_at(shard, Position.BEGIN)
     within = source.plan(shard, begin, Limits(records_max=3)).end
     assert within == f"{begin}.3"
     deployment.consume("run-0", 20)
-    said(capsys, "checkpoint", "set", "0", "begin", "--force")
+    output_of(capsys, "checkpoint", "set", "0", "begin", "--force")
     deployment.store.force_checkpoint(KEY, shard, within, observer="test", reason="test")
-    refused = said(capsys, "checkpoint", "export", code=2)
+    refused = output_of(capsys, "checkpoint", "export", code=2)
     assert "shards 0" in refused
     assert "--repeat" in refused
     assert deployment.sdk.list_consumer_group(PROJECT, LOGSTORE).get_count() == 0
-    out = said(capsys, "checkpoint", "export", "--repeat")
+    out = output_of(capsys, "checkpoint", "export", "--repeat")
     assert "Shards that begin their LogGroup again: 0." in out
     begun = GroupCursor.parse(shard, begin).service
     assert deployment.service_checkpoints("default")[0] == begun
@@ -207,20 +207,20 @@ def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
 def test_the_service_s_mistakes_and_ours_are_one_sentence(
     deployment: Deployment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", "default")
     old_consumers(deployment, groups=1)
-    unknown = said(capsys, "checkpoint", "import", "--consumer-group", "nobody", code=2)
+    unknown = output_of(capsys, "checkpoint", "import", "--consumer-group", "nobody", code=2)
     assert f"known are: {OLD}" in unknown
     monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": LOGSTORE}]))
-    assert "only logstores of loghub" in said(capsys, "checkpoint", "export", code=2)
+    assert "only logstores of loghub" in output_of(capsys, "checkpoint", "export", code=2)
 
 
 def test_an_import_of_a_group_that_is_at_work_is_done_when_it_is_asked_for(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cursor = old_consumers(deployment, groups=3)
-    said(capsys, "group", "create", "default")
-    said(capsys, "checkpoint", "import", "--consumer-group", OLD, "--live")
+    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, "--live")
     assert deployment.checkpoints()["0"] == cursor
 
 
@@ -230,9 +230,9 @@ def test_an_expired_checkpoint_becomes_a_gap(
     old_consumers(deployment, groups=1)
     deployment.world.logstore.consumer_groups[OLD].holders.clear()
     deployment.world.logstore.shard("0").expire(3)
-    said(capsys, "group", "create", "default")
-    said(capsys, "checkpoint", "import", "--consumer-group", OLD)
+    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "checkpoint", "import", "--consumer-group", OLD)
     deployment.consume("run-1")
-    (gap,) = json.loads(said(capsys, "gap", "list", "--json"))
+    (gap,) = json.loads(output_of(capsys, "gap", "list", "--json"))
     assert gap["shard"] == "0"
     assert committed(capsys, "0") == []

@@ -28,10 +28,10 @@ def bare_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("packages")
     lacking = tuple(source_kind(name).library for name in STREAMS)
     for scheme in ("purelib", "platlib"):
-        for found in Path(sysconfig.get_path(scheme)).iterdir():
-            link = folder / found.name
-            if not found.name.startswith(lacking) and not link.exists():
-                link.symlink_to(found)
+        for path in Path(sysconfig.get_path(scheme)).iterdir():
+            link = folder / path.name
+            if not path.name.startswith(lacking) and not link.exists():
+                link.symlink_to(path)
     return os.environ | {"PYTHONPATH": os.pathsep.join((str(folder), str(REPOSITORY)))}
 
 
@@ -71,7 +71,7 @@ def test_nothing_starts_and_the_sentence_says_what_to_install(
         f"`{kind.install}`, on Spark's workers too."
     )
     assert done.stdout == ""
-    assert [found.name for found in tmp_path.iterdir()] == ["leasehold.toml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["leasehold.toml"]
 
 
 @pytest.mark.parametrize("source", sorted(STREAMS))

@@ -137,12 +137,12 @@ class KinesaliteWorld(SourceWorld):
         answer = self.client.get_shard_iterator(
             StreamName=self.name, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
         )
-        iterator, found = answer["ShardIterator"], []
+        iterator, stored = answer["ShardIterator"], []
         while iterator:
             page = self.client.get_records(ShardIterator=iterator)
-            found += [record["Data"] for record in page["Records"]]
+            stored += [record["Data"] for record in page["Records"]]
             iterator = page.get("NextShardIterator") if page["Records"] else None
-        return found
+        return stored
 
     def unreachable(self) -> KinesisStream:
         return self.open("http://127.0.0.1:9")

@@ -99,8 +99,8 @@ class LogHubWorld(SourceWorld):
             written_with_sdk(self.writer, self.logstore.shard(shard).begin, [(at, fields)])
 
     def split(self, shard: ShardId) -> tuple[ShardId, ShardId]:
-        found = self.logstore.shard(shard)
-        middle = f"{(int(found.begin, 16) + int(found.end, 16)) // 2:032x}"
+        entry = self.logstore.shard(shard)
+        middle = f"{(int(entry.begin, 16) + int(entry.end, 16)) // 2:032x}"
         answer = self.writer.split_shard(PROJECT, LOGSTORE, int(shard), middle)
         _, low, high = answer.get_shards_info()
         return ShardId(str(low["shardID"])), ShardId(str(high["shardID"]))

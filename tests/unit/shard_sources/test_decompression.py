@@ -132,12 +132,12 @@ def test_a_bomb_costs_no_more_than_the_limit(codec: Codec) -> None:
         payload = compressed(bytes(64 * 2**20), codec) * 16
     else:
         payload = compressed(bytes(256 * 2**20), codec)
-    found = subprocess.run(
+    outcome = subprocess.run(
         [sys.executable, "-c", BOMB, str(codec)],
         input=payload,
         capture_output=True,
         timeout=120,
         check=True,
     )
-    grown_bytes = int(found.stdout) * (1 if sys.platform == "darwin" else 1024)
+    grown_bytes = int(outcome.stdout) * (1 if sys.platform == "darwin" else 1024)
     assert grown_bytes < 32 * 2**20

@@ -196,9 +196,9 @@ class TestMistakes:
     def test_a_damaged_catalog(self, tmp_path: Path, stored: bytes) -> None:
         log = new_log(tmp_path / "log")
         (log.root / "catalog.json").write_bytes(stored)
-        with pytest.raises(LogCorrupt, match=r"catalog.json is damaged") as found:
+        with pytest.raises(LogCorrupt, match=r"catalog.json is damaged") as raised:
             LocalLog.open(log.root)
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(raised.value)
 
     def test_a_catalog_with_a_hostile_shard(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")

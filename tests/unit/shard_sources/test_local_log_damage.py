@@ -65,11 +65,11 @@ def stored_entry(index: bytes, number: int) -> IndexEntry:
     return entry
 
 
-def check_repaired(log: LocalLog, kept: list[bytes]) -> None:
+def check_repaired(log: LocalLog, records: list[bytes]) -> None:
     """The same before the repair, by the repair, and after it."""
-    assert read_all(log) == kept
-    assert log.append("0", [b"next"]).begin == str(len(kept))
-    assert read_all(log) == [*kept, b"next"]
+    assert read_all(log) == records
+    assert log.append("0", [b"next"]).begin == str(len(records))
+    assert read_all(log) == [*records, b"next"]
 
 
 class TestTornTails:
@@ -174,9 +174,9 @@ class TestDamage:
         first = stored_entry(name.index.read_bytes(), 0)
         for at in range(first.position, len(data)):
             name.data.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-            with pytest.raises(LogCorrupt, match=r"0{20}\.arrow is damaged in the") as found:
+            with pytest.raises(LogCorrupt, match=r"0{20}\.arrow is damaged in the") as raised:
                 read_all(log)
-            assert "\n" not in str(found.value)
+            assert "\n" not in str(raised.value)
             if at >= first.position_end:
                 with pytest.raises(LogCorrupt):
                     log.append("0", [b"on top"])

@@ -132,17 +132,17 @@ def test_a_bomb_is_refused_before_it_expands(log: LocalLog, tmp_path: Path) -> N
         "try: list(log.read(ReadRange(ShardId('0'), '0', '2')))\n"
         "except LogCorrupt as error: print(peak() - before, error)\n"
     )
-    found = subprocess.run(
+    outcome = subprocess.run(
         [sys.executable, "-c", program, str(log.root)],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    grown_kib, said = found.stdout.split(" ", 1)
+    grown_kib, sentence = outcome.stdout.split(" ", 1)
     assert int(grown_kib) < 32 * 1024
-    assert "more than any message holds" in said
-    assert said.count("\n") == 1
+    assert "more than any message holds" in sentence
+    assert sentence.count("\n") == 1
 
 
 def test_a_declared_terabyte_is_not_allocated(log: LocalLog) -> None:

@@ -54,7 +54,7 @@ def read(log: LocalLog, shard: ShardId) -> tuple[int, list[bytes]]:
 
 
 def outcome(action: Callable[[], object]) -> object:
-    """What an action returns, or the type of the error for damage; any other error is a defect."""
+    """Return an action's result, or the type of the error for damage; other errors are defects."""
     try:
         return action()
     except LogCorrupt:
@@ -74,8 +74,8 @@ def check_nothing_is_lost_in_silence(log: LocalLog, expected: Expected) -> int:
             LogCorrupt,
         )
         after = NOW + timedelta(days=1)
-        found = outcome(lambda at=after, shard=shard: log.cursor_at(shard, at))
-        assert found in (str(end), LogCorrupt)
+        cursor = outcome(lambda at=after, shard=shard: log.cursor_at(shard, at))
+        assert cursor in (str(end), LogCorrupt)
         appended = outcome(lambda shard=shard: log.append(shard, [b"new"]))
         assert appended in ((str(end), str(end + 1)), LogCorrupt)
         whole = values if appended is LogCorrupt else [*values, b"new"]

@@ -42,8 +42,8 @@ def test_what_a_program_writes_is_read_back(moment: datetime) -> None:
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_position_or_none(text: str) -> None:
-    found = parse_position(text)
-    assert found is None or isinstance(found, Position | datetime)
+    position = parse_position(text)
+    assert position is None or isinstance(position, Position | datetime)
 
 
 def test_begin_and_end_need_no_time() -> None:

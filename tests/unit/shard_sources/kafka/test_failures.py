@@ -1,4 +1,4 @@
-"""What brokers and the client report: waited for where that helps, else one typed sentence."""
+"""Errors of brokers and of the client: waited out where that helps, else one typed sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is Kafka's own: holes in the offsets, transactions, headers, probes, mirrored progress."""
+"""Kafka's own ways: holes in the offsets, transactions, headers, probes, mirrored progress."""
 
 from __future__ import annotations
 

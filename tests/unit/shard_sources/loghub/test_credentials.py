@@ -28,11 +28,11 @@ def server() -> Iterator[SlsServer]:
 
 def test_the_environment_is_read_for_each_request() -> None:
     environment = {KEY_ID: "id", KEY_SECRET: "secret"}
-    found = CredentialsProvider(environment=environment)
-    assert found.get_credentials() == AccessKey("id", "secret")
+    provider = CredentialsProvider(environment=environment)
+    assert provider.get_credentials() == AccessKey("id", "secret")
     environment[TOKEN] = "token"
-    assert found.get_credentials() == AccessKey("id", "secret", "token")
-    assert not found.renewed()
+    assert provider.get_credentials() == AccessKey("id", "secret", "token")
+    assert not provider.renewed()
 
 
 @pytest.mark.parametrize("environment", [{}, {KEY_ID: "id"}, {KEY_ID: "", KEY_SECRET: "s"}])
@@ -46,22 +46,22 @@ def test_an_address_is_asked_again_after_a_while_and_when_they_are_refused(
     server: SlsServer,
 ) -> None:
     now = [0.0]
-    found = CredentialsProvider(environment={URI: server.credentials_uri}, clock=lambda: now[0])
-    assert found.get_credentials() == AccessKey("LTAItest", "secret-of-test")
+    provider = CredentialsProvider(environment={URI: server.credentials_uri}, clock=lambda: now[0])
+    assert provider.get_credentials() == AccessKey("LTAItest", "secret-of-test")
     server.role = ("STS.1", "one", "token")
-    assert found.get_credentials().id == "LTAItest"
+    assert provider.get_credentials().id == "LTAItest"
     now[0] += RENEW_AFTER_S + 1
-    assert found.get_credentials() == AccessKey("STS.1", "one", "token")
-    assert not found.renewed()
+    assert provider.get_credentials() == AccessKey("STS.1", "one", "token")
+    assert not provider.renewed()
     server.role = ("STS.2", "two", "token")
-    assert found.renewed()
-    assert found.get_credentials().id == "STS.2"
+    assert provider.renewed()
+    assert provider.get_credentials().id == "STS.2"
 
 
 def test_an_address_that_is_named_wins_over_the_environment(server: SlsServer) -> None:
     environment = {KEY_ID: "id", KEY_SECRET: "secret"}
-    found = CredentialsProvider(server.credentials_uri, environment=environment)
-    assert found.get_credentials().id == "LTAItest"
+    provider = CredentialsProvider(server.credentials_uri, environment=environment)
+    assert provider.get_credentials().id == "LTAItest"
     assert CredentialsProvider(environment={**environment, URI: "x"}).get_credentials().id == "id"
 
 

@@ -22,19 +22,21 @@ def test_first_shards_have_no_parents() -> None:
 
 
 def test_a_split_s_children_name_the_shard_and_not_each_other() -> None:
-    found = parents(shard(0, 0, 2, read_only=True), shard(1, 2, 4), shard(2, 0, 1), shard(3, 1, 2))
-    assert found == {"0": (), "1": (), "2": ("0",), "3": ("0",)}
+    lineage = parents(
+        shard(0, 0, 2, read_only=True), shard(1, 2, 4), shard(2, 0, 1), shard(3, 1, 2)
+    )
+    assert lineage == {"0": (), "1": (), "2": ("0",), "3": ("0",)}
 
 
 def test_a_merge_names_both_and_a_later_split_the_merged_one() -> None:
-    found = parents(
+    lineage = parents(
         shard(0, 0, 2, read_only=True),
         shard(1, 2, 4, read_only=True),
         shard(2, 0, 4, read_only=True),
         shard(3, 0, 3),
         shard(4, 3, 4),
     )
-    assert found == {"0": (), "1": (), "2": ("0", "1"), "3": ("2",), "4": ("2",)}
+    assert lineage == {"0": (), "1": (), "2": ("0", "1"), "3": ("2",), "4": ("2",)}
 
 
 def test_a_forgotten_parent_is_not_listed() -> None:

@@ -70,16 +70,16 @@ def test_a_group_s_topic_source_and_tags_are_attributes_and_no_field_hides_them(
 
 
 @pytest.mark.parametrize(
-    ("nanoseconds", "microseconds", "kept"),
+    ("nanoseconds", "microseconds", "rest"),
     [(0, 0, None), (123_456_000, 123_456, None), (123_456_789, 123_456, "123456789")],
 )
 def test_times_are_exact_to_the_nanosecond(
-    nanoseconds: int, microseconds: int, kept: str | None
+    nanoseconds: int, microseconds: int, rest: str | None
 ) -> None:
     row = rows(group({"a": b"1"}, nanoseconds=nanoseconds))[0]
     expected = datetime.fromtimestamp(1700000000, UTC).replace(microsecond=microseconds)
     assert row["event_time"] == expected
-    assert dict(row["attributes"]).get("__time_ns_part__") == kept
+    assert dict(row["attributes"]).get("__time_ns_part__") == rest
 
 
 def test_a_part_of_a_group_has_the_cursors_of_the_whole() -> None:
