@@ -33,7 +33,7 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 
 
 class WatermarkOf(StrEnum):
-    """Whose event times say how far a shard has come.
+    """The event times that say how far a shard has come.
 
     `source`: those of the records as they were read; right where the transform leaves the column
     `event_time` alone. `output`: those that the transform wrote; for one that makes `event_time`
@@ -51,27 +51,28 @@ class ShardStream:
     Attributes:
         name: the stream's name, also the asset's key.
         source: where its shards and records come from.
-        transform: applied by Spark to the records of a batch (columns of
-            `shard_sources.source.record_schema`); it keeps the column `shard_id`. Rows whose
-            column `quarantine_error` is not null go to quarantine instead of the output.
+        transform: applied by Spark to the records of a batch, as a DataFrame of the columns
+            `shard_id`, `cursor`, `event_time`, `key`, `value` and `attributes`. It keeps the column
+            `shard_id`. Rows whose column `quarantine_error` is not null go to quarantine instead of
+            the output.
         group: the consumer group.
-        ordered: whether the children of a split or merge wait for their parents.
+        ordered: True if the children of a split or merge wait for their parents.
         assignment: how shards are shared among the nodes.
-        nodes: node name to what that node says of itself, for the assignments `modulo`
-            (`lease_store.rules.node_settings.Modulo`) and `pinned` (`Pinned`).
+        nodes: node name to the settings of that node: a `Modulo` for the assignment `modulo`, a
+            `Pinned` for `pinned`.
         gap_policy: what becomes of records that were removed before they were read.
         initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
-        watermark_of: whose event times say how far a shard has come.
+        watermark_of: the event times that say how far a shard has come.
         limits: how much one batch of one shard may hold.
         shards_per_run: the most shards that one sensor or schedule run serves.
         run_budget_s: how long a run goes on before it leaves the rest to the next, in seconds.
         stall_limit_s: how long a run may make no progress before it gives its shards up and fails,
-            in seconds; see `assets.consuming.stall_guard`.
+            in seconds. Progress is a source or Dagster that answers, or records that move in Spark.
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.
         on_commit: called with each committed batch, at least once, in the order of the commits of
-            its shard; see `docs/how-to/on-commit.md`. It runs in the code server, not in Spark.
+            its shard. It runs in the code server, not in Spark.
 
     Raises:
         InvalidIdentifier: the name, the group or a node is not of the grammar.

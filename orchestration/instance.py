@@ -117,7 +117,7 @@ def embedded_text(*, mysql: bool = False) -> str:
 
 
 def production_text() -> str:
-    """`dagster.yaml` for MySQL or MariaDB: address and password come from the environment.
+    """Return a `dagster.yaml` for MySQL or MariaDB; the environment has address and password.
 
     Runs go to the nodes' agents where there are any. The file needs no change when a node comes.
 

@@ -53,7 +53,7 @@ class StreamPlace:
 
 @dataclass(frozen=True, slots=True)
 class SourceKind:
-    """How sources of one kind are declared, opened, and read in Spark's workers.
+    """A kind of source: its options, how it is opened, and how Spark's workers read it.
 
     Attributes:
         options: the pydantic model of `[streams.options]`. It forbids unknown options, and none

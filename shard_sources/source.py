@@ -39,7 +39,7 @@ class ShardBounds:
         end: the cursor after the last record that may be read.
         finished: the shard is read-only: `end` will not move any more.
         origin: the cursor of the first record that the shard ever had, where the source knows it.
-        removed: retention has removed the shard as a whole; see `shard_sources.removed_shards`.
+        removed: True if retention has removed the shard as a whole.
     """
 
     begin: str

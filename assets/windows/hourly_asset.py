@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,199}")
 
 
 class LateAction(StrEnum):
-    """What becomes of records whose hour was made before they were committed.
+    """Treatment of records whose hour was made before they were committed.
 
     `drop`: they are counted, and the hour stays as it is. `rerun`: they are counted, and the hour
     is made again, with them.
@@ -34,7 +34,7 @@ class LateAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LatePolicy:
-    """How late records are treated.
+    """Treatment of late records: those whose hour was made before they were committed.
 
     Attributes:
         action: what becomes of them.
@@ -119,7 +119,21 @@ def hourly_asset(
     out_of_order_s: float = 0.0,
     idle_after_s: float | None = None,
 ) -> HourlyAsset:
-    """Declare a downstream asset by hours of event time; see `HourlyAsset`.
+    """Declare an asset with one partition per hour of event time, made from a stream's output.
+
+    Its sensor asks for an hour once every shard of the stream has passed it. Hand the declaration
+    to `build_definitions(…, hourly=[…])`.
+
+    Args:
+        stream: the stream whose committed output it is made from.
+        name: the asset's key, of letters, digits and underscores.
+        transform: applied by Spark to the records of one hour, of all shards.
+        since: the first hour, in UTC; earlier records belong to no partition.
+        late: the treatment of records that come after their hour was made.
+        out_of_order_s: how much older than its shard's newest record a record may be without
+            being late, in seconds.
+        idle_after_s: after how many seconds without news a shard that is caught up no longer holds
+            hours back; None means that it always does.
 
     Raises:
         InvalidSetting: an argument is not valid.

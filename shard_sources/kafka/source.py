@@ -36,7 +36,7 @@ class KafkaSource(KafkaReader):
     """A topic of Apache Kafka.
 
     Args:
-        options: see `KafkaOptions`.
+        options: brokers, security, and how records are read.
         topic: the topic.
     """
 

@@ -37,7 +37,11 @@ _BOUNDS_AT_ONCE = 8
 
 
 class LogHub(LogHubReader):
-    """A logstore."""
+    """A logstore of LogHub (the Simple Log Service of Alibaba Cloud).
+
+    Args:
+        options: the logstore, and how its records are made.
+    """
 
     def list_shards(self) -> list[ShardListing]:
         """All shards that the service lists, in order of creation, with their parents."""
