@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def utc_now() -> datetime:
-    """Now, in UTC."""
+    """Return the present time in UTC."""
     return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What a database error means for a transaction: one table of numbers, and nothing else decides.
+"""The meaning of database errors for a transaction: one table of numbers decides, alone.
 
 All of these arrive as the driver's `OperationalError`, so that its class says nothing.
 """
@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 
 class Verdict(Enum):
-    """What to do after a database error."""
+    """A transaction's way on after a database error."""
 
     RETRY = "the whole transaction was or can be rolled back; run it again"
     LOST = "the connection is gone; what it had not committed is undone"
@@ -75,11 +75,11 @@ ADVICE: dict[int, str] = {
     2003: "check ssl_ca, ssl_cert and ssl_key in its URL against the server's certificate",
     2026: "enable TLS on the server, or drop the ssl_ options from its URL",
 }
-"""What to do about an error that repeating does not help; 2003 is fatal for TLS alone."""
+"""Advice about errors that repeating does not mend; 2003 is fatal for TLS alone."""
 
 
 def error_number(error: DBAPIError) -> int:
-    """The driver's number of an error; 0 where it has none."""
+    """Return the driver's number of an error; 0 where it has none."""
     original: Any = error.orig
     number = getattr(original, "sqlite_errorcode", None)
     if number is None:
@@ -89,7 +89,7 @@ def error_number(error: DBAPIError) -> int:
 
 
 def disk_is_full(error: DBAPIError) -> bool:
-    """Return whether the database found no room for what it was to write."""
+    """Return True if the database found no room for what it was to write."""
     number = error_number(error)
     if hasattr(error.orig, "sqlite_errorcode"):
         return number & 0xFF == SQLITE_FULL or number == SQLITE_IOERR_SHMSIZE
@@ -97,15 +97,15 @@ def disk_is_full(error: DBAPIError) -> bool:
 
 
 def verdict(error: DBAPIError) -> Verdict:
-    """What to do after this error."""
+    """Return the way on after this error."""
     number = error_number(error)
     if isinstance(getattr(error.orig, "original_exception", None), ssl.SSLError):
         return Verdict.FATAL  # the server answers, but is not who it should be
     if hasattr(error.orig, "sqlite_errorcode"):
         # The low byte is the error; the rest says in which part of SQLite it arose.
         return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)
-    found = MYSQL_VERDICTS.get(number, Verdict.FATAL)
-    if found is Verdict.FATAL and error.connection_invalidated:
+    judged = MYSQL_VERDICTS.get(number, Verdict.FATAL)
+    if judged is Verdict.FATAL and error.connection_invalidated:
         # PyMySQL reports a connection that it closed itself without any number.
         return Verdict.LOST
-    return found
+    return judged

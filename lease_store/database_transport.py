@@ -1,4 +1,4 @@
-"""How a session travels to MariaDB or MySQL: through verified TLS, or over a way of this machine.
+"""The transport of a session to MariaDB or MySQL: verified TLS, or a way within this machine.
 
 Without TLS, whoever shares the network reads the rows, and can take the password: the driver sends
 it readable to any server that asks for it. So a server on another machine needs either TLS with a
@@ -61,7 +61,7 @@ def _text(option: str | tuple[str, ...]) -> str:
 
 
 def _stays_here(url: URL) -> bool:
-    """Tell whether the way to the server leaves this machine nowhere."""
+    """Return True if the way to the server stays on this machine."""
     if "unix_socket" in url.query or not url.host or url.host.lower() == "localhost":
         return True
     try:

@@ -39,7 +39,7 @@ _UNKNOWN_VARIABLE = 1193
 
 
 def parse_url(text: str) -> URL:
-    """The URL of a lease store, with the driver that this project is tested with.
+    """Return the URL of a lease store, with the driver that this project is tested with.
 
     Raises:
         InvalidSetting: it is no URL, or of a database that is not supported.
@@ -72,7 +72,7 @@ def parse_url(text: str) -> URL:
 
 
 def open_engine(url: URL, *, statement_s: int = READ_TIMEOUT_S) -> Engine:
-    """An engine for a lease store; it connects when it is first used.
+    """Return an engine for a lease store; it connects when it is first used.
 
     Args:
         url: see `parse_url`.
@@ -203,13 +203,13 @@ def _assert_session(cursor: Any) -> None:
     """
     cursor.execute("SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout")
     time_zone, sql_mode, lock_wait = cursor.fetchone()
-    found = {
+    settings = {
         "transaction isolation": (_isolation(cursor), "READ-COMMITTED"),
         "time_zone": (time_zone, "+00:00"),
         "innodb_lock_wait_timeout": (int(lock_wait), LOCK_WAIT_S),
         "strict sql_mode": ("STRICT_ALL_TABLES" in _words(sql_mode), True),
     }
-    for name, (value, wanted) in found.items():
+    for name, (value, wanted) in settings.items():
         if value != wanted:
             raise StoreError(
                 f"The database session has {name} = {shown(value)} instead of {shown(wanted)}: "
@@ -218,7 +218,7 @@ def _assert_session(cursor: Any) -> None:
 
 
 def _read_only(cursor: Any) -> bool:
-    """Whether the server is a replica: an account with privileges enough could write there."""
+    """Return True if the server is a replica: a privileged account could write there."""
     cursor.execute("SELECT @@GLOBAL.read_only")
     return str(cursor.fetchone()[0]).upper() not in ("0", "OFF", "NONE")
 
@@ -286,7 +286,7 @@ def _openable(url: URL) -> URL:
 
 
 def sqlite_path(url: URL) -> Path | None:
-    """The file of a SQLite store; None for other databases."""
+    """Return the file of a SQLite store; None for other databases."""
     if url.get_backend_name() != "sqlite" or not url.database:
         return None
     if url.database.startswith("file:"):

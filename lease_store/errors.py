@@ -18,7 +18,7 @@ _NAMED_SECRET = re.compile(
 
 
 def shown(text: object) -> str:
-    """`text` quoted for a message: escaped to one printable line, cut to a readable length."""
+    """Return `text` quoted for a message: one printable line, cut to a readable length."""
     escaped = repr(str(text))
     if len(escaped) <= SHOWN_LENGTH_MAX:
         return escaped
@@ -26,7 +26,7 @@ def shown(text: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """The first line of a foreign text, without control characters, cut to 300 bytes."""
+    """Return the first line of a foreign text, without control characters, cut to 300 bytes."""
     first = next((line for line in text.splitlines() if line.strip()), "").strip()
     printable = "".join(letter if letter.isprintable() else "?" for letter in first)
     encoded = printable.encode(errors="replace")

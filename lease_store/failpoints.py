@@ -78,7 +78,7 @@ _IN_TRANSACTION = {
 
 
 def armed(point: Failpoint) -> bool:
-    """Whether a process that comes to this place is to be interrupted."""
+    """Return True if a process that comes to this place is to be interrupted."""
     wanted = os.environ.get(ENVIRONMENT_VARIABLE)
     if wanted and wanted.startswith(FOLDER_MARK):
         return Path(wanted[len(FOLDER_MARK) :], point.label).exists()

@@ -19,7 +19,7 @@ GROUPS_PER_STREAM_MAX = 5
 
 
 class AssignmentMode(StrEnum):
-    """How a group shares its shards among its nodes."""
+    """The rule by which a group shares its shards among its nodes."""
 
     BALANCED = "balanced"
     MODULO = "modulo"
@@ -27,7 +27,7 @@ class AssignmentMode(StrEnum):
 
 
 class GapPolicy(StrEnum):
-    """What becomes of records that retention removed before the group read them.
+    """The fate of records that retention removed before the group read them.
 
     `hold`: nothing moves until somebody acknowledges the loss; `begin`: go on with the first
     record that is still there; `end`: go on behind the last one. Every such range is recorded.
@@ -66,7 +66,7 @@ class Timing:
 
     @property
     def trust_s(self) -> float:
-        """How long a holder trusts itself, counted from before it sent its last beat."""
+        """The time for which a holder trusts itself, from before it sent its last beat."""
         return self.timeout_s * TRUST_FRACTION
 
 
@@ -124,13 +124,13 @@ class Node:
 
     @property
     def member(self) -> bool:
-        """Whether somebody answers to this name, as far as the store knows."""
+        """True if somebody answers to this name, as far as the store knows."""
         return self.incarnation != ""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What an idle tick reads: the group's row and its nodes' counters, in one statement."""
+    """The reading of an idle tick: the group's row and its nodes' counters, in one statement."""
 
     group: Group
     nodes: tuple[Node, ...]
@@ -138,7 +138,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One consistent picture of a group: what planning sees.
+    """One consistent picture of a group: all that planning sees.
 
     Attributes:
         weights: records per second of the shards where they are known; none where the group

@@ -74,7 +74,7 @@ class GroupKey:
 
     @classmethod
     def parse(cls, group: str, stream: str) -> Self:
-        """Both names, parsed.
+        """Parse both names.
 
         Raises:
             InvalidIdentifier: one of them is not of the grammar.

@@ -58,7 +58,7 @@ class Gap:
 
 
 class EventKind(StrEnum):
-    """Whom an event of the outbox is for: Dagster, or the hook of the stream's declaration."""
+    """The receiver of an event of the outbox: Dagster, or the hook of the stream's declaration."""
 
     MATERIALIZATION = "materialization"
     HOOK = "hook"

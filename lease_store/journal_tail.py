@@ -37,7 +37,7 @@ class JournalTail:
         self._readings: deque[tuple[float, int]] = deque()
 
     def read(self, store: Ledger, key: GroupKey) -> Iterator[JournalEntry]:
-        """The entries that came since the last reading; none at the first, which begins it."""
+        """Return the entries since the last reading; none at the first, which begins it."""
         if self._settled is None:
             newest = store.journal(key, limit=1, newest=True)
             self._settled = newest[0].sequence if newest else 0

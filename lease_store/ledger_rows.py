@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 class BatchState(StrEnum):
-    """Whether a batch is only intended or committed, or was given up.
+    """The state of a batch: only intended, committed, or given up.
 
     `abandoned` was intended only; `withdrawn` was committed until a forced checkpoint went back
     before it: its range is read again, and its files are no committed output any more.
@@ -45,7 +45,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """What was seen while a batch was read and written; it never decides a cursor.
+    """Counts and times seen while a batch was read and written; they never decide a cursor.
 
     Attributes:
         records: records read; None when the reader was stopped early by the transform.
@@ -104,7 +104,7 @@ class Batch:
 
 
 def batch_id(shard: ShardId, sequence: int) -> str:
-    """The id of a batch: `<shard>.<sequence>`."""
+    """Return the id of a batch: `<shard>.<sequence>`."""
     return f"{shard}.{sequence}"
 
 
@@ -143,7 +143,7 @@ class BatchCommit:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What the newest committed batches of a shard amount to.
+    """The sum of a shard's newest committed batches.
 
     Attributes:
         batches: how many they are.
@@ -160,7 +160,7 @@ class Throughput:
 
 
 class RewriteKind(StrEnum):
-    """Why committed output is replaced by other files with the same meaning to the ledger."""
+    """The reason to replace committed output by files of the same meaning to the ledger."""
 
     REPLAY = "replay"
     COMPACTION = "compaction"
@@ -168,7 +168,7 @@ class RewriteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RewriteClaim:
-    """Who may replace the committed output of a shard; consuming it goes on beside.
+    """The right to replace a shard's committed output; consuming the shard goes on beside.
 
     Attributes:
         run: unique to one rewrite, so that it fences all earlier ones.
@@ -197,7 +197,7 @@ class BatchRewrite:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """Where the ledger of a shard ends now.
+    """The end of a shard's ledger as it is now.
 
     Attributes:
         check_point: of the shard's row, read together with the rest.
@@ -216,7 +216,7 @@ class LedgerHead:
 
 @dataclass(frozen=True, slots=True)
 class ShardTotals:
-    """What was ever committed to a shard; it never falls, not by a forced checkpoint either."""
+    """All that was ever committed to a shard; it never falls, not by a forced checkpoint either."""
 
     shard: ShardId
     batches: int = 0
@@ -225,7 +225,7 @@ class ShardTotals:
     quarantined: int = 0
 
     def after(self, statistics: BatchStatistics) -> ShardTotals:
-        """The totals with one more batch."""
+        """Return the totals with one more batch."""
         return ShardTotals(
             self.shard,
             self.batches + 1,

@@ -28,7 +28,7 @@ def open_store(
     clock: Callable[[], datetime] = utc_now,
     groups_per_stream_max: int = GROUPS_PER_STREAM_MAX,
 ) -> SqlStore:
-    """The lease store at a URL; it connects when it is first used.
+    """Return the lease store at a URL; it connects when it is first used.
 
     A SQLite file is created, and brought to this release's schema, at its first use.
 
@@ -57,7 +57,7 @@ def open_store(
 
 
 def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -> Transactions:
-    """What runs transactions on the lease store at a URL; it connects when it is first used.
+    """Return the runner of transactions on the store at a URL; it connects at its first use.
 
     Args:
         url: as of `open_store`.

@@ -50,7 +50,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class ShardsSynced:
-    """What a new shard list changed."""
+    """The changes that a new shard list made."""
 
     added: tuple[ShardId, ...] = ()
     changed: tuple[ShardId, ...] = ()
@@ -97,7 +97,7 @@ class RewriteByOther:
 
 @dataclass(frozen=True, slots=True)
 class TenureView:
-    """What a holder sees of its own shard at a batch boundary.
+    """A holder's view of its own shard at a batch boundary.
 
     Attributes:
         current: the tenure still holds.

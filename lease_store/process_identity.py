@@ -110,7 +110,7 @@ class ProcessIdentity:
 
     @property
     def same_place(self) -> bool:
-        """Whether its number means the same process to us as to whoever noted it."""
+        """True if its number means the same process here as to whoever noted it."""
         return self.place != "" and self.place == current_place()
 
     def existence(self, proc: Path = PROC) -> Existence:
@@ -126,7 +126,7 @@ class ProcessIdentity:
         return Existence.ALIVE
 
     def began_at(self, started: int) -> bool:
-        """Whether a process of its number with this start is it."""
+        """Return True if a process of its number with this start is the same one."""
         tolerance = _TOLERANCE if self.place.startswith("host-") else 0
         return abs(started - self.started) <= tolerance
 
@@ -161,7 +161,7 @@ def _raise_if_hidden(pid: int) -> None:
 
 
 def _ended(pid: int, proc: Path) -> bool:
-    """Whether the process has ended and only waits for its parent to ask for its exit code."""
+    """Return True if the process has ended, and only its exit code is left to be asked for."""
     if not (proc / "self").is_symlink():
         import psutil
 

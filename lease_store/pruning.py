@@ -27,7 +27,7 @@ FAILURES_MAX = 5
 
 
 def history_age(days: float | Literal["forever"]) -> timedelta | None:
-    """The age from which on rows of history may go; None where all of them stay.
+    """Return the age from which rows of history may go; None where all of them stay.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
@@ -44,7 +44,7 @@ def history_age(days: float | Literal["forever"]) -> timedelta | None:
 
 @dataclass(slots=True)
 class PruneReport:
-    """What a round has done so far.
+    """The work of a round so far.
 
     Attributes:
         rows: the deleted rows by table.
@@ -99,7 +99,7 @@ class PruneRound:
 
     @property
     def over(self) -> bool:
-        """Tell whether nothing is left to do in this round."""
+        """True if nothing is left to do in this round."""
         return not self._tasks
 
     def step(self) -> None:

@@ -26,27 +26,27 @@ _version = table(VERSION_TABLE, column("version_num", String(32)))
 
 
 def revision(connection: Connection) -> str | None:
-    """The database's revision; None where it has no lease tables yet."""
+    """Return the database's revision; None where it has no lease tables yet."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     return connection.execute(select(_version.c.version_num)).scalar()
 
 
-def check(found: str | None, place: str) -> None:
+def check(stored: str | None, place: str) -> None:
     """Refuse a schema that this release was not written for.
 
     Raises:
         SchemaTooNew: a newer release has upgraded it.
         SchemaTooOld: it was not upgraded yet.
     """
-    if found == HEAD:
+    if stored == HEAD:
         return
-    if found is not None and found not in REVISIONS:
+    if stored is not None and stored not in REVISIONS:
         raise SchemaTooNew(
-            f"The lease store at {place} has schema {found}, which is newer than this release's "
+            f"The lease store at {place} has schema {stored}, which is newer than this release's "
             f"{HEAD}: install the newer release of Leasehold."
         )
-    has = "has no lease tables yet" if found is None else f"has schema {found}"
+    has = "has no lease tables yet" if stored is None else f"has schema {stored}"
     raise SchemaTooOld(
         f"The lease store at {place} {has}, this release needs schema {HEAD}: run "
         "`leasehold db upgrade` with an account that may create tables."
@@ -74,7 +74,7 @@ def upgrade(engine: Engine) -> None:
 
 
 def _one_at_a_time(path: Path | None) -> FileLock | nullcontext[None]:
-    """Several processes of the embedded default start at once, and each wants to create tables."""
+    """Let one process at a time create tables: several of the embedded default start at once."""
     if path is None:
         return nullcontext()
     return FileLock(f"{path}.upgrade.lock", timeout=UPGRADE_LOCK_TIMEOUT_S)

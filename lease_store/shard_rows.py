@@ -47,7 +47,7 @@ class ShardLease:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where one served shard stands: the part of its row that changes without a new generation."""
+    """The progress of one served shard: the part of its row that changes without a generation."""
 
     shard: ShardId
     check_point: str | None

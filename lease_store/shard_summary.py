@@ -11,20 +11,20 @@ from dagster_leasehold.lease_store.rules.journal_proof import Finding, Opening, 
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""
 ENTRIES_KEPT = 100
-"""How many of the newest journal entries of each shard stay, however old their dates look."""
+"""The number of newest journal entries of each shard that stay, however old they look."""
 BATCHES_KEPT = 100
-"""How many of the newest ledger rows of each shard stay as they are."""
+"""The number of newest ledger rows of each shard that stay as they are."""
 EVENTS_KEPT = 1_000
-"""How many of the newest delivered events of each kind stay in each group."""
+"""The number of newest delivered events of each kind that stay in each group."""
 SKIPS_KEPT = 1_000
-"""How many deleted gaps of each shard are remembered; those beyond stay as they are."""
+"""The most deleted gaps of a shard that are remembered; those beyond are not deleted."""
 VIOLATIONS_KEPT = 20
-"""How many broken promises of each shard's deleted history are remembered."""
+"""The most broken promises of a shard's deleted history that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """What stays of a shard's deleted history: row of `shard_summary`.
+    """The remains of a shard's deleted history: row of `shard_summary`.
 
     Attributes:
         shard: None for the entries of the group that concern no shard.
@@ -56,7 +56,7 @@ class ShardSummary:
 
     @property
     def proven(self) -> Proven:
-        """Where a proof begins that goes on from the summary."""
+        """The beginning of a proof that goes on from the summary."""
         return Proven(
             epoch=self.epoch,
             open=self.opening if self.open else None,
@@ -70,7 +70,7 @@ class ShardSummary:
 
     @property
     def deleted_entries(self) -> int:
-        """How many journal entries were deleted."""
+        """The number of journal entries that were deleted."""
         return sum(self.entries.values())
 
 

@@ -1,4 +1,4 @@
-"""What every lease store does: one conditional write per verb, with a typed outcome.
+"""The lease store: one conditional write per verb, with a typed outcome.
 
 Implemented by `lease_store.sql_store` (SQLite, MariaDB, MySQL) and by `lease_store.memory_store`
 (the executable specification); one conformance suite runs on all of them.

@@ -1,4 +1,4 @@
-"""A lease store moves into another database: leases, ledger, journal and all.
+"""Moving a lease store into another database: leases, ledger, journal and all.
 
 What is copied must not go on in the old store, or the two would disagree about what is committed.
 So every group has to be drained first:
@@ -39,7 +39,7 @@ Epochs = dict[GroupKey, dict[ShardId, tuple[int, str | None]]]
 
 @dataclass(frozen=True, slots=True)
 class StoreCopy:
-    """What was copied.
+    """The extent of a copy.
 
     Attributes:
         groups: the groups, by stream and name.
@@ -56,14 +56,14 @@ def copy_store(
     source_url: SecretStr | str,
     target_url: SecretStr | str,
     *,
-    told: Callable[[int], None] = lambda _: None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> StoreCopy:
     """Copy a lease store whose groups are drained into an empty one of the same schema.
 
     Args:
         source_url: of the store as it is; it must exist, and is not changed.
         target_url: of a database that `leasehold db upgrade` has prepared; of any kind.
-        told: the number of rows copied so far.
+        report: is called with the number of rows copied so far.
 
     Raises:
         InvalidSetting: a URL is not of a supported database.
@@ -97,9 +97,9 @@ def copy_store(
                     "nothing was: stop its processes, and copy again."
                 )
 
-        rows = copy_tables(source, target, before_commit=check_unchanged, told=told)
-        found = tuple(violation for key in seen for violation in verify(copy, key))
-        return StoreCopy(tuple(seen), rows, found)
+        rows = copy_tables(source, target, before_commit=check_unchanged, report=report)
+        violations = tuple(violation for key in seen for violation in verify(copy, key))
+        return StoreCopy(tuple(seen), rows, violations)
     finally:
         for transactions in (source, target):
             transactions.engine.dispose()
@@ -108,7 +108,7 @@ def copy_store(
 
 
 def epochs_at_rest(store: LeaseStore) -> Epochs:
-    """The epoch and checkpoint of every shard of a store in which nothing can be committed.
+    """Return the epoch and checkpoint of every shard of a store that is at rest.
 
     Raises:
         CopyRefused: a group is not paused, has a shard open, or has its output rewritten.
@@ -139,7 +139,7 @@ def epochs_at_rest(store: LeaseStore) -> Epochs:
 
 
 def _place(url: URL) -> tuple[object, ...]:
-    """What two names of one database have in common; accounts and options do not matter."""
+    """Return the part that all names of one database share, without accounts and options."""
     path = sqlite_path(url)
     if path is not None:
         return (path.resolve(),)

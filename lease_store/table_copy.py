@@ -30,10 +30,10 @@ def check_schema(store: Transactions) -> None:
         StoreError: it refuses, or does not answer.
     """
     path = sqlite_path(store.engine.url)
-    found = None
+    revision = None
     if path is None or path.exists():
-        found = store.read(KIND, lambda tx: schema.revision(tx.connection))
-    schema.check(found, store.place)
+        revision = store.read(KIND, lambda tx: schema.revision(tx.connection))
+    schema.check(revision, store.place)
 
 
 def copy_tables(
@@ -41,7 +41,7 @@ def copy_tables(
     target: Transactions,
     *,
     before_commit: Callable[[], None],
-    told: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> dict[str, int]:
     """Copy every row as it was at one moment; the target has all of them, or none.
 
@@ -49,7 +49,7 @@ def copy_tables(
         source: read at one moment, whatever is written to it meanwhile.
         target: of this release's schema and without rows.
         before_commit: refuses by raising, once everything is written and nothing is visible.
-        told: the number of rows written so far.
+        report: is called with the number of rows written so far.
 
     Returns:
         The number of rows by table.
@@ -66,12 +66,12 @@ def copy_tables(
 
         def write(writing: Transaction) -> dict[str, int]:
             _check_empty(writing.connection, target.place)
-            copied = _copied(source, reading.connection, writing.connection, told)
-            kept = _counts(writing.connection)
+            copied = _copied(source, reading.connection, writing.connection, report)
+            counts = _counts(writing.connection)
             for name, count in copied.items():
-                if kept[name] != count:
+                if counts[name] != count:
                     raise StoreError(
-                        f"The lease store at {target.place} kept {kept[name]} of {count} rows of "
+                        f"The lease store at {target.place} kept {counts[name]} of {count} rows of "
                         f"{name}, so nothing was copied: look for triggers on its tables."
                     )
             before_commit()
@@ -102,7 +102,7 @@ def _counts(connection: Connection) -> dict[str, int]:
 
 
 def _copied(
-    source: Transactions, reading: Connection, writing: Connection, told: Callable[[int], None]
+    source: Transactions, reading: Connection, writing: Connection, report: Callable[[int], None]
 ) -> dict[str, int]:
     copied: dict[str, int] = {}
     for table in GROUP_TABLES:
@@ -110,7 +110,7 @@ def _copied(
         for rows in _portions(source, reading, table):
             writing.execute(insert(table), [dict(row) for row in rows])
             copied[table.name] += len(rows)
-            told(sum(copied.values()))
+            report(sum(copied.values()))
     return copied
 
 

@@ -17,40 +17,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from threading import local
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, Executable, MappingResult, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.database_errors import (
-    ADVICE,
-    Verdict,
-    disk_is_full,
-    error_number,
-    verdict,
-)
-from dagster_leasehold.lease_store.engine import (
-    IDLE_TRANSACTION_S,
-    READ_ONLY_INFO,
-    READ_TIMEOUT_S,
-    WRITE_OPTION,
-)
-from dagster_leasehold.lease_store.errors import (
-    OutcomeUnknown,
-    StoreError,
-    StoreReadOnly,
-    StoreUnavailable,
-)
+from dagster_leasehold.lease_store.database_errors import Verdict, verdict
+from dagster_leasehold.lease_store.engine import READ_ONLY_INFO, WRITE_OPTION
+from dagster_leasehold.lease_store.errors import StoreError, StoreReadOnly
+from dagster_leasehold.lease_store.transaction_failures import Pace, read_only, refusal, unavailable
 
 ATTEMPTS_MAX = 6
 LOSSES_MAX = 3
 PATIENCE_S = 3.5  # no new attempt after this: a lease's holder must not spend its trust here
-PAUSE_FIRST_S = 0.01
+PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 0.5
+_GROWING = wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S)
 KIND_OPTION = "leasehold_kind"
 
 Outcome = TypeVar("Outcome")
@@ -61,7 +48,7 @@ class Raced(Exception):
 
 
 class Transaction:
-    """What a verb's work gets: a connection, the transaction's id, and a way to undo it all.
+    """The transaction of a verb's work: a connection, an id, and a way to undo it all.
 
     Attributes:
         connection: where statements go.
@@ -84,35 +71,32 @@ class Transaction:
         return outcome
 
 
+class _Again(Exception):
+    """An attempt failed in a way that another one may get round."""
+
+    def __init__(self, judged: Verdict, error: Exception) -> None:
+        super().__init__(judged, error)
+        self.verdict = judged
+        self.error = error
+
+
+@dataclass(slots=True)
+class _Course(Generic[Outcome]):
+    """The attempts at one transaction so far.
+
+    Attributes:
+        started_s: when the first one began, on the store's monotonic clock.
+        unsettled: outcome and id of one whose COMMIT had no reply.
+        losses: the number of lost connections.
+    """
+
+    started_s: float
+    unsettled: tuple[Outcome, str] | None = None
+    losses: int = 0
+
+
 Work = Callable[[Transaction], Outcome]
 Mark = Callable[[Transaction], bool]
-
-
-class _Pace(local):
-    """When the statements of this thread's transaction were sent and answered, in seconds."""
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """A new transaction: nothing was sent yet."""
-        self.sent_s: float | None = None
-        self.answered_s: float | None = None
-        self.stood_s = 0.0
-
-    def send(self, now_s: float) -> None:
-        """A statement goes out; how long the transaction had stood still before it is noted."""
-        if self.answered_s is not None:
-            self.stood_s = max(self.stood_s, now_s - self.answered_s)
-        self.sent_s, self.answered_s = now_s, None
-
-    def answer(self, now_s: float) -> None:
-        """The statement has its answer."""
-        self.answered_s = now_s
-
-    def waited_s(self, now_s: float) -> float:
-        """How long the last statement has waited for its answer; 0 where it has one."""
-        return 0.0 if self.sent_s is None or self.answered_s is not None else now_s - self.sent_s
 
 
 class Transactions:
@@ -148,13 +132,13 @@ class Transactions:
         self._jitter = jitter
         self._new_id = new_id
         self._patient = patient
-        self._pace = _Pace()
+        self._pace = Pace()
         event.listen(engine, "before_cursor_execute", self._count)
         event.listen(engine, "after_cursor_execute", self._answered)
 
     @contextmanager
     def patient_engine(self) -> Generator[Engine]:
-        """An engine whose statements may take minutes: nobody who holds a lease may wait so."""
+        """Open an engine whose statements may take minutes: too long for holders of leases."""
         if self._patient is None:
             yield self.engine
             return
@@ -191,58 +175,80 @@ class Transactions:
         return self._run(kind, work, mark, write=True)
 
     def _run(self, kind: str, work: Work[Outcome], mark: Mark | None, *, write: bool) -> Outcome:
-        unsettled: tuple[Outcome, str] | None = None
-        losses = 0
-        started = self._clock()
-        for attempt in range(ATTEMPTS_MAX):
-            if attempt:
-                self._sleep(min(PAUSE_FIRST_S * 2**attempt, PAUSE_MAX_S) * (0.5 + self._jitter()))
-            sent: tuple[Outcome, str] | None = None
-            try:
-                if unsettled and mark:
-                    if self._happened(kind, mark, unsettled[1]):
-                        return unsettled[0]
-                    unsettled = None
-                with self._transaction(kind, self._new_id(), write=write) as transaction:
-                    outcome = work(transaction)
-                    if transaction.abandoned or not write:
-                        transaction.connection.rollback()
-                        return outcome
-                    failpoints.reach_in_transaction(kind)
-                    sent = (outcome, transaction.id)
-                    self._pace.send(self._clock())
-                    transaction.connection.commit()
-                return outcome
-            except PoolTimeout as error:
-                raise self._unavailable(unsettled) from error
-            except StoreReadOnly as error:
-                # A replica need not have what the primary committed, and its old primary may.
-                if unsettled:
-                    raise self._unavailable(unsettled) from error
-                raise
-            except (Raced, DBAPIError) as error:
-                judged = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
-                losses += judged is Verdict.LOST
-                doubtful = sent is not None and judged is Verdict.LOST
-                unsettled = sent if doubtful else unsettled
-                # A doubtful COMMIT deserves one more look, however late it is.
-                late = self._clock() - started > PATIENCE_S and not doubtful
-                hopeless = judged not in (Verdict.RETRY, Verdict.LOST) or losses >= LOSSES_MAX
-                if late or hopeless or attempt == ATTEMPTS_MAX - 1:
-                    raise self._refusal(judged, error, unsettled) from error
-        raise AssertionError("The last attempt returns or raises.")
+        course = _Course[Outcome](self._clock())
+        retrying = Retrying(
+            retry=retry_if_exception_type(_Again),
+            stop=stop_after_attempt(ATTEMPTS_MAX),
+            wait=lambda state: _GROWING(state) * (0.5 + self._jitter()),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            return retrying(self._attempt, course, kind, work, mark, write=write)
+        except _Again as last:
+            raise self._refusal(last.verdict, last.error, course.unsettled) from last.error
+
+    def _attempt(
+        self,
+        course: _Course[Outcome],
+        kind: str,
+        work: Work[Outcome],
+        mark: Mark | None,
+        *,
+        write: bool,
+    ) -> Outcome:
+        """Run the transaction once, or settle the one whose reply was lost.
+
+        Raises:
+            _Again: it may be tried again.
+            StoreError: it may not.
+        """
+        sent: tuple[Outcome, str] | None = None
+        try:
+            if course.unsettled and mark:
+                if self._happened(kind, mark, course.unsettled[1]):
+                    return course.unsettled[0]
+                course.unsettled = None
+            with self._transaction(kind, self._new_id(), write=write) as transaction:
+                outcome = work(transaction)
+                if transaction.abandoned or not write:
+                    transaction.connection.rollback()
+                    return outcome
+                failpoints.reach_in_transaction(kind)
+                sent = (outcome, transaction.id)
+                self._pace.send(self._clock())
+                transaction.connection.commit()
+            return outcome
+        except PoolTimeout as error:
+            raise self._unavailable(course.unsettled) from error
+        except StoreReadOnly as error:
+            # A replica need not have what the primary committed, and its old primary may.
+            if course.unsettled:
+                raise self._unavailable(course.unsettled) from error
+            raise
+        except (Raced, DBAPIError) as error:
+            judged = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
+            course.losses += judged is Verdict.LOST
+            doubtful = sent is not None and judged is Verdict.LOST
+            course.unsettled = sent if doubtful else course.unsettled
+            # A doubtful COMMIT deserves one more look, however late it is.
+            late = self._clock() - course.started_s > PATIENCE_S and not doubtful
+            hopeless = judged not in (Verdict.RETRY, Verdict.LOST) or course.losses >= LOSSES_MAX
+            if late or hopeless:
+                raise self._refusal(judged, error, course.unsettled) from error
+            raise _Again(judged, error) from error
 
     def translated(self, error: Exception) -> StoreError:
-        """The store's own error for one of the database's that arose outside `read` and `write`."""
+        """Return the store's error for one of the database's from outside `read` and `write`."""
         if isinstance(error, DBAPIError):
             return self._refusal(verdict(error), error, None)
         return self._unavailable(None)
 
     def _happened(self, kind: str, mark: Mark, identity: str) -> bool:
         with self._transaction(kind, identity, write=True) as transaction:
-            found = mark(transaction)
+            happened = mark(transaction)
             transaction.connection.rollback()
-            return found
+            return happened
 
     @contextmanager
     def _transaction(self, kind: str, identity: str, *, write: bool) -> Generator[Transaction]:
@@ -263,7 +269,7 @@ class Transactions:
             connection.invalidate()
             if connection.info.get(READ_ONLY_INFO):
                 connection.invalidate()
-                raise self._read_only()
+                raise read_only(self.place)
 
     def _count(
         self,
@@ -281,59 +287,15 @@ class Transactions:
         self._pace.answer(self._clock())
 
     def _refusal(self, judged: Verdict, error: Exception, unsettled: object) -> StoreError:
-        if not unsettled and isinstance(error, DBAPIError) and disk_is_full(error):
-            return StoreUnavailable(
-                f"The disk that holds the lease store at {self.place} is full: make room there; "
-                "nothing was changed."
-            )
-        if unsettled or judged in (Verdict.UNAVAILABLE, Verdict.LOST):
-            return self._unavailable(unsettled)
-        if judged is Verdict.RETRY:
-            return StoreUnavailable(
-                f"The lease store at {self.place} is too busy: other transactions held its rows "
-                "through every attempt; nothing was changed, and trying again later is safe."
-            )
-        if judged is Verdict.READ_ONLY:
-            return self._read_only()
-        assert isinstance(error, DBAPIError)
-        number = error_number(error)
-        advice = ADVICE.get(number, "nothing was changed")
-        return StoreError(
-            f"The lease store at {self.place} refused (error {number}: {_first_line(error)}): "
-            f"{advice}."
-        )
-
-    def _read_only(self) -> StoreReadOnly:
-        return StoreReadOnly(
-            f"The lease store at {self.place} takes no writes: it is a read-only server or "
-            "file; point the settings to the primary, or make the file and its folder writable."
+        return refusal(
+            judged,
+            error,
+            self.place,
+            self._pace.delay(self._clock()),
+            unsettled=unsettled is not None,
         )
 
     def _unavailable(self, unsettled: object) -> StoreError:
-        if unsettled:
-            return OutcomeUnknown(
-                f"The reply of the lease store at {self.place} was lost and it does not answer "
-                "any more: the last write may or may not have happened; it is safe to try again."
-            )
-        safe = "nothing was changed, and trying again is safe"
-        if self._pace.stood_s >= IDLE_TRANSACTION_S:
-            return StoreUnavailable(
-                f"The lease store at {self.place} ended a transaction that had stood still for "
-                f"{self._pace.stood_s:.0f} s: this process was held up; {safe}."
-            )
-        waited_s = self._pace.waited_s(self._clock())
-        if waited_s >= READ_TIMEOUT_S:
-            return StoreUnavailable(
-                f"The lease store at {self.place} does not answer: a statement had no reply within "
-                f"{waited_s:.0f} s, so that its server is overloaded or frozen; {safe}."
-            )
-        return StoreUnavailable(
-            f"The lease store at {self.place} does not answer: check that the database is "
-            "running and reachable; nothing was changed."
+        return unavailable(
+            self.place, self._pace.delay(self._clock()), unsettled=unsettled is not None
         )
-
-
-def _first_line(error: DBAPIError) -> str:
-    arguments = error.orig.args if error.orig else ()
-    text = str(arguments[-1]) if arguments else type(error.orig).__name__
-    return text.splitlines()[0][:200] if text else "no message"

@@ -1,4 +1,4 @@
-"""What staying in a group costs: statements and writes over one lease term, by kind."""
+"""The cost of staying in a group: statements and writes over one lease term, by kind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class UpkeepReport:
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
-        """The report at a path; None where there is none, or none that can be read."""
+        """Return the report at a path; None where there is none, or none that can be read."""
         try:
             content = json.loads(path.read_text())
             return cls(**cast("dict[str, Any]", content))
@@ -67,7 +67,7 @@ class Upkeep:
         self._ticks.append((self._clock(), Counter(statements)))
 
     def report(self, *, term_s: float, nodes: int, at: datetime) -> UpkeepReport:
-        """What the ticks of the last `term_s` seconds asked of the store; older ones are let go."""
+        """Return the statements of the last `term_s` seconds' ticks; older ones are let go."""
         since = self._clock() - term_s
         while self._ticks and self._ticks[0][0] <= since:
             self._ticks.popleft()

@@ -1,4 +1,4 @@
-"""Numbered rows of a group, kept by shard.
+"""Numbered rows of a group, sorted by shard.
 
 A table with an index on shard and number answers for one shard without reading the rows of all the
 others, and so does this mapping: a verb on one shard costs what that shard holds.

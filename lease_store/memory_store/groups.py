@@ -34,12 +34,12 @@ class MemoryGroups(MemoryRows, Groups):
     @override
     def groups(self, stream: StreamName | None = None) -> list[Group]:
         with self._verb("groups"):
-            found = [
+            groups = [
                 rows.group
                 for key, rows in self._groups.items()
                 if stream is None or key.stream == stream
             ]
-            return sorted(found, key=lambda group: (group.key.stream, group.key.group))
+            return sorted(groups, key=lambda group: (group.key.stream, group.key.group))
 
     @override
     def update_group(self, group: Group, *, observer: str) -> Group:

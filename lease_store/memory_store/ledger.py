@@ -48,22 +48,22 @@ class MemoryLedger(MemoryRows, Ledger):
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
         with self._rows("throughput", key) as rows:
             newest = dict(sorted(rows.batches))
-            found: dict[ShardId, Throughput] = {}
+            sums: dict[ShardId, Throughput] = {}
             for (shard, number), batch in sorted(rows.batches.items(), key=lambda item: item[0]):
                 late = number > newest[shard] - window
                 if not late or batch.state is not BatchState.COMMITTED or not batch.committed_at:
                     continue
                 at, statistics = batch.committed_at, batch.statistics
                 read = statistics.written if statistics.records is None else statistics.records
-                known = found.get(shard, Throughput(shard, 0, 0, at, at))
-                found[shard] = Throughput(
+                total = sums.get(shard, Throughput(shard, 0, 0, at, at))
+                sums[shard] = Throughput(
                     shard,
-                    known.batches + 1,
-                    known.records + read,
-                    min(known.first_at, at),
-                    max(known.last_at, at),
+                    total.batches + 1,
+                    total.records + read,
+                    min(total.first_at, at),
+                    max(total.last_at, at),
                 )
-            return list(found.values())
+            return list(sums.values())
 
     # -- ledger ---------------------------------------------------------------------------------
 
@@ -171,14 +171,14 @@ class MemoryLedger(MemoryRows, Ledger):
         acknowledged: bool | None = None,
     ) -> list[Gap]:
         with self._rows("gaps", key) as rows:
-            found = [
+            gaps = [
                 gap
                 for gap in rows.gaps
                 if (shard is None or gap.shard == shard)
                 and (start is None or gap.start == start)
                 and (acknowledged is None or gap.acknowledged == acknowledged)
             ]
-            return sorted(found, key=lambda gap: (gap.shard, gap.start, gap.end))
+            return sorted(gaps, key=lambda gap: (gap.shard, gap.start, gap.end))
 
     @override
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:

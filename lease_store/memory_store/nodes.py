@@ -35,34 +35,34 @@ class MemoryNodes(MemoryRows, Nodes):
         self, key: GroupKey, node: Node, *, observer: str, displaced_lease_id: int | None = None
     ) -> Registered | NameTaken:
         with self._rows("register", key) as rows:
-            found = registration(rows.nodes.get(node.name), node, displaced_lease_id)
-            if isinstance(found, NameTaken):
-                return found
-            if found.note:
+            entry = registration(rows.nodes.get(node.name), node, displaced_lease_id)
+            if isinstance(entry, NameTaken):
+                return entry
+            if entry.note:
                 check_member(rows.group, rows.nodes.values(), node)
-            if found.displaces:
+            if entry.displaces:
                 self._depart(rows, node.name, "evict", displacement_reason(node), observer)
-            rows.nodes[node.name] = found.after
-            if found.note:
+            rows.nodes[node.name] = entry.after
+            if entry.note:
                 rows.bump()
-                self._note(rows, found.note, observer)
-            return Registered(found.after.lease_id)
+                self._note(rows, entry.note, observer)
+            return Registered(entry.after.lease_id)
 
     @override
     def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
         with self._verb("beat"):
             rows = self._groups.get(key)
-            known = rows.nodes.get(node) if rows else None
-            if rows is None or known is None or not incarnation or known.incarnation != incarnation:
+            row = rows.nodes.get(node) if rows else None
+            if rows is None or row is None or not incarnation or row.incarnation != incarnation:
                 return BeatRefused()
-            rows.nodes[node] = replace(known, lease_id=known.lease_id + 1)
-            return Beaten(known.lease_id + 1)
+            rows.nodes[node] = replace(row, lease_id=row.lease_id + 1)
+            return Beaten(row.lease_id + 1)
 
     @override
     def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
         with self._rows("leave", key) as rows:
-            known = rows.nodes.get(node)
-            if known is None or not known.member or known.incarnation != incarnation:
+            row = rows.nodes.get(node)
+            if row is None or not row.member or row.incarnation != incarnation:
                 return Stale()
             rows.bump()
             return self._depart(rows, node, "leave", "its node left", str(node))
@@ -72,8 +72,8 @@ class MemoryNodes(MemoryRows, Nodes):
         self, key: GroupKey, node: NodeName, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
         with self._rows("evict", key) as rows:
-            known = rows.nodes.get(node)
-            if known is None or not known.member or known.lease_id != seen_lease_id:
+            row = rows.nodes.get(node)
+            if row is None or not row.member or row.lease_id != seen_lease_id:
                 return Stale()
             rows.bump()
             return self._depart(rows, node, "evict", reason, observer)
@@ -81,8 +81,8 @@ class MemoryNodes(MemoryRows, Nodes):
     def _depart(
         self, rows: GroupRows, node: NodeName, kind: str, reason: str, observer: str
     ) -> Changed:
-        known = rows.nodes[node]
-        rows.nodes[node] = replace(known, incarnation="")
-        self._note(rows, departure_note(known, kind, reason), observer)
+        row = rows.nodes[node]
+        rows.nodes[node] = replace(row, incarnation="")
+        self._note(rows, departure_note(row, kind, reason), observer)
         shards = [rows.shards[shard] for shard in sorted(rows.shards)]
         return Changed(self._write(rows, departed(shards, node, reason), observer))

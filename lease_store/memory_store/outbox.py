@@ -46,12 +46,12 @@ class MemoryOutbox(MemoryRows, Outbox):
     @override
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
         with self._rows("waiting_events", key) as rows:
-            found: dict[ShardId, WaitingEvents] = {}
+            waiting: dict[ShardId, WaitingEvents] = {}
             for event in rows.outbox.values():
                 if event.kind == kind:
-                    known = found.get(event.shard, WaitingEvents(event.shard, 0, event))
-                    found[event.shard] = WaitingEvents(event.shard, known.count + 1, known.oldest)
-            return [found[shard] for shard in sorted(found)]
+                    own = waiting.get(event.shard, WaitingEvents(event.shard, 0, event))
+                    waiting[event.shard] = WaitingEvents(event.shard, own.count + 1, own.oldest)
+            return [waiting[shard] for shard in sorted(waiting)]
 
     @override
     def take_turn(
@@ -91,8 +91,8 @@ class MemoryOutbox(MemoryRows, Outbox):
 
 
 def _alive(rows: GroupRows, node: NodeName, incarnation: str) -> bool:
-    known = rows.nodes.get(node)
-    return known is not None and known.member and known.incarnation == incarnation
+    row = rows.nodes.get(node)
+    return row is not None and row.member and row.incarnation == incarnation
 
 
 def _current(rows: GroupRows, claim: DeliveryClaim) -> bool:

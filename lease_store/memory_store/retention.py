@@ -78,8 +78,8 @@ class MemoryRetention(MemoryRows, Retention):
                 before=before,
             )
             if batches:
-                known = rules.tenures_of(rows.journal.of(shard), summary)
-                outcome = rules.proven(summary, batches, known)
+                tenures = rules.tenures_of(rows.journal.of(shard), summary)
+                outcome = rules.proven(summary, batches, tenures)
                 rows.summaries[shard] = replace(outcome, version=summary.version + 1)
                 return Portion(0, more=True)
             if shard in rows.rewrites:
@@ -101,7 +101,7 @@ class MemoryRetention(MemoryRows, Retention):
 
     @override
     def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
-        """A delivered event is gone here at once."""
+        """Do nothing: a delivered event is gone here at once."""
         del before, keep
         with self._rows("prune_outbox", key):
             return Portion()
@@ -127,7 +127,7 @@ def _sequence(entry: JournalEntry) -> int:
 
 
 def _too_early(rows: GroupRows, shard: ShardId, last: int) -> str:
-    """How a shard started before its parents were over, if its entries up to one show that."""
+    """Return how a shard started before its parents were over, if its entries show that."""
     parents = {shard: rows.shard(shard).parents}
     journal = [entry for entry in rows.journal.of(shard) if entry.sequence <= last]
     # Beside its own entries, the proof reads its parents' and those on the group's setting alone.

@@ -29,17 +29,17 @@ class MemoryRewrites(MemoryRows, Rewrites):
     ) -> Changed | RewriteByOther:
         with self._rows("claim_rewrite", key) as rows:
             rows.shard(shard)
-            known = rows.rewrites.get(shard)
-            if known is not None and not may_claim(known, run, replaces):
-                return RewriteByOther(known)
+            claim = rows.rewrites.get(shard)
+            if claim is not None and not may_claim(claim, run, replaces):
+                return RewriteByOther(claim)
             rows.rewrites[shard] = RewriteClaim(shard, run, kind, self._clock())
             return Changed((shard,))
 
     @override
     def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
         with self._rows("release_rewrite", key) as rows:
-            known = rows.rewrites.get(shard)
-            if known is None or known.run != run:
+            claim = rows.rewrites.get(shard)
+            if claim is None or claim.run != run:
                 return Stale()
             del rows.rewrites[shard]
             return Changed((shard,))
@@ -61,8 +61,8 @@ class MemoryRewrites(MemoryRows, Rewrites):
     ) -> Changed | Stale:
         with self._rows("rewrite_batches", key) as rows:
             rows.shard(shard)
-            known = rows.rewrites.get(shard)
-            if known is None or known.run != run:
+            claim = rows.rewrites.get(shard)
+            if claim is None or claim.run != run:
                 return Stale()
             swapped: dict[tuple[ShardId, int], Batch] = {}
             for rewrite in rewrites:

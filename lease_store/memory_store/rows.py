@@ -1,4 +1,4 @@
-"""The rows of the in-memory store, and how a verb reaches them."""
+"""The rows of the in-memory store, and the way of a verb to them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GroupRows:
     )
 
     def copy(self) -> GroupRows:
-        """The rows as they are now."""
+        """Return a copy of the rows as they are now."""
         return GroupRows(
             self.group,
             dict(self.nodes),
@@ -78,12 +78,12 @@ class GroupRows:
         self.group = replace(self.group, generation=self.group.generation + 1)
 
     def current(self, tenure: Tenure) -> ShardLease | None:
-        """The shard's row where the tenure still holds, or None."""
+        """Return the shard's row where the tenure still holds, or None."""
         row = self.shards.get(tenure.shard)
         return row if row is not None and holds(row, tenure) else None
 
     def shard(self, shard: ShardId) -> ShardLease:
-        """A shard's row.
+        """Return a shard's row.
 
         Raises:
             UnknownShard: there is none.
@@ -93,7 +93,7 @@ class GroupRows:
         return self.shards[shard]
 
     def summary(self, shard: ShardId | None) -> ShardSummary:
-        """What stays of a shard's deleted history."""
+        """Return the remains of a shard's deleted history."""
         return self.summaries.get(shard, ShardSummary(shard))
 
     def look_again(self, shard: ShardId, sequence: int) -> None:
@@ -105,7 +105,7 @@ class GroupRows:
             )
 
     def intents(self, shard: ShardId) -> list[Batch]:
-        """The shard's batches that are only intended."""
+        """Return the shard's batches that are only intended."""
         return [batch for batch in self.batches.of(shard) if batch.state is BatchState.INTENT]
 
     def abandon_intents(self, shard: ShardId) -> None:
@@ -114,7 +114,7 @@ class GroupRows:
             self.batches[shard, batch.sequence] = replace(batch, state=BatchState.ABANDONED)
 
     def next_sequence(self, shard: ShardId) -> int:
-        """The number of the shard's next batch: that of an intent, if there is one."""
+        """Return the number of the shard's next batch: that of an intent, if there is one."""
         settled = [
             batch.last for batch in self.batches.of(shard) if batch.state is not BatchState.INTENT
         ]
@@ -138,7 +138,7 @@ class MemoryRows:
         self.statements: Counter[str] = Counter()
 
     def backup(self) -> object:
-        """All rows as they are now, for `restore`."""
+        """Return all rows as they are now, for `restore`."""
         with self._lock:
             return {key: rows.copy() for key, rows in self._groups.items()}
 
@@ -149,7 +149,7 @@ class MemoryRows:
             self._groups = {key: rows.copy() for key, rows in backup.items()}
 
     def close(self) -> None:
-        """Nothing to let go of; here so that any store can be closed."""
+        """Do nothing; here so that any store can be closed."""
 
     @contextmanager
     def _verb(self, kind: str) -> Generator[None]:
@@ -159,7 +159,7 @@ class MemoryRows:
 
     @contextmanager
     def _rows(self, kind: str, key: GroupKey) -> Generator[GroupRows]:
-        """The rows of a group, under the lock.
+        """Reach the rows of a group, under the lock.
 
         Raises:
             UnknownGroup: there is no such group.
@@ -174,7 +174,7 @@ class MemoryRows:
         return self._sequence
 
     def _write(self, rows: GroupRows, steps: Iterable[Step], observer: str) -> tuple[ShardId, ...]:
-        """Carry out steps and journal them; the shards that they concern, in order."""
+        """Carry out steps and journal them; return the shards that they concern, in order."""
         changed: list[ShardId] = []
         for step in steps:
             rows.shards[step.after.shard] = step.after

@@ -154,10 +154,10 @@ class MemoryShards(MemoryRows, Shards):
     def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
         with self._rows("acknowledge_gap", key) as rows:
             rows.shard(gap.shard)
-            for number, known in enumerate(rows.gaps):
-                same = (known.shard, known.start, known.end) == (gap.shard, gap.start, gap.end)
-                if same and not known.acknowledged:
-                    rows.gaps[number] = replace(known, acknowledged=True)
+            for number, each in enumerate(rows.gaps):
+                same = (each.shard, each.start, each.end) == (gap.shard, gap.start, gap.end)
+                if same and not each.acknowledged:
+                    rows.gaps[number] = replace(each, acknowledged=True)
                     self._note(rows, acknowledgement(gap), observer)
                     return Changed((gap.shard,))
             return Stale()

@@ -107,8 +107,8 @@ class MemoryTenures(MemoryRows, Tenures):
         with self._rows("record_gap", tenure.key) as rows:
             row = held(rows, tenure)
             gap = Gap(tenure.shard, start, end, reason, self._clock())
-            known = [each for each in rows.gaps if (each.shard, each.start) == (gap.shard, start)]
-            write = gap_write(gap, known, check_point=row.check_point, accepted=skip)
+            others = [each for each in rows.gaps if (each.shard, each.start) == (gap.shard, start)]
+            write = gap_write(gap, others, check_point=row.check_point, accepted=skip)
             if write is None:
                 return
             if row.check_point not in (None, start):
@@ -123,7 +123,7 @@ class MemoryTenures(MemoryRows, Tenures):
 
 
 def held(rows: GroupRows, tenure: Tenure) -> ShardLease:
-    """The shard's row where the tenure still holds.
+    """Return the shard's row where the tenure still holds.
 
     Raises:
         LeaseLost: it is over.

@@ -39,10 +39,10 @@ class MemoryWindows(MemoryRows, Windows):
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
         with self._rows("put_window", key) as rows:
-            known = rows.windows.get((window.asset, window.start))
-            if known == window:
+            stored = rows.windows.get((window.asset, window.start))
+            if stored == window:
                 return Changed()
-            if window.version != (known.version if known else 0) + 1:
+            if window.version != (stored.version if stored else 0) + 1:
                 return Stale()
             if attempt is not None and rows.window_attempts.pop(attempt, None) is None:
                 return Stale()

@@ -1,4 +1,4 @@
-"""The role of a lease store that knows groups: their settings, and pictures of all they hold."""
+"""The role for consumer groups: their settings, and pictures of all that they hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Groups(Protocol):
         ...
 
     def groups(self, stream: StreamName | None = None) -> list[Group]:
-        """All groups, or those of one stream, in order of stream and name."""
+        """Return all groups, or those of one stream, in order of stream and name."""
         ...
 
     def update_group(self, group: Group, *, observer: str) -> Group:
@@ -44,20 +44,20 @@ class Groups(Protocol):
         ...
 
     def pulse(self, key: GroupKey) -> Pulse:
-        """The group and its nodes' counters, in one statement."""
+        """Return the group and its nodes' counters, in one statement."""
         ...
 
     def snapshot(self, key: GroupKey) -> Snapshot:
-        """The group, its nodes and its shards, read in one transaction."""
+        """Return the group, its nodes and its shards, read in one transaction."""
         ...
 
     def draining(self, key: GroupKey) -> Draining:
-        """What is under way on each shard; once a pause is committed, nothing more can begin.
+        """Return the work under way on each shard; nothing can begin after a committed pause.
 
         All rows are locked for the reading, so that an opening that overtook the pause is seen.
         """
         ...
 
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
-        """Checkpoint and tenure of every shard that one of `nodes` may consume; one statement."""
+        """Return checkpoint and tenure of the shards that `nodes` may consume; one statement."""
         ...

@@ -1,4 +1,4 @@
-"""Reading what was: the ledger, the journal and the gaps, in pages by key.
+"""The role for readers: the ledger, the journal and the gaps, in pages by key.
 
 A page is one short transaction, and its rows are decoded after that has ended: a deployment of
 any age can be read beside live consumption, and a reader costs what it takes, not what was ever
@@ -32,7 +32,7 @@ THROUGHPUT_BATCHES = 32
 
 
 class Ledger(Protocol):
-    """The verbs of a lease store that read ledger, journal and gaps; they change nothing.
+    """The verbs that read ledger, journal and gaps; they change nothing.
 
     An iterator has read its first page when it is returned, and reads the next when it is asked
     for more; each page may raise `StoreUnavailable`.
@@ -41,7 +41,7 @@ class Ledger(Protocol):
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """Where the ledger ends, of each of these shards or of all; each as it is at one moment.
+        """Return where the ledger of these shards or of all ends; each as it is at one moment.
 
         One row per shard is read, and its newest batch; a shard that the group has not is left
         out.
@@ -57,7 +57,7 @@ class Ledger(Protocol):
         numbers: range | None = None,
         newest_first: bool = False,
     ) -> Iterator[Batch]:
-        """Ledger rows by shard and number.
+        """Return ledger rows by shard and number.
 
         Args:
             key: the group.
@@ -74,7 +74,7 @@ class Ledger(Protocol):
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """All that `each_batch` gives, at once: for a ledger that is known to be small."""
+        """Return all that `each_batch` gives, at once: for a ledger that is known to be small."""
         ...
 
     def batches_within(
@@ -85,28 +85,28 @@ class Ledger(Protocol):
         *,
         shards: Collection[ShardId] | None = None,
     ) -> Iterator[Batch]:
-        """Committed batches that list a file which may hold event times of `[since, until)`.
+        """Return committed batches that list a file which may hold times of `[since, until)`.
 
         In no order. A file whose bounds the ledger does not know may hold any time.
         """
         ...
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
-        """Committed batches of these shards from the given numbers on, by shard and number.
+        """Return committed batches of these shards from the given numbers on, in order.
 
         A row that stands for several batches is given if it stands for any of these.
         """
         ...
 
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """What was committed lately, for every shard with a ledger, by shard.
+        """Return the sums of late commits, for every shard with a ledger, by shard.
 
         Counted are the committed batches among the newest `window` of a shard.
         """
         ...
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        """What was ever committed, for every shard, by shard; one statement."""
+        """Return all that was ever committed, for every shard, by shard; one statement."""
         ...
 
     def each_entry(
@@ -118,7 +118,7 @@ class Ledger(Protocol):
         until: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[JournalEntry]:
-        """Journal entries in order of their sequence, those in `(after, until]`.
+        """Return journal entries in order of their sequence, those in `(after, until]`.
 
         Transactions that overlap may take effect in another order than that of their numbers:
         whoever follows the journal's end does so through `lease_store.journal_tail`.
@@ -134,7 +134,7 @@ class Ledger(Protocol):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[JournalEntry]:
-        """Journal entries in order of their sequence: the first `limit`, or the newest.
+        """Return journal entries in order of their sequence: the first `limit`, or the newest.
 
         Without a limit it is all that `each_entry` gives: for a journal that is known to be small.
         """
@@ -148,14 +148,14 @@ class Ledger(Protocol):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """Gaps by shard, start and end: of one shard or all, acknowledged or not or both.
+        """Return gaps by shard, start and end: of one shard or all, acknowledged or not or both.
 
         With `start`, those that begin at this cursor.
         """
         ...
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
-        """The number of gaps that somebody has acknowledged, and of those that nobody has."""
+        """Return the number of gaps that somebody has acknowledged, and of those nobody has."""
         ...
 
     def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:

@@ -1,4 +1,4 @@
-"""The role of a lease store that knows nodes: who answers to a name, and lives."""
+"""The role for nodes: answering to a name, and staying alive."""
 
 from __future__ import annotations
 

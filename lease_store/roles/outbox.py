@@ -1,4 +1,4 @@
-"""The outbox: what was committed and is still to be told, and whose turn it is to tell it.
+"""The role for the outbox: committed events to deliver, and the turn to deliver them.
 
 Each commit leaves its events in the same transaction. A run tells Dagster of its own, a sensor of
 those that died; the hook of a stream is called by whoever has the group's turn to deliver:
@@ -25,7 +25,7 @@ from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
 
 @dataclass(frozen=True, slots=True)
 class WaitingEvents:
-    """What a shard's undelivered events of one kind amount to; `oldest` comes next."""
+    """The number of a shard's undelivered events of one kind; `oldest` comes next."""
 
     shard: ShardId
     count: int
@@ -34,7 +34,7 @@ class WaitingEvents:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryClaim:
-    """Who delivers a group's hook events: a node, and the fencing number of its turn."""
+    """The turn to deliver a group's hook events: a node, and the turn's fencing number."""
 
     key: GroupKey
     node: NodeName
@@ -42,7 +42,7 @@ class DeliveryClaim:
 
 
 class Outbox(Protocol):
-    """The verbs on events; part of every `lease_store.store.LeaseStore`."""
+    """The verbs on events."""
 
     def pending_events(
         self,
@@ -53,7 +53,7 @@ class Outbox(Protocol):
         shard: ShardId | None = None,
         limit: int = 500,
     ) -> list[OutboxEvent]:
-        """Undelivered events of a kind in commit order, of one run or shard or of all."""
+        """Return undelivered events of a kind in commit order, of one run or shard or of all."""
         ...
 
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
@@ -61,7 +61,7 @@ class Outbox(Protocol):
         ...
 
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
-        """What is undelivered of a kind: one value per shard that has any, by shard."""
+        """Return the undelivered events of a kind: one value per shard that has any, by shard."""
         ...
 
     def take_turn(

@@ -1,4 +1,4 @@
-"""The verbs that keep history bounded, and what they leave of the rows that they delete.
+"""The role for bounding history: deleting old rows, and keeping a summary of them.
 
 Journal entries, delivered events, accepted gaps and ledger rows without files of their own are
 deleted once they are old, in portions of a bounded number of rows, each in a short transaction.
@@ -29,14 +29,14 @@ from dagster_leasehold.lease_store.shard_summary import (
 
 
 class Retention(Protocol):
-    """The verbs of a lease store that delete history; part of every `LeaseStore`.
+    """The verbs that delete history.
 
     Each is one transaction of bounded size. Losing a race with another process that deletes the
     same is harmless: every step looks again.
     """
 
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
-        """The dates of a group's newest journal entries, newest entry first."""
+        """Return the dates of a group's newest journal entries, newest entry first."""
         ...
 
     def prune_journal(

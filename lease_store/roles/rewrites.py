@@ -1,4 +1,4 @@
-"""The role of a lease store that replaces committed output."""
+"""The role for replay and compaction: other output for committed batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rewrites(Protocol):
         ...
 
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
-        """All claims that were not given back, by shard."""
+        """Return all claims that were not given back, by shard."""
         ...
 
     def rewrite_batches(

@@ -1,4 +1,4 @@
-"""The role of a lease store that assigns shards."""
+"""The role for planners and operators: the shard list, claims, transfers, checkpoints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 
 class Shards(Protocol):
-    """The verbs on shards that whoever plans or operates a group calls, without a tenure."""
+    """The verbs on shards that need no tenure: planners and operators call them."""
 
     def sync_shards(
         self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
     ) -> ShardsSynced:
-        """Add shards that are new (edge 1), update lineage and flags; never removes one."""
+        """Add new shards (edge 1), update lineage and flags; never remove one."""
         ...
 
     def claim(
@@ -29,7 +29,7 @@ class Shards(Protocol):
         observer: str,
         reason: str,
     ) -> dict[ShardId, Changed | Stale]:
-        """Edge 3 for each shard whose `lease_id` is still the one given with its node."""
+        """Give each shard to its node (edge 3), if its `lease_id` is still the one given."""
         ...
 
     def begin_transfer(
@@ -42,23 +42,23 @@ class Shards(Protocol):
         observer: str,
         reason: str,
     ) -> Changed | Stale:
-        """Edge 5; a holder without an open run lets go in the same transaction (edge 6)."""
+        """Begin a transfer (edge 5); a holder without an open run lets go at once (edge 6)."""
         ...
 
     def cancel_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """Edge 6, back to the holder: the next node died or is no longer wanted."""
+        """Give a shard back to its holder (edge 6): the next node died or is no longer wanted."""
         ...
 
     def complete_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """Edge 6 without the holder: it is idle, or its deadline has passed; fences its tenure."""
+        """Hand over without the holder, who is idle or late (edge 6); its tenure is fenced."""
         ...
 
     def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
-        """Edges 2, 4, 6 and 9 for shards whose holder, next or parents ended unnoticed.
+        """Free shards whose holder, next node or parents ended unnoticed (edges 2, 4, 6, 9).
 
         Heals what cannot be reached by the other verbs alone: a shard owned by a node that is
         no member, a waiting shard whose parents are all over.

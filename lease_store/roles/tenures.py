@@ -1,4 +1,4 @@
-"""The role of a lease store that a holder uses."""
+"""The role for holders: consuming a shard under a tenure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Tenures(Protocol):
         ...
 
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
-        """What holders look at before each batch, in one statement; all of one group."""
+        """Return the holders' views before their next batch, in one statement; all of one group."""
         ...
 
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
@@ -82,7 +82,7 @@ class Tenures(Protocol):
         ...
 
     def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
-        """Edge 8 for a read-only shard that has nothing left to read at `cursor`."""
+        """Finish a read-only shard (edge 8) that has nothing left to read at `cursor`."""
         ...
 
     def record_gap(

@@ -1,4 +1,4 @@
-"""Windows of event time that were made from a stream's committed output: their ledger.
+"""The role for windows of event time: the ledger of what was made of committed output.
 
 A window's output counts when its row names it, as a batch's does. Every write names the version
 that it saw, so that of two runs of one window, or a run and a counter of late records, the second
@@ -65,7 +65,7 @@ class WindowAttempt:
 
 
 class Windows(Protocol):
-    """The verbs of a lease store that concern windows of event time."""
+    """The verbs on windows of event time."""
 
     def windows(
         self,
@@ -75,7 +75,7 @@ class Windows(Protocol):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        """The windows that overlap `[since, until)`, of one asset or all, by asset and start."""
+        """Return the windows that overlap `[since, until)`, of one asset or all, in order."""
         ...
 
     def put_window(
@@ -98,5 +98,5 @@ class Windows(Protocol):
         ...
 
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
-        """The attempts under way, by name."""
+        """Return the attempts under way, by name."""
         ...

@@ -47,7 +47,7 @@ class SqlBatches(SqlVerbs, Tenures):
 
     @override
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
-        """Recording the same again is harmless."""
+        """Record intents or a gap; recording the same again is harmless."""
         if not intents:
             return {}
         key = group_of([intent.tenure for intent in intents])
@@ -65,14 +65,14 @@ class SqlBatches(SqlVerbs, Tenures):
                 if row is None or not holds(row, intent.tenure):
                     outcomes[shard] = Stale()
                     continue
-                next_sequence, known = next_in_line(newest.get(shard))
+                next_sequence, open_intent = next_in_line(newest.get(shard))
                 check_next_in_line(
                     intent,
-                    intended=known,
+                    intended=open_intent,
                     next_sequence=next_sequence,
                     check_point=row.check_point,
                 )
-                (adopted if known else new).append(intended_batch(intent))
+                (adopted if open_intent else new).append(intended_batch(intent))
                 outcomes[shard] = Changed((shard,))
             self._insert_batches(tx, key, new)
             self._write_intended(tx, key, adopted)
@@ -122,12 +122,12 @@ class SqlBatches(SqlVerbs, Tenures):
             batches = self._numbered(tx, key, commits)
             accepted: list[BatchCommit] = []
             for shard, commit in wanted.items():
-                known = batches.get(shard)
+                batch = batches.get(shard)
                 row = rows.get(shard)
-                if already_committed(known, commit):
+                if already_committed(batch, commit):
                     outcomes[shard] = Changed()
                 elif row is not None and holds(row, commit.tenure):
-                    check_intended(known, commit)
+                    check_intended(batch, commit)
                     if may_advance(row.check_point, commit.start):
                         accepted.append(commit)
             if not accepted:
@@ -139,9 +139,9 @@ class SqlBatches(SqlVerbs, Tenures):
         def mark(tx: Transaction) -> bool:
             # A batch that an earlier transaction committed says nothing about this one.
             self._lock_shards(tx, key, wanted)
-            known = self._numbered(tx, key, commits)
+            batches = self._numbered(tx, key, commits)
             return all(
-                already_committed(known.get(shard), wanted[shard]) for shard in last_accepted
+                already_committed(batches.get(shard), wanted[shard]) for shard in last_accepted
             )
 
         return self._write("commit", work, mark=mark)
@@ -181,12 +181,12 @@ class SqlBatches(SqlVerbs, Tenures):
         self, tx: Transaction, key: GroupKey, commits: Sequence[BatchCommit]
     ) -> dict[ShardId, Batch]:
         numbers = {commit.tenure.shard: commit.sequence for commit in commits}
-        found: dict[ShardId, Batch] = {}
+        batches: dict[ShardId, Batch] = {}
         for part in portions(numbers):
             wanted = [(shard, numbers[shard]) for shard in part]
             rows = tx.rows(history.select_numbered(key, wanted))
-            found |= {batch.shard: batch for batch in map(batch_from, rows)}
-        return found
+            batches |= {batch.shard: batch for batch in map(batch_from, rows)}
+        return batches
 
     @override
     def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
@@ -202,7 +202,7 @@ class SqlBatches(SqlVerbs, Tenures):
         return self._change("finish_empty", key, work)
 
     def _finish(self, tx: Transaction, row: ShardLease, tenure: Tenure, cursor: str) -> Changed:
-        """Edge 8, and edge 2 for what waited for it; the group's row is locked."""
+        """Finish a shard (edge 8) and free its children (edge 2); the group's row is locked."""
         observer = str(tenure.holder)
         self._carry_out(tx, tenure.key, [finished(row, cursor, FINISHED)], observer)
         freed = freed_to_start(

@@ -67,11 +67,11 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
     def _locked_lineage(
         self, tx: Transaction, key: GroupKey, shard: ShardId
     ) -> tuple[list[ShardLease], dict[ShardId, Ledger]]:
-        """The rows that forcing a shard concerns, its own first, and their ledgers."""
-        known = {row.shard: row for row in self._all_shards(tx, key)}
-        if shard not in known:
+        """Return the rows that forcing a shard concerns, its own first, and their ledgers."""
+        shards = {row.shard: row for row in self._all_shards(tx, key)}
+        if shard not in shards:
             raise unknown_shard(key, shard)
-        names = concerned(known, shard)
+        names = concerned(shards, shard)
         # A holder may commit until its row is locked, so the ledger is read after that.
         rows = self._lock_shards(tx, key, names)
         ledgers = {name: self._ledger(tx, key, name) for name in names}
@@ -117,7 +117,7 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
         return self._carry_out(tx, key, forcing.steps, observer)
 
     def _ledger(self, tx: Transaction, key: GroupKey, shard: ShardId) -> Ledger:
-        """The shard's committed batches, read in this transaction: its row is locked."""
+        """Return a reader of the committed batches of a shard whose row is locked."""
 
         def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
             listing = history.batches_of(

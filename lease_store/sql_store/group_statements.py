@@ -76,7 +76,7 @@ def update_settings(key: GroupKey, values: dict[str, Any]) -> Update:
 
 
 def delete_rows(table: Table, key: GroupKey) -> Delete:
-    """Everything of a group in one table."""
+    """Delete everything of a group in one table."""
     return delete(table).where(of_group(table, key))
 
 

@@ -49,11 +49,11 @@ class SqlGroups(SqlVerbs, Groups):
 
         def work(tx: Transaction) -> None:
             rows = tx.rows(group_statements.lock_stream_groups(key.stream))
-            known = [group_from(row) for row in rows]
-            if any(sibling.key == key for sibling in known):
+            siblings = [group_from(row) for row in rows]
+            if any(sibling.key == key for sibling in siblings):
                 raise group_exists(key)
-            if len(known) >= self._groups_per_stream_max:
-                raise group_limit(key, len(known))
+            if len(siblings) >= self._groups_per_stream_max:
+                raise group_limit(key, len(siblings))
             values = key_values(key) | group_values(group) | {"generation": 0}
             try:
                 tx.connection.execute(group_statements.insert_group(values))

@@ -103,7 +103,7 @@ def select_numbered(
 
 
 def page_sizes(first: int = PAGE_FIRST_ROWS) -> Iterator[int]:
-    """The rows to ask for with each page: few at first, for a reader who takes only those."""
+    """Give the rows to ask for with each page: few at first, for readers who take only those."""
     size = first
     while True:
         yield size
@@ -129,7 +129,7 @@ class Listing:
     bounds: tuple[int, int] | None = None
 
     def after(self, last: Sequence[Any] | None) -> list[Select[Any]]:
-        """The rows after one, as statements to run one after the other; all rows for None.
+        """Return the rows after one, as statements to run in turn; all rows for None.
 
         Each is one range of the index; asked for together, MySQL and SQLite would read and sort
         what lies between them as well.
@@ -150,7 +150,7 @@ class Listing:
 
 
 def all_batches(key: GroupKey, state: BatchState | None) -> Listing:
-    """Ledger rows by shard and number."""
+    """Return ledger rows by shard and number."""
     rows = _of_state(state).where(of_group(batch, key))
     return Listing("batches", rows, (batch.c.shard_id, batch.c.sequence))
 
@@ -204,7 +204,7 @@ def throughput(
 
 
 def select_totals(key: GroupKey) -> Select[Any]:
-    """What was ever committed to each shard."""
+    """The totals of all that was ever committed to each shard."""
     names = ("shard_id", "committed_batches", "committed_records", "committed_bytes")
     columns = [shard_lease.c[name] for name in (*names, "quarantined_records")]
     return select(*columns).where(of_group(shard_lease, key)).order_by(shard_lease.c.shard_id)

@@ -55,11 +55,11 @@ class SqlLedger(SqlVerbs, Ledger):
         if shards is None:
             rows = self._all(key, "heads", statements.select_shards(key))
             shards = [ShardId(row["shard_id"]) for row in rows]
-        found: dict[ShardId, LedgerHead] = {}
+        heads: dict[ShardId, LedgerHead] = {}
         for part in portions(shards):
             rows = self._all(key, "heads", statements.select_heads(key, part))
-            found |= {head.shard: head for head in map(head_from, rows)}
-        return found
+            heads |= {head.shard: head for head in map(head_from, rows)}
+        return heads
 
     @override
     def totals(self, key: GroupKey) -> list[ShardTotals]:
@@ -72,11 +72,11 @@ class SqlLedger(SqlVerbs, Ledger):
             for head in self.heads(key).values()
             if head.next_number or head.intent is not None
         }
-        found: list[Throughput] = []
+        sums: list[Throughput] = []
         for part in portions(newest):
             statement = statements.throughput(key, window, {each: newest[each] for each in part})
-            found += [throughput_from(row) for row in self._all(key, "throughput", statement)]
-        return found
+            sums += [throughput_from(row) for row in self._all(key, "throughput", statement)]
+        return sums
 
     # -- ledger ---------------------------------------------------------------------------------
 
@@ -117,12 +117,12 @@ class SqlLedger(SqlVerbs, Ledger):
         )
 
     def _folded_over(self, key: GroupKey, shard: ShardId, number: int) -> Iterator[Batch]:
-        """The row before a number, if it stands for the batch of that number as well."""
+        """Return the row before a number, if it stands for the batch of that number as well."""
         before = statements.batches_of(
             key, shard, BatchState.COMMITTED, range(number), newest_first=True
         )
-        found = self._each(key, before, batch_from, limit=1) if number else iter(())
-        return (batch for batch in found if batch.last >= number)
+        rows = self._each(key, before, batch_from, limit=1) if number else iter(())
+        return (batch for batch in rows if batch.last >= number)
 
     @override
     def batches_within(
@@ -133,13 +133,13 @@ class SqlLedger(SqlVerbs, Ledger):
         *,
         shards: Collection[ShardId] | None = None,
     ) -> Iterator[Batch]:
-        found = chain.from_iterable(
+        batches = chain.from_iterable(
             self._each(key, statements.batches_of_span(key, first, last), batch_from)
             for first, last in spans_within(since, until)
         )
         return (
             batch
-            for batch in found
+            for batch in batches
             if (shards is None or batch.shard in shards)
             and any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
         )
@@ -172,8 +172,8 @@ class SqlLedger(SqlVerbs, Ledger):
         newest: bool = False,
     ) -> list[JournalEntry]:
         listing = statements.entries(key, shard=shard, after=after, until=None, newest_first=newest)
-        found = list(self._each(key, listing, entry_from, limit=limit))
-        return found[::-1] if newest else found
+        entries = list(self._each(key, listing, entry_from, limit=limit))
+        return entries[::-1] if newest else entries
 
     # -- gaps -----------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class SqlLedger(SqlVerbs, Ledger):
         return self._read("summaries", work)
 
     def _all(self, key: GroupKey, kind: str, chosen: Executable) -> Sequence[RowMapping]:
-        """The rows of a statement that reads a bounded number per shard."""
+        """Return the rows of a statement that reads a bounded number per shard."""
 
         def work(tx: Transaction) -> Sequence[RowMapping]:
             rows = tx.rows(chosen).all()
@@ -223,7 +223,7 @@ class SqlLedger(SqlVerbs, Ledger):
         *,
         limit: int | None = None,
     ) -> Iterator[Value]:
-        """What a statement gives, page by page; the first page is read now."""
+        """Return the values of a listing, page by page; the first page is read now."""
         pages = self._pages(key, listing, limit)
         first = next(pages)
         return map(value_from, chain.from_iterable(chain([first], pages)))

@@ -36,7 +36,7 @@ def insert_journal() -> Insert:
 
 
 def journalled(transaction_id: str) -> Select[Any]:
-    """Whether a transaction's entries are there."""
+    """A row if a transaction's entries are there."""
     return select(literal(1)).where(lease_journal.c.transaction_id == transaction_id).limit(1)
 
 

@@ -44,33 +44,33 @@ class SqlNodes(SqlVerbs, Nodes):
             return returned
 
         def work(tx: Transaction) -> Registered | NameTaken:
-            known = self._node(tx, key, node.name)
-            found = registration(known, node, displaced_lease_id)
-            if isinstance(found, NameTaken):
-                return tx.abandon(found)
-            if found.note:
+            row = self._node(tx, key, node.name)
+            entry = registration(row, node, displaced_lease_id)
+            if isinstance(entry, NameTaken):
+                return tx.abandon(entry)
+            if entry.note:
                 check_member(self._group(tx, key), self._nodes(tx, key), node)
-            if known and found.displaces:
+            if row and entry.displaces:
                 reason = displacement_reason(node)
-                self._depart(tx, key, known, kind="evict", reason=reason, observer=observer)
-                found = replace(found, before=replace(known, incarnation=""))
-            self._write_node(tx, key, found)
-            self._journal(tx, key, [found.note] if found.note else [], observer)
-            return Registered(found.after.lease_id)
+                self._depart(tx, key, row, kind="evict", reason=reason, observer=observer)
+                entry = replace(entry, before=replace(row, incarnation=""))
+            self._write_node(tx, key, entry)
+            self._journal(tx, key, [entry.note] if entry.note else [], observer)
+            return Registered(entry.after.lease_id)
 
         return self._change("register", key, work)
 
     def _return(self, key: GroupKey, node: Node) -> Registered | None:
-        """A member that comes back with the same settings: its counter rises, nothing else."""
+        """Take back a member with the same settings: its counter rises, nothing else."""
 
         def work(tx: Transaction) -> Registered | None:
             self._group(tx, key)
-            known = self._node(tx, key, node.name)
-            found = registration(known, node, None)
-            if known is None or isinstance(found, NameTaken) or found.note:
+            row = self._node(tx, key, node.name)
+            entry = registration(row, node, None)
+            if row is None or isinstance(entry, NameTaken) or entry.note:
                 return tx.abandon(None)
-            self._write_node(tx, key, found)
-            return Registered(found.after.lease_id)
+            self._write_node(tx, key, entry)
+            return Registered(entry.after.lease_id)
 
         return self._write("register", work)
 
@@ -90,11 +90,11 @@ class SqlNodes(SqlVerbs, Nodes):
     @override
     def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
         def work(tx: Transaction) -> Changed | Stale:
-            known = self._node(tx, key, node)
-            if known is None or not known.member or known.incarnation != incarnation:
+            row = self._node(tx, key, node)
+            if row is None or not row.member or row.incarnation != incarnation:
                 return tx.abandon(Stale())
             return self._depart(
-                tx, key, known, kind="leave", reason="its node left", observer=str(node)
+                tx, key, row, kind="leave", reason="its node left", observer=str(node)
             )
 
         return self._change("leave", key, work)
@@ -104,10 +104,10 @@ class SqlNodes(SqlVerbs, Nodes):
         self, key: GroupKey, node: NodeName, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
         def work(tx: Transaction) -> Changed | Stale:
-            known = self._node(tx, key, node)
-            if known is None or not known.member or known.lease_id != seen_lease_id:
+            row = self._node(tx, key, node)
+            if row is None or not row.member or row.lease_id != seen_lease_id:
                 return tx.abandon(Stale())
-            return self._depart(tx, key, known, kind="evict", reason=reason, observer=observer)
+            return self._depart(tx, key, row, kind="evict", reason=reason, observer=observer)
 
         return self._change("evict", key, work)
 
@@ -122,16 +122,16 @@ class SqlNodes(SqlVerbs, Nodes):
         rows = tx.rows(group_statements.select_nodes(key))
         return [node_from(row) for row in rows]
 
-    def _write_node(self, tx: Transaction, key: GroupKey, found: Registration) -> None:
-        after = found.after
-        if found.before is None:
+    def _write_node(self, tx: Transaction, key: GroupKey, entry: Registration) -> None:
+        after = entry.after
+        if entry.before is None:
             values = key_values(key) | {"worker_instance": after.name} | node_values(after)
             try:
                 tx.connection.execute(group_statements.insert_node(values))
             except IntegrityError as error:
                 raise Raced from error
             return
-        seen = found.before.lease_id
+        seen = entry.before.lease_id
         statement = group_statements.update_node(key, after.name, seen, node_values(after))
         if tx.connection.execute(statement).rowcount != 1:
             raise Raced
@@ -140,19 +140,19 @@ class SqlNodes(SqlVerbs, Nodes):
         self,
         tx: Transaction,
         key: GroupKey,
-        known: Node,
+        row: Node,
         *,
         kind: str,
         reason: str,
         observer: str,
     ) -> Changed:
         gone = {"incarnation": ""}
-        statement = group_statements.update_node(key, known.name, known.lease_id, gone)
+        statement = group_statements.update_node(key, row.name, row.lease_id, gone)
         if tx.connection.execute(statement).rowcount != 1:
             raise Raced
-        self._journal(tx, key, [departure_note(known, kind, reason)], observer)
+        self._journal(tx, key, [departure_note(row, kind, reason)], observer)
         # Who owns what cannot change while the group's row is locked; the tenures can, hence the
         # locks on the shards themselves.
-        owned = tx.connection.execute(shard_statements.select_shards_of(key, known.name)).scalars()
+        owned = tx.connection.execute(shard_statements.select_shards_of(key, row.name)).scalars()
         shards = self._lock_shards(tx, key, [ShardId(shard) for shard in owned])
-        return self._carry_out(tx, key, departed(shards.values(), known.name, reason), observer)
+        return self._carry_out(tx, key, departed(shards.values(), row.name, reason), observer)

@@ -41,7 +41,7 @@ class SqlOutbox(SqlVerbs, Outbox):
 
     @override
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
-        """Marking the same again is harmless."""
+        """Flag events; marking the same again is harmless."""
         ordered = sorted(sequences)
 
         def work(tx: Transaction) -> None:
@@ -68,7 +68,7 @@ class SqlOutbox(SqlVerbs, Outbox):
     def take_turn(
         self, key: GroupKey, node: NodeName, incarnation: str
     ) -> DeliveryClaim | TurnTaken:
-        """After a lost reply it is simply taken again."""
+        """Take the turn; after a lost reply it is simply taken again."""
 
         def work(tx: Transaction) -> DeliveryClaim | TurnTaken:
             self._group(tx, key, lock=True)
@@ -93,7 +93,7 @@ class SqlOutbox(SqlVerbs, Outbox):
     def settle_event(
         self, claim: DeliveryClaim, sequence: int, *, error: str = ""
     ) -> Settled | TurnOver:
-        """A lost reply may count an attempt twice."""
+        """Settle an event; a lost reply may count an attempt twice."""
 
         def work(tx: Transaction) -> Settled | TurnOver:
             if not self._is_turn_of(tx, claim):

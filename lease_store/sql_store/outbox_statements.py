@@ -67,7 +67,7 @@ def count_attempt(key: GroupKey, sequence: int, error: str) -> Update:
 
 
 def select_turn(key: GroupKey) -> Select[Any]:
-    """Whose turn it is, and whether that node is still alive; the group's row is locked."""
+    """The turn, with the counter of its node if that is alive; the group's row is locked."""
     same = and_(
         worker_instance.c.consume_group == delivery_claim.c.consume_group,
         worker_instance.c.logstream_sig == delivery_claim.c.logstream_sig,

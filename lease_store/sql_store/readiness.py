@@ -52,7 +52,7 @@ class SqlReadiness:
         self._transactions.engine.dispose()
 
     def schema_revision(self) -> str | None:
-        """The database's schema revision; None where it has no lease tables yet."""
+        """Return the schema revision of the database; None where it has no lease tables yet."""
         return self._transactions.read("schema", lambda tx: schema.revision(tx.connection))
 
     def upgrade(self) -> None:
@@ -63,9 +63,9 @@ class SqlReadiness:
             StoreError: the database refuses, or does not answer.
         """
         try:
-            found = self.schema_revision() if self._exists() else None
-            if found is not None and found not in schema.REVISIONS:
-                schema.check(found, self._place)
+            revision = self.schema_revision() if self._exists() else None
+            if revision is not None and revision not in schema.REVISIONS:
+                schema.check(revision, self._place)
             with self._transactions.patient_engine() as engine:
                 schema.upgrade(engine)
         except SQLAlchemyError as error:
@@ -90,11 +90,11 @@ class SqlReadiness:
             embedded = self._dialect == "sqlite"
             if embedded and not self._exists():
                 self.upgrade()
-            found = self.schema_revision()
-            if embedded and found != schema.HEAD:
+            revision = self.schema_revision()
+            if embedded and revision != schema.HEAD:
                 self.upgrade()
             else:
-                schema.check(found, self._place)
+                schema.check(revision, self._place)
             self._ready = True
 
     def _read(self, kind: str, work: Work[Outcome]) -> Outcome:

@@ -67,12 +67,12 @@ class SqlRetention(SqlVerbs, Retention):
             statement = statements.select_entries(
                 key, shard, after=after, below=below, limit=PORTION_ROWS
             )
-            found = [entry_from(row) for row in tx.rows(statement)]
+            read = [entry_from(row) for row in tx.rows(statement)]
             unproven = None
             if shard is not None:
                 looked = statements.first_unproven_epoch(key, shard, summary.proven_until)
                 unproven = tx.connection.execute(looked).scalar()
-            entries = rules.old_entries(found, before=before, unproven_epoch=unproven)
+            entries = rules.old_entries(read, before=before, unproven_epoch=unproven)
             if not entries:
                 return tx.abandon(Portion())
             too_early = self._too_early(tx, key, shard, entries) if shard is not None else ""
@@ -87,11 +87,11 @@ class SqlRetention(SqlVerbs, Retention):
     def _too_early(
         self, tx: Transaction, key: GroupKey, shard: ShardId, entries: Sequence[JournalEntry]
     ) -> str:
-        """How a shard started before its parents were over, if these entries show that."""
-        found = tx.connection.execute(statements.select_parents(key, shard)).scalar()
-        if not found:
+        """Return how a shard started before its parents were over, if these entries show that."""
+        names = tx.connection.execute(statements.select_parents(key, shard)).scalar()
+        if not names:
             return ""
-        parents = [ShardId(parent) for parent in found]
+        parents = [ShardId(parent) for parent in names]
         statement = statements.select_lineage(key, [shard, *parents])
         lineage = [entry_from(row) for row in tx.rows(statement)]
         together = {entry.sequence: entry for entry in (*lineage, *entries)}
@@ -137,8 +137,8 @@ class SqlRetention(SqlVerbs, Retention):
             return None
         epochs = {batch.epoch for batch in batches}
         opened = tx.connection.execute(statements.select_openings(key, summary.shard, epochs))
-        known = rules.tenures_of(map(entry_from, opened.mappings()), summary)
-        self._write_summary(tx, key, summary, rules.proven(summary, batches, known))
+        tenures = rules.tenures_of(map(entry_from, opened.mappings()), summary)
+        self._write_summary(tx, key, summary, rules.proven(summary, batches, tenures))
         return Portion(0, more=True)
 
     def _fold(
@@ -200,17 +200,17 @@ class SqlRetention(SqlVerbs, Retention):
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
             statement = statements.select_old_gaps(key, before=before, limit=PORTION_ROWS)
-            found = [gap_from(row) for row in tx.rows(statement)]
-            for shard in dict.fromkeys(gap.shard for gap in found):
+            old = [gap_from(row) for row in tx.rows(statement)]
+            for shard in dict.fromkeys(gap.shard for gap in old):
                 self._lock_shard(tx, key, shard)
                 summary = self._locked_summary(tx, key, shard)
-                own = [gap for gap in found if gap.shard == shard][: rules.skips_left(summary)]
+                own = [gap for gap in old if gap.shard == shard][: rules.skips_left(summary)]
                 if not own:
                     continue
                 self._write_summary(tx, key, summary, rules.skipping(summary, own))
                 ranges = [(gap.start, gap.end) for gap in own]
                 tx.connection.execute(statements.delete_gaps(key, shard, ranges))
-                return Portion(len(own), more=len(found) > len(own))
+                return Portion(len(own), more=len(old) > len(own))
             return tx.abandon(Portion())
 
         return self._write("prune_gaps", work)

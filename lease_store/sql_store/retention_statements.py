@@ -82,7 +82,7 @@ def select_entries(
 
 
 def select_lineage(key: GroupKey, shards: Sequence[ShardId]) -> Select[Any]:
-    """What of the journal tells whether a shard waited for its parents; all of these shards."""
+    """The journal entries that show if shards waited for their parents; all of these shards."""
     ends = or_(
         lease_journal.c.from_state.is_(None),
         lease_journal.c.from_state.in_(RARE_STATES),

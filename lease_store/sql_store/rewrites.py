@@ -39,12 +39,12 @@ class SqlRewrites(SqlVerbs, Rewrites):
         *,
         replaces: str | None = None,
     ) -> Changed | RewriteByOther:
-        """Claiming again under the same run is harmless."""
+        """Claim a shard's output; claiming again under the same run is harmless."""
 
         def work(tx: Transaction) -> Changed | RewriteByOther:
-            row, known = self._claim_of(tx, key, shard)
-            if known is not None and not may_claim(known, run, replaces):
-                return tx.abandon(RewriteByOther(known))
+            row, claim = self._claim_of(tx, key, shard)
+            if claim is not None and not may_claim(claim, run, replaces):
+                return tx.abandon(RewriteByOther(claim))
             values = {"run": run, "kind": kind.value, "claimed_at": self._clock()}
             if row:
                 self._change_row(tx, statements.update_claim(key, shard, values))
@@ -61,10 +61,10 @@ class SqlRewrites(SqlVerbs, Rewrites):
 
         def work(tx: Transaction) -> Changed | Stale:
             nonlocal sent
-            _, known = self._claim_of(tx, key, shard)
-            if known is None or known.run != run:
+            _, claim = self._claim_of(tx, key, shard)
+            if claim is None or claim.run != run:
                 # A run's name is used once: whatever an earlier try of this call did, it stays.
-                return tx.abandon(Changed((shard,)) if sent and known is None else Stale())
+                return tx.abandon(Changed((shard,)) if sent and claim is None else Stale())
             sent = True
             self._change_row(tx, statements.update_claim(key, shard, {"run": ""}))
             return Changed((shard,))
@@ -101,8 +101,8 @@ class SqlRewrites(SqlVerbs, Rewrites):
         ]
 
         def work(tx: Transaction) -> Changed | Stale:
-            _, known = self._claim_of(tx, key, shard)
-            if known is None or known.run != run:
+            _, claim = self._claim_of(tx, key, shard)
+            if claim is None or claim.run != run:
                 return tx.abandon(Stale())
             if rows:
                 names = [name for name in rows[0] if not name.startswith("seen_")]
@@ -121,7 +121,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
     def _claim_of(
         self, tx: Transaction, key: GroupKey, shard: ShardId
     ) -> tuple[bool, RewriteClaim | None]:
-        """Whether the shard has a row for claims, and the claim; the shard's row is locked."""
+        """Return if the shard has a row for claims, and the claim; the shard's row is locked."""
         self._group(tx, key)
         self._lock_shard(tx, key, shard)
         row = tx.rows(statements.select_claim(key, shard)).first()

@@ -40,23 +40,23 @@ class SqlShards(SqlVerbs, Shards):
     def sync_shards(
         self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
     ) -> ShardsSynced:
-        """An unchanged listing writes nothing and locks nothing."""
+        """Add and update shards; an unchanged listing writes nothing and locks nothing."""
         listed = {entry.shard: entry for entry in listing}
 
         def unchanged(tx: Transaction) -> bool:
             self._group(tx, key)
-            known = {row.shard: row for row in self._all_shards(tx, key)}
+            rows = {row.shard: row for row in self._all_shards(tx, key)}
             return all(
-                shard in known and listed_again(known[shard], entry, listed) == known[shard]
+                shard in rows and listed_again(rows[shard], entry, listed) == rows[shard]
                 for shard, entry in listed.items()
             )
 
         def work(tx: Transaction) -> ShardsSynced:
             group = self._group(tx, key)
-            known = {row.shard: row for row in self._all_shards(tx, key)}
+            rows = {row.shard: row for row in self._all_shards(tx, key)}
             stale = [
                 shard
-                for shard, row in known.items()
+                for shard, row in rows.items()
                 if shard in listed and listed_again(row, listed[shard], listed) != row
             ]
             relisted = [
@@ -64,8 +64,8 @@ class SqlShards(SqlVerbs, Shards):
                 for shard, row in self._lock_shards(tx, key, stale).items()
             ]
             self._carry_out(tx, key, relisted, observer)
-            known |= {step.after.shard: step.after for step in relisted}
-            added = shards_first_seen(listing, known, ordered=group.ordered)
+            rows |= {step.after.shard: step.after for step in relisted}
+            added = shards_first_seen(listing, rows, ordered=group.ordered)
             self._insert_shards(tx, key, [row for row, _ in added])
             self._journal(tx, key, [note for _, note in added], observer)
             synced = ShardsSynced(tuple(row.shard for row, _ in added), tuple(stale))
@@ -84,7 +84,7 @@ class SqlShards(SqlVerbs, Shards):
         observer: str,
         reason: str,
     ) -> dict[ShardId, Changed | Stale]:
-        """Many claims are several transactions, each whole."""
+        """Claim shards; many claims are several transactions, each whole."""
         outcomes: dict[ShardId, Changed | Stale] = {}
         for chunk in chunks(sorted(claims)):
             wanted = {shard: claims[shard] for shard in chunk}
@@ -174,7 +174,7 @@ class SqlShards(SqlVerbs, Shards):
 
     @override
     def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
-        """Nothing is locked where there is none."""
+        """Free orphans; nothing is locked where there is none."""
 
         def steps(tx: Transaction, *, lock: bool) -> list[Step]:
             ordered = self._group(tx, key).ordered
@@ -200,8 +200,8 @@ class SqlShards(SqlVerbs, Shards):
             rows = tx.connection.execute(
                 ledger_statements.select_gaps_at(key, gap.shard, gap.start)
             )
-            known = [gap_from(row) for row in rows.mappings()]
-            if not any(each.end == gap.end and not each.acknowledged for each in known):
+            gaps = [gap_from(row) for row in rows.mappings()]
+            if not any(each.end == gap.end and not each.acknowledged for each in gaps):
                 return tx.abandon(Stale())
             accepted = ledger_statements.update_gap(
                 key, gap.shard, gap.start, gap.end, {"acknowledged": True}

@@ -108,8 +108,8 @@ class SqlTenures(SqlVerbs, Tenures):
             rows = tx.rows(statement).all()
             if not rows:
                 raise unknown_group(key)
-            known = [shard_from(row) for row in rows if row["shard_id"] is not None]
-            shards = {row.shard: row for row in known}
+            leases = [shard_from(row) for row in rows if row["shard_id"] is not None]
+            shards = {row.shard: row for row in leases}
             paused = bool(rows[0]["paused"])
             return {
                 tenure.shard: _view(shards.get(tenure.shard), tenure, paused=paused)
@@ -142,7 +142,7 @@ class SqlTenures(SqlVerbs, Tenures):
 
     @override
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
-        """Saving the same again is harmless."""
+        """Save a checkpoint; saving the same again is harmless."""
 
         def work(tx: Transaction) -> None:
             row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
@@ -158,15 +158,15 @@ class SqlTenures(SqlVerbs, Tenures):
     def record_gap(
         self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
     ) -> None:
-        """Recording the same again is harmless."""
+        """Record intents or a gap; recording the same again is harmless."""
         key = tenure.key
         gap = Gap(tenure.shard, start, end, reason, self._clock())
 
         def work(tx: Transaction) -> None:
             row = self._held(tx, tenure)
             rows = tx.connection.execute(ledger_statements.select_gaps_at(key, gap.shard, start))
-            known = [gap_from(row) for row in rows.mappings()]
-            write = gap_write(gap, known, check_point=row.check_point, accepted=skip)
+            gaps = [gap_from(row) for row in rows.mappings()]
+            write = gap_write(gap, gaps, check_point=row.check_point, accepted=skip)
             if write is None:
                 return tx.abandon(None)
             if row.check_point not in (None, start):

@@ -44,7 +44,7 @@ class SqlVerbs(SqlReadiness):
     """The base of the SQL store: locks, looks and writes that its verbs are made of."""
 
     def _change(self, kind: str, key: GroupKey, work: Work[Outcome]) -> Outcome:
-        """A change of ownership: the group's row first, so that all of them are in one order."""
+        """Run a change of ownership: the group's row first, so that all of them have one order."""
 
         def ordered(tx: Transaction) -> Outcome:
             self._bump(tx, key)
@@ -53,7 +53,7 @@ class SqlVerbs(SqlReadiness):
         return self._write(kind, ordered, mark=self._journalled(key))
 
     def _journalled(self, key: GroupKey) -> Mark:
-        """Whether a transaction's journal entries are there, now that its locks are gone."""
+        """Return the mark that looks for a transaction's journal entries, behind its locks."""
 
         def mark(tx: Transaction) -> bool:
             tx.connection.execute(group_statements.select_group(key, lock=True)).all()
@@ -86,11 +86,11 @@ class SqlVerbs(SqlReadiness):
     def _lock_shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
     ) -> dict[ShardId, ShardLease]:
-        found: dict[ShardId, ShardLease] = {}
+        locked: dict[ShardId, ShardLease] = {}
         for chunk in chunks(sorted(shards)):
             rows = tx.rows(shard_statements.lock_shards(key, chunk))
-            found.update((row.shard, row) for row in map(shard_from, rows))
-        return found
+            locked.update((row.shard, row) for row in map(shard_from, rows))
+        return locked
 
     def _carry_out(
         self, tx: Transaction, key: GroupKey, steps: Sequence[Step], observer: str
@@ -147,11 +147,11 @@ class SqlVerbs(SqlReadiness):
     def _newest(
         self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
     ) -> dict[ShardId, Batch]:
-        found: dict[ShardId, Batch] = {}
+        newest: dict[ShardId, Batch] = {}
         for part in portions(shards):
             rows = tx.rows(history.select_newest(key, part))
-            found |= {batch.shard: batch for batch in map(batch_from, rows)}
-        return found
+            newest |= {batch.shard: batch for batch in map(batch_from, rows)}
+        return newest
 
     def _abandon_intent(self, tx: Transaction, key: GroupKey, shard: ShardId) -> None:
         newest = self._newest(tx, key, [shard]).get(shard)
@@ -206,7 +206,7 @@ class _Change(NamedTuple):
 
 
 def _by_change(steps: Sequence[Step]) -> dict[_Change, list[Step]]:
-    found: dict[_Change, list[Step]] = {}
+    alike: dict[_Change, list[Step]] = {}
     for step in steps:
         before, after = shard_values(step.before), shard_values(step.after)
         change = _Change(
@@ -214,8 +214,8 @@ def _by_change(steps: Sequence[Step]) -> dict[_Change, list[Step]]:
             after.pop("consumer_epoch") - before["consumer_epoch"],
             tuple((name, repr(value)) for name, value in after.items() if value != before[name]),
         )
-        found.setdefault(change, []).append(step)
-    return found
+        alike.setdefault(change, []).append(step)
+    return alike
 
 
 def portions(shards: Collection[ShardId]) -> Iterable[Sequence[ShardId]]:

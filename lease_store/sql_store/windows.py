@@ -48,19 +48,19 @@ class SqlWindows(SqlVerbs, Windows):
 
         def work(tx: Transaction) -> Changed | Stale:
             self._group(tx, key)
-            known = stored(tx)
-            if known == window:
+            before = stored(tx)
+            if before == window:
                 return tx.abandon(Changed())
-            if window.version != (known.version if known else 0) + 1:
+            if window.version != (before.version if before else 0) + 1:
                 return tx.abandon(Stale())
             if attempt is not None and not self._freed(tx, key, attempt):
                 return tx.abandon(Stale())
             values = window_values(window)
-            if known is not None:
+            if before is not None:
                 self._change_row(
                     tx,
                     statements.update_window(
-                        key, window.asset, window.start, known.version, values
+                        key, window.asset, window.start, before.version, values
                     ),
                 )
                 return Changed()
@@ -122,12 +122,12 @@ class SqlWindows(SqlVerbs, Windows):
         def work(tx: Transaction) -> list[WindowAttempt]:
             self._group(tx, key)
             rows = tx.rows(statements.select_attempts(key))
-            found = [
+            attempts = [
                 WindowAttempt(row["attempt"], row["run"], row["begun_at"])
                 for row in rows
                 if row["attempt"]
             ]
-            return sorted(found, key=lambda each: each.attempt)
+            return sorted(attempts, key=lambda each: each.attempt)
 
         return self._read("window_attempts", work)
 

@@ -156,7 +156,7 @@ def copy(
     source = Target.at(home)
     source.store.close()
     with progress("copying", "rows") as show:
-        copied = copy_store(source.settings.store_url, url, told=show)
+        copied = copy_store(source.settings.store_url, url, report=show)
     before, after = described(source.settings.store_url), described(url)
     if as_json:
         groups = [str(key) for key in copied.groups]

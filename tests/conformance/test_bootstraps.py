@@ -75,7 +75,7 @@ def test_a_cursor_inside_a_batch_is_refused_and_changes_nothing(held: World) -> 
     assert held.shard(X) == before
 
 
-def test_only_the_holder_and_beside_no_other_run(held: World) -> None:
+def test_a_bootstrap_needs_the_holder_and_no_other_run(held: World) -> None:
     assert start(held, "5", node=B) == Stale()
     tenure = held.open(A, X, "run-1").tenure
     assert start(held, "5", run="run-2") == Stale()

@@ -32,7 +32,7 @@ def paused(world: World, group: Group, *, now: bool = True) -> None:
     world.store.update_group(replace(group, paused=now), observer="ops")
 
 
-def test_everything_under_way_is_seen(world: World) -> None:
+def test_all_work_under_way_is_reported(world: World) -> None:
     group = world.group()
     world.join(A)
     world.add(X, Y)
@@ -110,7 +110,7 @@ def test_a_drain_ends_when_somebody_resumes_the_group(world: World) -> None:
     assert (draining.paused, draining.drained, len(time.slept)) == (False, False, 1)
 
 
-def test_what_a_dead_run_intended_is_reported_and_does_not_hold_a_drain_up(world: World) -> None:
+def test_the_intent_of_a_dead_run_is_reported_and_holds_no_drain_up(world: World) -> None:
     group = world.group()
     world.join(A)
     world.add(X)

@@ -75,7 +75,7 @@ def test_what_lies_behind_the_new_checkpoint_is_withdrawn(world: World, read: Te
     ("cursor", "left"),
     [("0", 0), ("9", 2), ("12", 3), ("15", 3)],
 )
-def test_every_border_of_the_ledger_will_do(
+def test_a_checkpoint_may_lie_at_every_border_of_the_ledger(
     world: World, read: Tenure, cursor: str, left: int
 ) -> None:
     assert force(world, X, cursor) == Changed((X,))
@@ -286,8 +286,8 @@ def test_an_order_that_nobody_gave_up_is_still_owed(world: World) -> None:
     journal = [entry for entry in world.journal() if entry.kind != "accept"]
     shards = world.store.snapshot(world.key).shards
     batches = world.store.batches(world.key, state=None)
-    found = check_history(shards, journal, batches, [], ordered=True)
-    assert [(violation.rule, violation.shard) for violation in found] == [("order", Y)]
+    violations = check_history(shards, journal, batches, [], ordered=True)
+    assert [(violation.rule, violation.shard) for violation in violations] == [("order", Y)]
 
 
 def test_children_that_were_not_read_yet_just_wait_again(world: World) -> None:

@@ -26,7 +26,7 @@ def tenure(world: World) -> Tenure:
     return tenure
 
 
-def found(world: World, tenure: Tenure, end: str, *, skip: bool) -> None:
+def record(world: World, tenure: Tenure, end: str, *, skip: bool) -> None:
     world.store.record_gap(tenure, start="5", end=end, reason="trimmed", skip=skip)
 
 
@@ -42,8 +42,8 @@ def accept(world: World, start: str, end: str) -> Changed | Stale:
 
 
 def test_a_held_gap_moves_nothing(world: World, tenure: Tenure) -> None:
-    found(world, tenure, "9", skip=False)
-    found(world, tenure, "9", skip=False)
+    record(world, tenure, "9", skip=False)
+    record(world, tenure, "9", skip=False)
     assert spans(world) == [("5", "9", False, False)]
     assert world.shard(X).check_point == "5"
     assert [batch.state for batch in world.store.batches(world.key, X, None)] == [
@@ -55,21 +55,21 @@ def test_a_held_gap_moves_nothing(world: World, tenure: Tenure) -> None:
 
 
 def test_a_held_gap_grows_with_retention_until_it_is_skipped(world: World, tenure: Tenure) -> None:
-    found(world, tenure, "9", skip=False)
-    found(world, tenure, "12", skip=False)
+    record(world, tenure, "9", skip=False)
+    record(world, tenure, "12", skip=False)
     assert spans(world) == [("5", "12", False, False)]
-    found(world, tenure, "20", skip=True)
+    record(world, tenure, "20", skip=True)
     assert spans(world) == [("5", "20", False, True)]
     assert world.shard(X).check_point == "20"
     assert isinstance(world.consume(tenure, "20", "21", 2), Changed)
 
 
 def test_what_was_accepted_never_grows(world: World, tenure: Tenure) -> None:
-    found(world, tenure, "9", skip=False)
+    record(world, tenure, "9", skip=False)
     assert accept(world, "5", "9") == Changed((X,))
-    found(world, tenure, "12", skip=False)
+    record(world, tenure, "12", skip=False)
     assert spans(world) == [("5", "9", True, False)], "the next look skips what was accepted"
-    found(world, tenure, "9", skip=True)
+    record(world, tenure, "9", skip=True)
     world.store.record_gap(tenure, start="9", end="12", reason="trimmed", skip=False)
     assert spans(world) == [("5", "9", True, True), ("9", "12", False, False)]
     assert world.shard(X).check_point == "9"
@@ -77,8 +77,8 @@ def test_what_was_accepted_never_grows(world: World, tenure: Tenure) -> None:
 
 def test_exactly_the_range_that_was_seen_is_accepted(world: World, tenure: Tenure) -> None:
     """1. an operator sees [5, 9); 2. retention goes on to 12; 3. the operator accepts."""
-    found(world, tenure, "9", skip=False)
-    found(world, tenure, "12", skip=False)
+    record(world, tenure, "9", skip=False)
+    record(world, tenure, "12", skip=False)
     assert accept(world, "5", "9") == Stale()
     assert spans(world) == [("5", "12", False, False)]
     assert accept(world, "5", "12") == Changed((X,))
@@ -88,7 +88,7 @@ def test_exactly_the_range_that_was_seen_is_accepted(world: World, tenure: Tenur
 
 
 def test_a_skipped_gap_may_be_accepted_later(world: World, tenure: Tenure) -> None:
-    found(world, tenure, "9", skip=True)
+    record(world, tenure, "9", skip=True)
     assert accept(world, "5", "9") == Changed((X,))
     assert spans(world) == [("5", "9", True, True)]
 
@@ -109,7 +109,7 @@ def test_gaps_are_fenced_and_begin_at_the_checkpoint(world: World, tenure: Tenur
         with pytest.raises(CheckpointRefused, match="'5'"):
             world.store.record_gap(tenure, start="4", end="9", reason="r", skip=skip)
         with pytest.raises(LeaseLost):
-            found(world, replace(tenure, epoch=tenure.epoch + 1), "9", skip=skip)
+            record(world, replace(tenure, epoch=tenure.epoch + 1), "9", skip=skip)
     assert spans(world) == []
     with pytest.raises(UnknownShard):
         world.store.acknowledge_gap(world.key, Gap(Z, "5", "9", "", NOON), observer="ops")

@@ -108,8 +108,8 @@ class Player:
 
     def register(self) -> Any:
         node = self._node()
-        known = {row.name: row.lease_id for row in self.store.pulse(self.key).nodes}
-        displaced = self.random.choice((None, None, None, known.get(node)))
+        counters = {row.name: row.lease_id for row in self.store.pulse(self.key).nodes}
+        displaced = self.random.choice((None, None, None, counters.get(node)))
         accepts = self.random.random() < 0.8
         row = Node(node, 0, self._incarnation(node), accepts_runs=accepts)
         return self.store.register(self.key, row, observer="t", displaced_lease_id=displaced)
@@ -124,8 +124,8 @@ class Player:
 
     def evict(self) -> Any:
         node = self._node()
-        known = {row.name: row.lease_id for row in self.store.pulse(self.key).nodes}
-        seen = known.get(node, 1) - self.random.choice((0, 1, 1))
+        counters = {row.name: row.lease_id for row in self.store.pulse(self.key).nodes}
+        seen = counters.get(node, 1) - self.random.choice((0, 1, 1))
         return self.store.evict(self.key, node, seen, observer="t", reason="silent")
 
     def claim(self) -> Any:
@@ -229,8 +229,8 @@ class Player:
         return self.store.record_gap(tenure, start=start, end=end, reason="trim", skip=skip)
 
     def acknowledge(self) -> Any:
-        known = self.store.gaps(self.key)
-        gap = self.random.choice(known or [Gap(self._shard(), "0", "1", "r", EPOCH)])
+        gaps = self.store.gaps(self.key)
+        gap = self.random.choice(gaps or [Gap(self._shard(), "0", "1", "r", EPOCH)])
         return self.store.acknowledge_gap(self.key, gap, observer="ops")
 
     def order(self) -> Any:
@@ -274,8 +274,8 @@ def test_a_database_answers_like_the_model(store: LeaseStore, seed: int) -> None
     key = GroupKey.parse("group", f"history-{seed}")
     model = MemoryStore()
     expected = Player(model, key, seed).play(STEPS)
-    found = Player(store, key, seed).play(STEPS)
-    for step, (wanted, answer) in enumerate(zip(expected, found, strict=True)):
+    answers = Player(store, key, seed).play(STEPS)
+    for step, (wanted, answer) in enumerate(zip(expected, answers, strict=True)):
         assert answer == wanted, f"seed {seed}, step {step}"
     wanted_rows, rows = rows_of(model, key), rows_of(store, key)
     assert rows == wanted_rows

@@ -31,8 +31,8 @@ def commit(world: World, tenure: Tenure, *numbers: int, hooked: bool = True) -> 
 
 
 def waiting(world: World) -> list[tuple[str, int, str]]:
-    found = world.store.waiting_events(world.key, HOOK)
-    return [(each.shard, each.count, each.oldest.batch_id) for each in found]
+    waiting = world.store.waiting_events(world.key, HOOK)
+    return [(each.shard, each.count, each.oldest.batch_id) for each in waiting]
 
 
 def take(world: World, node: Any) -> DeliveryClaim:
@@ -139,7 +139,7 @@ def test_only_a_live_node_takes_the_turn(world: World, tenures: list[Tenure]) ->
     assert world.store.take_turn(world.key, A, "") == TurnTaken(None)
 
 
-def test_two_that_take_the_turn_at_once(world: World, tenures: list[Tenure]) -> None:
+def test_one_of_two_nodes_takes_the_turn(world: World, tenures: list[Tenure]) -> None:
     outcomes = at_once(
         lambda: world.store.take_turn(world.key, A, "a-1"),
         lambda: world.store.take_turn(world.key, B, "b-1"),

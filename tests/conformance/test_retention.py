@@ -99,13 +99,17 @@ def test_old_entries_go_and_the_rare_ones_stay(world: World) -> None:
     assert [entry.kind for entry in left] == ["edge", "open", "close", "force"]
     assert left[0].from_state is None, "its first sight"
     assert left[1].epoch == 5, "the newest batch is never folded, and its tenure stays for it"
-    found = summary(world)
-    assert found.epoch == 4
-    assert found.opening is not None
-    assert (found.opening.run, found.opening.epoch, found.open) == ("run-3", 4, False)
+    shard_summary = summary(world)
+    assert shard_summary.epoch == 4
+    assert shard_summary.opening is not None
+    assert (shard_summary.opening.run, shard_summary.opening.epoch, shard_summary.open) == (
+        "run-3",
+        4,
+        False,
+    )
     of_shard = [entry for entry in before if entry.shard == X]
-    assert found.deleted_entries == len(of_shard) - len(left)
-    assert found.entries == {"edge 3": 1, "open": 4, "close": 4}
+    assert shard_summary.deleted_entries == len(of_shard) - len(left)
+    assert shard_summary.entries == {"edge 3": 1, "open": 4, "close": 4}
     assert verify(world.store, world.key) == []
     assert prune_all(world) == 0, "nothing is left to do"
     tenure = world.open(A, X, "run-next").tenure
@@ -147,8 +151,11 @@ def test_the_open_tenure_goes_on_in_the_summary(world: World) -> None:
     world.transfer(X, B)
     prune_all(world)
     assert world.kinds(X) == ["edge", "edge"], "its first sight, and the newest entry"
-    found = summary(world)
-    assert (found.opening and found.opening.run, found.open) == ("run-1", True)
+    shard_summary = summary(world)
+    assert (shard_summary.opening and shard_summary.opening.run, shard_summary.open) == (
+        "run-1",
+        True,
+    )
     assert verify(world.store, world.key) == []
     world.store.close_tenure(tenure, reason="handed over")
     prune_all(world)

@@ -225,24 +225,28 @@ def test_a_true_history_stays_true(seed: int) -> None:
 @pytest.mark.parametrize("lie", LIES)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_a_lie_after_the_cut_is_found_as_without_it(lie: Callable[[Lied], None], seed: int) -> None:
+def test_a_false_entry_after_the_cut_is_reported_as_without_the_cut(
+    lie: Callable[[Lied], None], seed: int
+) -> None:
     chance = random.Random(seed)
     store = played(seed, chance)
     whole = store.backup()
     prune(store, chance)
     cut, numbers = store.backup(), cut_of(store)
-    found: list[set[tuple[str, object]]] = []
+    verdicts: list[set[tuple[str, object]]] = []
     for backup in (whole, cut):
         store.restore(backup)
         lie(rows_of(store, numbers))
-        found.append(verdict(store))
-    assert found[0] == found[1]
+        verdicts.append(verdict(store))
+    assert verdicts[0] == verdicts[1]
 
 
 @pytest.mark.parametrize("lie", LIES)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_a_lie_before_the_cut_is_not_forgotten(lie: Callable[[Lied], None], seed: int) -> None:
+def test_a_false_entry_before_the_cut_is_not_forgotten(
+    lie: Callable[[Lied], None], seed: int
+) -> None:
     chance = random.Random(seed)
     store = played(seed, chance)
     lie(rows_of(store))
@@ -252,7 +256,7 @@ def test_a_lie_before_the_cut_is_not_forgotten(lie: Callable[[Lied], None], seed
         assert verdict(store) == before
 
 
-def test_the_histories_reach_what_they_are_for() -> None:
+def test_the_histories_reach_every_outcome_of_settings() -> None:
     """Rows are folded, entries deleted and lies found; else the tests above would prove nothing."""
     folded = deleted = lied = 0
     for seed in range(30):

@@ -178,8 +178,8 @@ def test_swaps_and_commits_do_not_block_each_other(world: World, tenure: Tenure)
     def swap_all() -> int:
         done = 0
         for _ in range(10):
-            found = world.store.batches(world.key, X)
-            made = [rewrite(batch.sequence, batch.generation) for batch in found]
+            batches = world.store.batches(world.key, X)
+            made = [rewrite(batch.sequence, batch.generation) for batch in batches]
             unique = [
                 replace(each, files=(DataFile(f"{each.sequence}-{each.generation}", 4, 40),))
                 for each in made

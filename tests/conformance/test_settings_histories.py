@@ -68,8 +68,8 @@ def test_a_database_answers_like_the_model(store: LeaseStore, seed: int) -> None
     key = GroupKey.parse("group", f"settings-{seed}")
     model = MemoryStore()
     expected = SettingsPlayer(model, key, seed).play(STEPS)
-    found = SettingsPlayer(store, key, seed).play(STEPS)
-    for step, (wanted, answer) in enumerate(zip(expected, found, strict=True)):
+    answers = SettingsPlayer(store, key, seed).play(STEPS)
+    for step, (wanted, answer) in enumerate(zip(expected, answers, strict=True)):
         assert answer == wanted, f"seed {seed}, step {step}"
     assert rows_of(store, key) == rows_of(model, key)
     assert verify(store, key) == []

@@ -128,7 +128,7 @@ def test_a_passed_deadline_fences_the_holder(moving: World) -> None:
     assert isinstance(moving.consume(next_tenure.tenure, "0", "5"), Changed)
 
 
-def test_completing_needs_the_seen_lease_and_a_living_next(moving: World) -> None:
+def test_completing_needs_the_seen_lease_and_a_live_next_node(moving: World) -> None:
     lease_id = moving.shard(X).lease_id
     stale = moving.store.complete_transfer(moving.key, X, lease_id - 1, observer="b", reason="late")
     assert stale == Stale()

@@ -69,8 +69,8 @@ def test_windows_are_found_by_asset_and_overlap(world: World) -> None:
     assert world.store.windows(world.key) == rows
     assert world.store.windows(world.key, "hourly") == rows[3:]
     inside = NOON + HOUR + timedelta(minutes=1)
-    found = world.store.windows(world.key, "hourly", since=inside, until=inside)
-    assert [row.start for row in found] == [NOON + HOUR]
+    windows = world.store.windows(world.key, "hourly", since=inside, until=inside)
+    assert [row.start for row in windows] == [NOON + HOUR]
     at_the_edge = world.store.windows(world.key, "hourly", since=NOON + HOUR, until=NOON + 2 * HOUR)
     assert [row.start for row in at_the_edge] == [NOON + HOUR]
 
@@ -84,8 +84,8 @@ def test_batches_since_a_number(world: World) -> None:
         world.consume(x, str(number), str(number + 1), number)
         world.consume(y, str(number), str(number + 1), number)
     world.intend(x, "3", "4", 3)
-    found = world.store.batches_since(world.key, {X: 1, Y: 3})
-    assert [(batch.shard, batch.sequence) for batch in found] == [(X, 1), (X, 2)]
+    batches = world.store.batches_since(world.key, {X: 1, Y: 3})
+    assert [(batch.shard, batch.sequence) for batch in batches] == [(X, 1), (X, 2)]
     assert list(world.store.batches_since(world.key, {})) == []
 
 

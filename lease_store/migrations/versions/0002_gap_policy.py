@@ -1,4 +1,4 @@
-"""What becomes of records that retention removed before they were read: a policy per group."""
+"""The fate of records that retention removed before they were read: a policy per group."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def upgrade() -> None:
 
 def _add(table: str, column: Column[str] | Column[bool]) -> None:
     # MySQL commits every change of a table by itself: an upgrade that was cut off goes on here.
-    if column.name not in {known["name"] for known in inspect(op.get_bind()).get_columns(table)}:
+    if column.name not in {each["name"] for each in inspect(op.get_bind()).get_columns(table)}:
         op.add_column(table, column)

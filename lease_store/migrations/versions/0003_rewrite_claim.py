@@ -1,4 +1,4 @@
-"""Who may replace committed output of a shard: one claim per shard."""
+"""The right to replace committed output of a shard: one claim per shard."""
 
 from __future__ import annotations
 

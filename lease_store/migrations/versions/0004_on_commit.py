@@ -36,5 +36,5 @@ def upgrade() -> None:
 
 def _add(column: Column[Any]) -> None:
     # MySQL commits every change of a table by itself: an upgrade that was cut off goes on here.
-    if column.name not in {known["name"] for known in inspect(op.get_bind()).get_columns("outbox")}:
+    if column.name not in {each["name"] for each in inspect(op.get_bind()).get_columns("outbox")}:
         op.add_column("outbox", column)

@@ -18,5 +18,5 @@ TABLE = "loghub_client_shard_lease"
 def upgrade() -> None:
     """No shard was started by its node's settings when this release first sees the database."""
     # MySQL commits every change of a table by itself: an upgrade that was cut off goes on here.
-    if "bootstrap" not in {known["name"] for known in inspect(op.get_bind()).get_columns(TABLE)}:
+    if "bootstrap" not in {each["name"] for each in inspect(op.get_bind()).get_columns(TABLE)}:
         op.add_column(TABLE, Column("bootstrap", ExactText(512)))

@@ -79,7 +79,7 @@ _shards = Table(
 
 
 def upgrade() -> None:
-    """What the ledger holds already is looked through once, in pages."""
+    """Look once through the rows that the ledger holds already, in pages."""
     _add("batch", Column("event_span", BigInteger))
     for name in ("ledger_version", *_TOTALS):
         _add(_SHARDS, Column(name, BigInteger, nullable=False, server_default="0"))
@@ -142,7 +142,7 @@ def _file(values: dict[str, Any]) -> DataFile:
 
 
 def _add(table: str, column: Column[int]) -> None:
-    if column.name not in {known["name"] for known in inspect(op.get_bind()).get_columns(table)}:
+    if column.name not in {each["name"] for each in inspect(op.get_bind()).get_columns(table)}:
         op.add_column(table, column)
 
 
@@ -152,4 +152,4 @@ def _index(name: str, table: str, columns: Sequence[str]) -> None:
 
 
 def _indexes(table: str) -> set[str | None]:
-    return {known["name"] for known in inspect(op.get_bind()).get_indexes(table)}
+    return {each["name"] for each in inspect(op.get_bind()).get_indexes(table)}

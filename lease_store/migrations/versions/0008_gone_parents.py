@@ -18,5 +18,5 @@ TABLE = "loghub_client_shard_lease"
 def upgrade() -> None:
     """The next listing says which parents are gone; until then a waiting child goes on waiting."""
     # MySQL commits every change of a table by itself: an upgrade that was cut off goes on here.
-    if "gone_parents" not in {known["name"] for known in inspect(op.get_bind()).get_columns(TABLE)}:
+    if "gone_parents" not in {each["name"] for each in inspect(op.get_bind()).get_columns(TABLE)}:
         op.add_column(TABLE, Column("gone_parents", JsonText))

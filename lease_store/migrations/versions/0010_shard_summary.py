@@ -51,5 +51,5 @@ def upgrade() -> None:
 
 def _add(table: str, column: Column[Any]) -> None:
     # MySQL commits every change of a table by itself: an upgrade that was cut off goes on here.
-    if column.name not in {known["name"] for known in inspect(op.get_bind()).get_columns(table)}:
+    if column.name not in {each["name"] for each in inspect(op.get_bind()).get_columns(table)}:
         op.add_column(table, column)

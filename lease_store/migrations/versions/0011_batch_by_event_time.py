@@ -17,8 +17,8 @@ _COLUMNS = ("consume_group", "logstream_sig", "event_span", "shard_id", "sequenc
 
 def upgrade() -> None:
     """MySQL commits every change of a table by itself: an upgrade that was cut off goes on here."""
-    known = {index["name"] for index in inspect(op.get_bind()).get_indexes("batch")}
-    if _INDEX not in known:
+    indexes = {index["name"] for index in inspect(op.get_bind()).get_indexes("batch")}
+    if _INDEX not in indexes:
         op.create_index(_INDEX, "batch", list(_COLUMNS))
-    if _FORMER in known:
+    if _FORMER in indexes:
         op.drop_index(_FORMER, "batch")

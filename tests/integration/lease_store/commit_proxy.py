@@ -111,13 +111,13 @@ def _packet(source: socket.socket) -> bytes | None:
 
 
 def _exactly(source: socket.socket, size: int) -> bytes | None:
-    found = b""
-    while len(found) < size:
-        piece = source.recv(size - len(found))
+    data = b""
+    while len(data) < size:
+        piece = source.recv(size - len(data))
         if not piece:
             return None
-        found += piece
-    return found
+        data += piece
+    return data
 
 
 def _shut(each: socket.socket) -> None:

@@ -57,13 +57,13 @@ def test_an_opening_that_overtakes_the_pause_is_waited_for(
 
     monkeypatch.setattr(SqlTenures, "_carry_out", standing_still)
     opened: list[object] = []
-    found: list[Draining] = []
+    looks: list[Draining] = []
 
     def open_it() -> None:
         opened.append(runner.open_tenure(world.key, X, A, "run-1"))
 
     def drain_it() -> None:
-        found.append(operator.draining(world.key))
+        looks.append(operator.draining(world.key))
 
     opening = threading.Thread(target=open_it)
     opening.start()
@@ -78,7 +78,7 @@ def test_an_opening_that_overtakes_the_pause_is_waited_for(
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert isinstance(opened[0], Opened)
-    assert [shard.run for shard in found[0].open] == ["run-1"]
+    assert [shard.run for shard in looks[0].open] == ["run-1"]
 
 
 def test_an_opening_that_comes_behind_the_pause_is_refused(
@@ -95,15 +95,15 @@ def test_an_opening_that_comes_behind_the_pause_is_refused(
     world.add(X)
     world.claim(A, X)
     original = SqlTenures._lock_shards
-    found: list[Draining] = []
+    looks: list[Draining] = []
 
     def overtaken(self: SqlStore, *arguments: Any) -> object:
-        if self is runner and not found:
+        if self is runner and not looks:
             operator.update_group(replace(group, paused=True), observer="ops")
-            found.append(operator.draining(world.key))
+            looks.append(operator.draining(world.key))
         return original(self, *arguments)
 
     monkeypatch.setattr(SqlTenures, "_lock_shards", overtaken)
     outcome = runner.open_tenure(world.key, X, A, "run-1")
-    assert found[0].drained
+    assert looks[0].drained
     assert isinstance(outcome, NotHeld)

@@ -108,7 +108,7 @@ def ours(_object: Any, name: str | None, kind: str, *_: Any) -> bool:
 
 
 def guarded(engine: Engine) -> bool:
-    """Whether a fencing number cannot be lowered by hand."""
+    """Return True if a fencing number cannot be lowered by hand."""
     store = open_store(engine.url.render_as_string(hide_password=False))
     world = World(store, KEY)
     world.group()
@@ -149,7 +149,7 @@ def test_an_account_that_may_make_no_trigger_is_told_so_and_goes_on(
 
 
 @pytest.mark.servers("mysql")
-def test_a_server_that_allows_no_triggers_is_upgraded_without(
+def test_a_server_that_allows_no_triggers_is_upgraded_without_them(
     server: DatabaseServer, server_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a binary log, which MySQL has by default, they need a setting or a mighty account."""

@@ -256,7 +256,7 @@ def test_two_lost_replies_in_a_row(through_proxy: World, proxy: CommitProxy) -> 
 
 
 @pytest.mark.parametrize("cut", Cut)
-def test_a_batch_of_before_does_not_vouch_for_another(
+def test_an_earlier_batch_does_not_vouch_for_another(
     through_proxy: World, proxy: CommitProxy, cut: Cut
 ) -> None:
     """One shard's batch was committed earlier and is sent again beside another shard's."""

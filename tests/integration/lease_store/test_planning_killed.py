@@ -83,15 +83,15 @@ def doomed(url: str, point: Failpoint) -> Generator[subprocess.Popen[bytes]]:
 
 def unbalanced(store: LeaseStore, nodes: Groups) -> list[Failpoint]:
     """Groups whose shards are not all held by their living nodes, in equal parts."""
-    found: list[Failpoint] = []
+    points: list[Failpoint] = []
     for point, living in nodes.items():
         rows = store.snapshot(key_of(point)).shards
         settled = all(row.state.held and row.lease_owner == row.consumer_owner for row in rows)
         owners = [row.consumer_owner for row in rows]
         fair = {owners.count(node) for node in living}
         if not settled or len(rows) != len(SHARDS) or fair != {len(SHARDS) // len(living)}:
-            found.append(point)
-    return found
+            points.append(point)
+    return points
 
 
 def tick(node: Rebalancer) -> None:

@@ -1,4 +1,4 @@
-"""What servers do to leases unless sessions are set up for them: isolation to time zone."""
+"""Sessions that are set up for leases, against what servers do by default."""
 
 from __future__ import annotations
 

@@ -99,14 +99,14 @@ def test_the_copy_is_of_one_moment(source: str, mariadb_url: str, tmp_path: Path
         before = read(url)
         target = f"sqlite:///{tmp_path}/target-{number}.db"
         open_store(target, upgrade=True).close()
-        told: list[int] = []
+        reports: list[int] = []
 
-        def leave(rows: int, url: str = url, told: list[int] = told) -> None:
-            if not told:
+        def leave(rows: int, url: str = url, reports: list[int] = reports) -> None:
+            if not reports:
                 open_store(url).leave(KEY, A, "a-1")
-            told.append(rows)
+            reports.append(rows)
 
-        copy_store(url, target, told=leave)
+        copy_store(url, target, report=leave)
         assert read(target) == before
         changed = {name for name, rows in read(url).items() if rows != before[name]}
         assert changed >= {"lease_journal", "loghub_client_shard_lease"}

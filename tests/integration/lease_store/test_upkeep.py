@@ -1,4 +1,4 @@
-"""What reaches a real database while nothing happens, counted at the driver."""
+"""The statements that reach a real database while nothing happens, counted at the driver."""
 
 from __future__ import annotations
 

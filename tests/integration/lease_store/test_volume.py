@@ -1,4 +1,4 @@
-"""What a deployment does and reads costs the same, ten times as many batches later.
+"""The work of a deployment costs the same, ten times as many batches later.
 
 Goal: no statement goes through rows that it does not need. Method: the work is counted, not timed,
 on a store of 400 batches and on one of 4,000, as many entries in the journal: the instructions of
@@ -93,7 +93,7 @@ class Aged:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[list[Aged]]:
-    found: list[Aged] = []
+    stores: list[Aged] = []
     for age in (SMALL, LARGE):
         server: DatabaseServer | None = None
         url = f"sqlite:///{tmp_path_factory.mktemp('aged')}/leases.db"
@@ -104,14 +104,14 @@ def pair(
         fill(url, age)
         aged = Aged(age, open_store(url), server)
         aged.listen()
-        found.append(aged)
-    yield found
-    for aged in found:
+        stores.append(aged)
+    yield stores
+    for aged in stores:
         aged.store.close()
 
 
 def work_of(aged: Aged) -> dict[str, Work]:
-    """What a deployment does all the time, and what people look at."""
+    """The verbs that a deployment calls all the time, and those that people look through."""
     store, age = aged.store, aged.age
     run = Consumption.begin(store, age)
     shard = age.names[0]
@@ -188,8 +188,8 @@ def test_an_hour_has_its_own_files_alone(pair: list[Aged]) -> None:
 
 
 def test_an_old_history_is_true(pair: list[Aged]) -> None:
-    """What the other cases rely on: the rows are as the verbs would have written them."""
+    """Goal: the other cases may rely on rows as the verbs would have written them."""
     for aged in pair:
-        found = audit(aged.store, KEY)
-        assert found.violations == ()
-        assert found.batches >= aged.age.batches - RECORDS
+        report = audit(aged.store, KEY)
+        assert report.violations == ()
+        assert report.batches >= aged.age.batches - RECORDS

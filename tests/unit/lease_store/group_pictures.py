@@ -72,11 +72,11 @@ def carried_out(snap: Snapshot, decided: Plan) -> Snapshot:
 
 
 def counts(snap: Snapshot) -> dict[NodeName, int]:
-    found = dict.fromkeys(live(snap), 0)
+    counts = dict.fromkeys(live(snap), 0)
     for lease in snap.shards:
-        if lease.state.held and lease.lease_owner in found:
-            found[lease.lease_owner] += 1
-    return found
+        if lease.state.held and lease.lease_owner in counts:
+            counts[lease.lease_owner] += 1
+    return counts
 
 
 def moves_of(decided: Plan) -> list[tuple[str, str, str]]:

@@ -34,7 +34,7 @@ def test_what_stays_on_this_machine_needs_no_tls(rest: str) -> None:
 @pytest.mark.parametrize(
     "rest", ["db/d", "10.0.0.7:3306/d", "[fe80::1]/d", "0.0.0.0/d", "localhost.example/d"]
 )
-def test_another_machine_needs_tls_or_a_word(rest: str) -> None:
+def test_another_machine_needs_tls_or_a_waiver(rest: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         through(rest)
     sentence = str(caught.value)

@@ -59,43 +59,43 @@ def test_this_process_is_alive_and_its_note_says_so_again() -> None:
     assert own.same_place
 
 
-def test_one_that_ended_is_gone_even_while_nobody_asked_for_its_exit_code(
+def test_an_ended_process_is_gone_before_anybody_asks_for_its_exit_code(
     child: subprocess.Popen[bytes],
 ) -> None:
-    known = ProcessIdentity.of(child.pid)
-    assert known.existence() is Existence.ALIVE
+    identity = ProcessIdentity.of(child.pid)
+    assert identity.existence() is Existence.ALIVE
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert known.existence() is Existence.GONE, "a zombie"
+    assert identity.existence() is Existence.GONE, "a zombie"
     child.wait()
-    assert known.existence() is Existence.GONE
+    assert identity.existence() is Existence.GONE
     with pytest.raises(ProcessLookupError):
         ProcessIdentity.of(child.pid)
 
 
 def test_a_number_that_was_used_again_is_another_process(tmp_path: Path) -> None:
     proc = table(tmp_path)
-    known = ProcessIdentity.of(OWN, proc)
-    assert known.started == 700
+    identity = ProcessIdentity.of(OWN, proc)
+    assert identity.started == 700
     note_stat(proc, OWN, started=701)
-    assert known.existence(proc) is Existence.GONE
+    assert identity.existence(proc) is Existence.GONE
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])
 def test_a_zombie_of_the_table_is_gone(tmp_path: Path, state: str) -> None:
     proc = table(tmp_path)
-    known = ProcessIdentity.of(OWN, proc)
+    identity = ProcessIdentity.of(OWN, proc)
     note_stat(proc, OWN, started=700, state=state)
-    assert known.existence(proc) is Existence.GONE
+    assert identity.existence(proc) is Existence.GONE
 
 
-def test_of_another_boot_or_another_namespace_nothing_is_known(tmp_path: Path) -> None:
+def test_nothing_is_known_about_processes_of_another_boot_or_namespace(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in "abc")
-    known = ProcessIdentity.of(OWN, table(first))
-    assert known.existence(table(second, boot="boot-2")) is Existence.UNKNOWN
+    identity = ProcessIdentity.of(OWN, table(first))
+    assert identity.existence(table(second, boot="boot-2")) is Existence.UNKNOWN
     # Another namespace of the same boot has another inode.
-    assert known.existence(table(third)) is Existence.UNKNOWN
-    assert known.existence(first) is Existence.ALIVE
+    assert identity.existence(table(third)) is Existence.UNKNOWN
+    assert identity.existence(first) is Existence.ALIVE
 
 
 def test_the_table_of_another_namespace_is_not_read(tmp_path: Path) -> None:
@@ -103,23 +103,23 @@ def test_the_table_of_another_namespace_is_not_read(tmp_path: Path) -> None:
     proc = table(tmp_path, self_pid=OWN + 1)
     assert current_place(proc) == ""
     note_stat(proc, OWN, started=700)
-    known = ProcessIdentity.of(OWN, proc)
-    assert known.existence(proc) is Existence.UNKNOWN
-    assert not known.same_place
+    identity = ProcessIdentity.of(OWN, proc)
+    assert identity.existence(proc) is Existence.UNKNOWN
+    assert not identity.same_place
 
 
-def test_a_process_that_the_system_hides_from_us_is_not_called_gone(
+def test_a_process_that_the_system_hides_is_not_called_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc = table(tmp_path)
-    known = replace(ProcessIdentity.of(OWN, proc), pid=4_000_000)
+    identity = replace(ProcessIdentity.of(OWN, proc), pid=4_000_000)
 
     def hidden(pid: int, number: int) -> None:
         del pid, number
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", hidden)
-    assert known.existence(proc) is Existence.UNKNOWN
+    assert identity.existence(proc) is Existence.UNKNOWN
 
 
 def test_without_a_table_the_host_name_and_psutil_have_to_do(
@@ -128,17 +128,17 @@ def test_without_a_table_the_host_name_and_psutil_have_to_do(
     nowhere = tmp_path / "none"
     assert current_place(nowhere) == f"host-{platform.node()}"
     assert current_boot(nowhere).isdecimal()
-    known = ProcessIdentity.of(child.pid, nowhere)
+    identity = ProcessIdentity.of(child.pid, nowhere)
     before = psutil.Process.create_time
     for step_s, existence in ((1.5, Existence.ALIVE), (60.0, Existence.GONE)):
         with monkeypatch.context() as patch:
             patch.setattr(psutil.Process, "create_time", lambda self, s=step_s: before(self) + s)
-            assert known.existence(nowhere) is existence
+            assert identity.existence(nowhere) is existence
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert known.existence(nowhere) is Existence.GONE
+    assert identity.existence(nowhere) is Existence.GONE
     child.wait()
-    assert known.existence(nowhere) is Existence.GONE
+    assert identity.existence(nowhere) is Existence.GONE
     assert start_of(child.pid, nowhere) is None
 
 

@@ -1,4 +1,4 @@
-"""What the store's source may not contain: composed SQL, other clocks, locks that are no leases."""
+"""Bans on the store's source: composed SQL, other clocks, locks that are no leases."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_no_clock_but_the_databases_own_utc_and_no_session_locks(path: Path) -> None:
     """`NOW()` follows the session's zone, `GET_LOCK` has no fencing number."""
-    found = re.findall(
+    calls = re.findall(
         r"\b(?:NOW|CURRENT_TIMESTAMP|SYSDATE|GET_LOCK|RELEASE_LOCK)\s*\(?", path.read_text()
     )
-    assert found == []
+    assert calls == []
 
 
 @pytest.mark.parametrize("path", SQL_MODULES, ids=name)

@@ -89,13 +89,13 @@ def test_every_row_of_every_table_arrives_as_it_was(source: str, target: str) ->
     before = content(source)
     assert set(before) == set(tables.metadata.tables)
     assert all(before.values()), "a table without rows shows nothing"
-    told: list[int] = []
-    copied = copy_store(source, target, told=told.append)
+    reports: list[int] = []
+    copied = copy_store(source, target, report=reports.append)
     assert content(target) == before == content(source)
     assert copied.groups == (KEY,)
     assert copied.rows == {name: len(rows) for name, rows in before.items()}
     assert copied.violations == ()
-    assert told[-1] == sum(copied.rows.values())
+    assert reports[-1] == sum(copied.rows.values())
 
 
 def test_the_copy_goes_on_where_the_original_stopped(source: str, target: str) -> None:
@@ -115,10 +115,10 @@ def test_rows_come_in_portions(source: str, target: str) -> None:
     world = World(open_store(source), OTHER)
     world.group(paused=True)
     world.add(*(ShardListing(type(X)(f"s{number}")) for number in range(PORTION_ROWS + 1)))
-    told: list[int] = []
-    copied = copy_store(source, target, told=told.append)
+    reports: list[int] = []
+    copied = copy_store(source, target, report=reports.append)
     assert copied.rows["loghub_client_shard_lease"] == PORTION_ROWS + 3
-    assert max(b - a for a, b in itertools.pairwise(told)) <= PORTION_ROWS
+    assert max(b - a for a, b in itertools.pairwise(reports)) <= PORTION_ROWS
     assert content(target) == content(source)
 
 
@@ -126,8 +126,8 @@ def test_a_store_is_not_copied_into_itself(source: str, tmp_path: Path) -> None:
     assert "into itself" in refused(source, source)
     (tmp_path / "link").symlink_to(tmp_path / "old")
     assert "into itself" in refused(source, f"sqlite:///{tmp_path}/link/leases.db")
-    known = "mysql+pymysql://a:secret@LOCALHOST/leases"
-    sentence = refused(known, "mysql+pymysql://b:secret@localhost:3306/leases?charset=utf8mb4")
+    place = "mysql+pymysql://a:secret@LOCALHOST/leases"
+    sentence = refused(place, "mysql+pymysql://b:secret@localhost:3306/leases?charset=utf8mb4")
     assert "into itself" in sentence
     assert "secret" not in sentence
 
@@ -211,7 +211,7 @@ def test_what_changes_while_it_is_copied_undoes_the_copy(source: str, target: st
     assert not any(content(target).values())
 
 
-def test_a_target_that_loses_rows_is_found_out(source: str, target: str) -> None:
+def test_a_target_that_loses_rows_is_noticed(source: str, target: str) -> None:
     execute(
         target,
         "CREATE TRIGGER lossy BEFORE INSERT ON gap WHEN NEW.acknowledged BEGIN "

@@ -185,8 +185,8 @@ def test_statements_are_counted_by_kind(bench: Bench) -> None:
 
 def marked(*numbers: int) -> Callable[[Transaction], bool]:
     def mark(tx: Transaction) -> bool:
-        found = tx.connection.execute(text("SELECT n FROM t")).scalars().all()
-        return set(numbers) <= set(found)
+        stored = tx.connection.execute(text("SELECT n FROM t")).scalars().all()
+        return set(numbers) <= set(stored)
 
     return mark
 
