@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,21 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert f"{PACKAGE}/py.typed" in held
     assert f"{PACKAGE}/lease_store/migrations/script.py.mako" in held
     assert {Path(each).name for each in metadata} >= {"METADATA", "entry_points.txt", "LICENSE"}
+
+
+def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """Goal: whoever builds from the published sources gets every room, too."""
+
+    def build(target: str, folder: Path) -> Path:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", tmp_path]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+        [built] = tmp_path.glob("*.tar.gz" if target == "sdist" else "*.whl")
+        return built
+
+    with tarfile.open(build("sdist", ROOT)) as sources:
+        sources.extractall(tmp_path, filter="data")
+    [unpacked] = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert zipfile.ZipFile(build("wheel", unpacked)).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
 @pytest.mark.parametrize("room", PACKAGES)
