@@ -27,6 +27,7 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Made by the tests of the user interface when a screenshot is asked for.
 PICTURES_MADE_LATER = {"docs/images/ui.png"}
+FOLDERS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != ".")
 BANNED = (
     "simply", "just works", "blazing", "seamless", "leverage", "utilize", "cutting-edge",
     "world-class", "state-of-the-art", "robust", "effortless",
@@ -262,12 +263,19 @@ def test_all_decisions_are_listed() -> None:
         assert title in listed
 
 
-def test_races_name_files_that_exist() -> None:
-    text = (DOCS / "reference/races.md").read_text("utf-8")
-    named = re.findall(r"`([\w/]+\.py)`", text)
-    assert len(named) >= 10
-    for path in named:
-        assert (ROOT / path).is_file(), path
+@pages
+def test_paths_of_the_tree_exist(page: Path) -> None:
+    """Of the tree are those that begin with one of its folders; `output/STREAM` is of a home."""
+    text = FENCE.sub("", page.read_text("utf-8"))
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_races_name_the_files_that_prevent_them() -> None:
+    sections = (DOCS / "reference/races.md").read_text("utf-8").split("\n## ")[1:]
+    assert len(sections) >= 10
+    for section in sections:
+        assert re.search(r"^`(\w+/[\w/]+\.py|LeaseStore\.\w+)`", section, re.M), section[:60]
 
 
 @pytest.mark.parametrize("life", ["life-of-a-record.md", "life-of-a-lease.md"])
