@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from dagster_leasehold.lease_store.group_rows import (
     Node,
 )
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.pruning import output_age
 from dagster_leasehold.lease_store.rules.node_settings import (
     NodeSettings,
     check_served,
@@ -71,6 +73,8 @@ class ShardStream:
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.
+        output_days: how old committed output may become before it expires, in days; None keeps it
+            for good. See `docs/operations.md`.
         on_commit: called with each committed batch, at least once, in the order of the commits of
             its shard. It runs in the code server, not in Spark.
 
@@ -97,6 +101,7 @@ class ShardStream:
     handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
     quarantined_max: int = 1_000
     lag_max: int = 1_000_000
+    output_days: float | None = None
     on_commit: OnCommit | None = None
 
     def __post_init__(self) -> None:
@@ -115,11 +120,17 @@ class ShardStream:
                 raise InvalidSetting(
                     f"Stream {self.name!r}: {setting} is {value}: use a positive number."
                 )
+        output_age(self.output_days)
 
     @property
     def key(self) -> GroupKey:
         """The consumer group within the stream."""
         return GroupKey.parse(self.group, self.name)
+
+    @property
+    def output_age(self) -> timedelta | None:
+        """The age from which on committed output expires; None keeps it for good."""
+        return output_age(self.output_days)
 
     def check_nodes(self, served: Sequence[NodeName]) -> None:
         """Whether the settings of nodes are those of the nodes that a deployment serves.

@@ -61,6 +61,8 @@ class Failpoint(Enum):
     AFTER_SWAP = 35, "the ledger names the new files, the claim is not given back"
     BEFORE_VACUUM = 36, "vacuum knows what it may remove, nothing is removed"
     DURING_VACUUM = 37, "vacuum has removed its first file"
+    BEFORE_EXPIRY = 38, "the files of output that expires look new, the ledger names them"
+    IN_EXPIRE_BATCHES = 39, "ledger rows of output that expires are being deleted"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""A round of deleting history: for every shard of a group, portion by portion.
+"""A round of deleting history, and output that has expired: shard by shard, portion by portion.
 
 One shard's trouble stops no other: it is in the report, and the next round tries it again.
 """
@@ -6,13 +6,17 @@ One shard's trouble stops no other: it is in the report, and the next round trie
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal
 
+from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.lease_store.shard_summary import Portion
@@ -22,6 +26,7 @@ FOREVER = "forever"
 HISTORY_DAYS_DEFAULT = 30.0
 HISTORY_DAYS_MIN = 1.0
 HISTORY_DAYS_MAX = 36_500.0
+EXPIRED = "expired"
 FAILURES_MAX = 5
 """So many failures one after the other are no shard's trouble but the store's: a round ends."""
 
@@ -42,16 +47,48 @@ def history_age(days: float | Literal["forever"]) -> timedelta | None:
     return timedelta(days=days)
 
 
+def output_age(days: float | None) -> timedelta | None:
+    """The age from which on committed output expires; None where it is kept for good.
+
+    Raises:
+        InvalidSetting: it is less than a day, or more than a century.
+    """
+    if days is None:
+        return None
+    if not HISTORY_DAYS_MIN <= days <= HISTORY_DAYS_MAX:
+        raise InvalidSetting(
+            f"Committed output cannot expire after {days:g} days: use {HISTORY_DAYS_MIN:g} to "
+            f"{HISTORY_DAYS_MAX:g} days, or leave output_days out to keep it for good."
+        )
+    return timedelta(days=days)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputExpiry:
+    """How old committed output expires.
+
+    Attributes:
+        age: how old a batch must be, next to the newest entries of its group's journal.
+        renew: makes files look new: vacuum's age counts from when they expire, since a reader may
+            have listed them a moment ago.
+    """
+
+    age: timedelta
+    renew: Callable[[Iterable[DataFile]], None]
+
+
 @dataclass(slots=True)
 class PruneReport:
     """The work of a round so far.
 
     Attributes:
-        rows: the deleted rows by table.
+        rows: the deleted rows by table, those of expired output aside.
+        expired: the deleted ledger rows of expired output.
         failures: what could not be done, a sentence each.
     """
 
     rows: Counter[str] = field(default_factory=Counter[str])
+    expired: int = 0
     failures: list[str] = field(default_factory=list[str])
 
 
@@ -68,23 +105,36 @@ class PruneRound:
     Args:
         store: the lease store.
         key: the group.
-        age: how old a row must be to go, next to the newest ones of the group.
+        age: how old a row must be to go, next to the newest ones of the group; None keeps all.
+        output: how committed output expires; None keeps it.
 
     Raises:
         UnknownGroup: there is no such group.
         StoreUnavailable: the store does not answer.
     """
 
-    def __init__(self, store: GroupsAndRetention, key: GroupKey, age: timedelta) -> None:
+    def __init__(
+        self,
+        store: GroupsAndRetention,
+        key: GroupKey,
+        age: timedelta | None,
+        output: OutputExpiry | None = None,
+    ) -> None:
         self.report = PruneReport()
+        self._store = store
         self._failed = 0
         self._key = key
         self._tasks: deque[_Task] = deque()
         newest = reference_time(store.newest_times(key, REFERENCE_ENTRIES))
         if newest is None:
             return
-        before = newest - age
         shards = sorted((lease.shard for lease in store.snapshot(key).shards), key=rank_key)
+        if output is not None:
+            for shard in shards:
+                self._add(EXPIRED, shard, partial(self._expire, shard, newest, output))
+        if age is None:
+            return
+        before = newest - age
         for shard in shards:
             self._add("batch", shard, lambda s=shard: store.prune_batches(key, s, before=before))
             self._add(
@@ -93,6 +143,26 @@ class PruneRound:
         self._add("lease_journal", None, lambda: store.prune_journal(key, None, before=before))
         self._add("outbox", None, lambda: store.prune_outbox(key, before=before))
         self._add("gap", None, lambda: store.prune_gaps(key, before=before))
+
+    def _expire(self, shard: ShardId, newest: datetime, output: OutputExpiry) -> Portion:
+        """Forget the oldest output of a shard.
+
+        1. A reader lists the ledger; its files are old.
+        2. The rows go. Vacuum, which begins now, finds the files unnamed.
+        3. They look new, and stay until the reader has had vacuum's age to read them.
+        """
+        before = newest - output.age
+        rows = self._store.expirable(self._key, shard, before=before)
+        if not rows:
+            return Portion()
+        output.renew(file for row in rows for file in row.files)
+        failpoints.reach(Failpoint.BEFORE_EXPIRY)
+        through = rows[-1].sequence
+        portion = self._store.expire_batches(self._key, shard, before=before, through=through)
+        if portion.rows:
+            # Again: the store may have kept it waiting, and a reader listed them until it happened.
+            output.renew(file for row in rows for file in row.files)
+        return portion
 
     def _add(self, table: str, shard: ShardId | None, portion: Callable[[], Portion]) -> None:
         self._tasks.append(_Task(table, shard, portion))
@@ -110,16 +180,18 @@ class PruneRound:
         except Exception as error:
             # Errors that nobody foresaw are no reason to leave the other shards' history alone.
             of = f" of shard {task.shard}" if task.shard else ""
-            self.report.failures.append(
-                f"Old rows of {task.table}{of} of {self._key} could not be deleted: {error}"
-            )
+            rows = "Expired output" if task.table == EXPIRED else f"Old rows of {task.table}"
+            self.report.failures.append(f"{rows}{of} of {self._key} could not be deleted: {error}")
             self._tasks.popleft()
             self._failed += 1
             if self._failed == FAILURES_MAX:
                 self._tasks.clear()
             return
         self._failed = 0
-        self.report.rows[task.table] += portion.rows
+        if task.table == EXPIRED:
+            self.report.expired += portion.rows
+        else:
+            self.report.rows[task.table] += portion.rows
         if not portion.more:
             self._tasks.popleft()
 
@@ -130,14 +202,32 @@ def prune(
     age: timedelta,
     progress: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
-    """Do a whole round; `progress` gets the number of rows that are deleted so far.
+    """Do a whole round over history; `progress` gets the number of rows that are deleted so far.
 
     Raises:
         UnknownGroup: there is no such group.
         StoreUnavailable: the store did not answer at the beginning.
     """
-    round_ = PruneRound(store, key, age)
+    return _whole(PruneRound(store, key, age), progress)
+
+
+def expire(
+    store: GroupsAndRetention,
+    key: GroupKey,
+    output: OutputExpiry,
+    progress: Callable[[int], None] = lambda _: None,
+) -> PruneReport:
+    """Forget all committed output of a group that has expired; `progress` as for `prune`.
+
+    Raises:
+        UnknownGroup: there is no such group.
+        StoreUnavailable: the store did not answer at the beginning.
+    """
+    return _whole(PruneRound(store, key, None, output), progress)
+
+
+def _whole(round_: PruneRound, progress: Callable[[int], None]) -> PruneReport:
     while not round_.over:
         round_.step()
-        progress(round_.report.rows.total())
+        progress(round_.report.rows.total() + round_.report.expired)
     return round_.report

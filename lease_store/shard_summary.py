@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.journal_proof import Finding, Opening, Proven
+from dagster_leasehold.lease_store.rules.journal_proof import End, Finding, Opening, Proven
 
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""
@@ -20,6 +21,43 @@ SKIPS_KEPT = 1_000
 """The most deleted gaps of a shard that are remembered; those beyond are not deleted."""
 VIOLATIONS_KEPT = 20
 """The most broken promises of a shard's deleted history that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Committed output of a shard that was forgotten: all of it from the start to one batch.
+
+    Attributes:
+        last: the last forgotten batch; committed output begins where it ended.
+        batches: the number of forgotten batches.
+        records: the number of records that they had written.
+        events_since: no forgotten record has an earlier event time; None where that is not known.
+        events_until: none has a later one, except those from the future of their commit; None
+            where no batch had any output.
+    """
+
+    last: End
+    batches: int
+    records: int
+    events_since: datetime | None
+    events_until: datetime | None
+
+    @property
+    def begin(self) -> str:
+        """The cursor where committed output begins now."""
+        return self.last.cursor
+
+    @property
+    def first_number(self) -> int:
+        """The first number that a batch which is still there may have."""
+        return self.last.number + 1
+
+    def may_hold(self, since: datetime | None, until: datetime | None) -> bool:
+        """Return True if forgotten records may have event times of `[since, until)`."""
+        if self.events_until is None:
+            return False
+        early = until is None or self.events_since is None or self.events_since < until
+        return early and (since is None or self.events_until >= since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +77,7 @@ class ShardSummary:
         folded_until: rows before this number were looked at for folding since they were written.
         skips: deleted gaps that the checkpoint has moved past, from and to which cursor.
         violations: the broken promises that deleted rows showed, as rule and sentence.
+        expired: the committed output that was forgotten, if any was.
     """
 
     shard: ShardId | None
@@ -53,6 +92,7 @@ class ShardSummary:
     folded_until: int = 0
     skips: tuple[tuple[str, str], ...] = ()
     violations: tuple[Finding, ...] = ()
+    expired: Expired | None = None
 
     @property
     def proven(self) -> Proven:
@@ -61,6 +101,7 @@ class ShardSummary:
             epoch=self.epoch,
             open=self.opening if self.open else None,
             tenures=(self.opening,) if self.opening else (),
+            last=self.expired.last if self.expired else None,
             entries_until=self.journal_until,
             fenced_until=self.proven_until,
             fenced_epoch=self.proven_epoch,

@@ -350,6 +350,8 @@ shard_summary = Table(
     Column("folded_until", BigInteger, nullable=False),
     Column("skips", JsonText, nullable=False),
     Column("violations", JsonText, nullable=False),
+    # What is left of committed output that expired; empty where none did.
+    Column("expired", JsonText),
     **TABLE_OPTIONS,
 )
 

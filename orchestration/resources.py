@@ -40,6 +40,7 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
         shards_per_run=declared.shards_per_run,
         run_budget_s=declared.run_budget_s,
         stall_limit_s=declared.stall_limit_s,
+        output_days=declared.output_days,
     )
 
 

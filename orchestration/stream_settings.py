@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_MAX, HISTORY_DAYS_MIN
 from dagster_leasehold.lease_store.rules.node_settings import (
     Modulo,
     NodeSettings,
@@ -72,6 +73,7 @@ class StreamSettings(BaseModel):
     shards_per_run: int = Field(default=64, gt=0)
     run_budget_s: float = Field(default=300.0, gt=0)
     stall_limit_s: float = Field(default=STALL_LIMIT_DEFAULT_S, gt=0)
+    output_days: float | None = Field(default=None, ge=HISTORY_DAYS_MIN, le=HISTORY_DAYS_MAX)
 
     @property
     def key(self) -> GroupKey:

@@ -60,6 +60,8 @@ class AskedHours:
         late_wait_s: the shortest time between two runs of one hour for late records, in seconds.
         next: the first hour that no run was asked for.
         owed: the hours before it that are not made.
+        given_up: the hours of the newest tick that too many others pushed out.
+        lost: the hours of the newest tick that cannot be made any more.
     """
 
     clock: Clock
@@ -67,6 +69,7 @@ class AskedHours:
     next: datetime
     owed: dict[datetime, OwedHour] = field(default_factory=dict[datetime, OwedHour])
     given_up: list[datetime] = field(default_factory=list[datetime])
+    lost: list[datetime] = field(default_factory=list[datetime])
     _asked_s: dict[datetime, float] = field(default_factory=dict[datetime, float])
 
     def recall(self, cursor: str | None, since: datetime) -> bool:
@@ -79,7 +82,7 @@ class AskedHours:
         """
         self.next, self.owed, known = *_parsed(cursor, since), (cursor or "").startswith("{")
         self._asked_s = {at: asked_s for at, asked_s in self._asked_s.items() if at in self.owed}
-        self.given_up = []
+        self.given_up, self.lost = [], []
         return known
 
     def remember(self) -> str:
@@ -116,6 +119,12 @@ class AskedHours:
             elif row is not None:
                 del self.owed[at]
                 self._asked_s.pop(at, None)
+
+    def lose(self, at: datetime) -> None:
+        """Ask no more for an hour that cannot be made: output that it needs has expired."""
+        self.owed.pop(at, None)
+        self._asked_s.pop(at, None)
+        self.lost.append(at)
 
     @property
     def crowded(self) -> bool:
@@ -165,6 +174,11 @@ class AskedHours:
             lines.append(
                 f"{_count(repeated)} not made yet though asked for up to {most} times "
                 f"({_listed(repeated)}): see their failed runs; materialize one to try it at once"
+            )
+        if self.lost:
+            lines.append(
+                f"{_count(self.lost)} not asked for any more ({_listed(self.lost)}): committed "
+                "output that may belong to them has expired"
             )
         if self.given_up:
             lines.append(

@@ -1,13 +1,16 @@
-"""The janitor's rounds of deleting history: a little of it in each tick, a round every hour."""
+"""The janitor's rounds of deleting history and expired output: a little of them in each tick."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.pruning import PruneRound
+from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneRound
 from dagster_leasehold.lease_store.rules.liveness import Clock
 
 ROUND_EVERY_S = 3_600.0
@@ -19,17 +22,19 @@ FAILURES_SHOWN = 3
 
 @dataclass(slots=True)
 class HistoryRounds:
-    """One group's rounds; remembers between ticks where a round stands.
+    """One group's rounds, one each hour; remembers between ticks where a round stands.
 
     Attributes:
         key: the group.
-        deployment: whose store and settings.
+        deployment: whose store, settings and output folder.
         clock: monotonic seconds.
+        output_age: the age from which on committed output expires; None keeps it.
     """
 
     key: GroupKey
     deployment: Deployment
     clock: Clock
+    output_age: timedelta | None = None
     _round: PruneRound | None = None
     _next_s: float = field(default=float("-inf"))
 
@@ -40,10 +45,13 @@ class HistoryRounds:
         """
         age = self.deployment.history_age
         started_s = self.clock()
-        if age is None or (self._round is None and started_s < self._next_s):
+        nothing = age is None and self.output_age is None
+        if nothing or (self._round is None and started_s < self._next_s):
             return []
         try:
-            round_ = self._round or PruneRound(self.deployment.store(), self.key, age)
+            round_ = self._round or PruneRound(
+                self.deployment.store(), self.key, age, self._output()
+            )
         except StoreError as error:
             self._next_s = started_s + ROUND_EVERY_S
             return [str(error)]
@@ -57,4 +65,12 @@ class HistoryRounds:
         self._round, self._next_s = None, self.clock() + ROUND_EVERY_S
         rows = round_.report.rows.total()
         lines = [f"deleted {rows:,} old rows of history"] if rows else []
+        if expired := round_.report.expired:
+            lines.append(f"forgot {expired:,} ledger rows of output that has expired")
         return lines + round_.report.failures[:FAILURES_SHOWN]
+
+    def _output(self) -> OutputExpiry | None:
+        if self.output_age is None:
+            return None
+        folder = self.deployment.output_folder(self.key)
+        return OutputExpiry(self.output_age, partial(touch_replaced, folder))

@@ -155,14 +155,15 @@ def build_janitor_sensor(
 ) -> dg.SensorDefinition:
     """The sensor `<stream>_janitor`; `clock` gives monotonic seconds."""
     kept = Janitor(stream, deployment, clock, lambda: str(uuid.uuid4()))
-    history = HistoryRounds(stream.key, deployment, clock)
+    history = HistoryRounds(stream.key, deployment, clock, stream.output_age)
 
     @dg.sensor(
         name=f"{definition_name(stream)}_janitor",
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Fails runs of {stream.name} whose process is gone, frees the shards that "
-        "they left open, ends runs that lost their leases, and deletes old rows of history.",
+        "they left open, ends runs that lost their leases, deletes old rows of history and "
+        "forgets committed output that has expired.",
     )
     def janitor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dagster_leasehold.assets.output.committed_dataset import committed_dataset
 from dagster_leasehold.assets.output.committed_parts import EventSpan
+from dagster_leasehold.assets.output.ledger_view import expired_output
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, hour_key
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -187,12 +188,15 @@ class LateRecords:
         return written
 
     def _rows(self, window: EventWindow, ends: Mapping[ShardId, int]) -> int:
+        expired = expired_output(self.store, self.hourly.stream.key, ends)
+        begins = {shard: each.first_number for shard, each in expired.items()}
         return committed_dataset(
             self.store,
             self.hourly.stream.key,
             self.output_root,
             numbers={
-                shard: range(window.covered.get(shard, 0), end) for shard, end in ends.items()
+                shard: range(max(window.covered.get(shard, 0), begins.get(shard, 0)), end)
+                for shard, end in ends.items()
             },
             span=EventSpan(window.start, window.end),
         ).count_rows()

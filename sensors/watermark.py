@@ -10,6 +10,7 @@ from functools import partial
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.ledger_view import expired_output
 from dagster_leasehold.assets.partitions import STREAM_TAG
 from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, complete_hours, frontier
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
@@ -116,7 +117,7 @@ class WatermarkRounds:
             at_once=True,
         )
         again = self._steps.attempt(
-            "looking for hours to ask for again", partial(asked.due, in_work), [], at_once=True
+            "looking for hours to ask for again", partial(self._due, in_work), [], at_once=True
         )
         requests = [self._request(at) for at in again]
         for at in launchable:
@@ -135,6 +136,19 @@ class WatermarkRounds:
     def troubles(self) -> list[str]:
         """One line for each failed step of the newest tick, and for hours asked for in vain."""
         return [*self._asked.notes(), *self._steps.notes]
+
+    def _due(self, in_work: HoursInWork) -> list[datetime]:
+        """Return the owed hours to ask for now; one whose output has expired is asked for no more.
+
+        A run of it would fail each time, for as long as the sensor lives.
+        """
+        due = self._asked.due(in_work)
+        store, key = self.deployment.store(), self.hourly.stream.key
+        expired = expired_output(store, key).values() if due else ()
+        for at in [at for at in due if any(each.may_hold(at, at + HOUR) for each in expired)]:
+            self._asked.lose(at)
+            due.remove(at)
+        return due
 
     def _complete(self, leases: Sequence[ShardLease]) -> tuple[Frontier, list[datetime]]:
         """Up to when all output is complete, and the hours that nobody was asked for.

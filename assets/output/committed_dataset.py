@@ -43,8 +43,8 @@ def committed_dataset(
 ) -> ds.Dataset:
     """Committed output at this instant as an Arrow dataset, in order of shard and batch.
 
-    Its columns are those of all files; one that a transform added later is null before. DuckDB
-    reads it as a table.
+    It begins, in each shard, where output has not expired. Its columns are those of all files; one
+    that a transform added later is null before. DuckDB reads it as a table.
 
     Args:
         store: the lease store.

@@ -16,6 +16,7 @@ from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.committed_dataset import committed_dataset
 from dagster_leasehold.assets.output.committed_output import read_committed
 from dagster_leasehold.assets.output.committed_parts import ALWAYS, EventSpan
+from dagster_leasehold.assets.output.ledger_view import refuse_expired_times
 from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -98,6 +99,8 @@ class CommittedInput(dg.IOManager):
                 "pandas.DataFrame."
             )
         shards, span = chosen(context)
+        if not span.everything:
+            refuse_expired_times(self._deployment.store(), stream.key, span.since, span.until)
         column = str((context.definition_metadata or {}).get(TIME_COLUMN_KEY, TIME_COLUMN))
         store, root = self._deployment.store(), self._deployment.output_folder(stream.key)
         if kind == "spark":

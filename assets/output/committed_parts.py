@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, units_of
+from dagster_leasehold.assets.output.ledger_view import (
+    Heads,
+    at_one_moment,
+    expired_output,
+    output_begins,
+    units_of,
+)
 from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
 from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import InvalidSetting
@@ -110,7 +116,8 @@ def committed_parts(
 
     Raises:
         OutputUnreadable: some batches of a merged file are asked for, and the ledger does not
-            tell which rows are theirs, or a shard's output is replaced again and again.
+            tell which rows are theirs; or a shard's output is replaced again and again; or batches
+            that `numbers` names have expired.
     """
     return listed_parts(store, key, output_root, shards=shards, numbers=numbers, span=span)[0]
 
@@ -145,6 +152,8 @@ def listed_parts(
     if numbers is not None:
         wanted = [shard for shard in numbers if shards is None or shard in shards]
     found, heads = at_one_moment(store, key, wanted, read)
+    if numbers is not None:
+        _refuse_expired(store, key, numbers)
     parts = [
         part
         for own in found.values()
@@ -152,6 +161,21 @@ def listed_parts(
         if span.may_hold(part.file)
     ]
     return parts, heads
+
+
+def _refuse_expired(store: Ledger, key: GroupKey, numbers: BatchNumbers) -> None:
+    """Refuse to read batches that have expired; looked at after the ledger, or it could be late.
+
+    Raises:
+        OutputUnreadable: some have.
+    """
+    for shard, expired in expired_output(store, key, numbers).items():
+        wanted = numbers[shard]
+        if wanted and wanted.start < expired.first_number:
+            raise OutputUnreadable(
+                f"{output_begins(key, shard, expired)} Ask for batches from "
+                f"{expired.first_number} on."
+            )
 
 
 def _batches(

@@ -29,7 +29,7 @@ from dagster_leasehold.assets.consuming.sweep import (
     check_quarantined,
 )
 from dagster_leasehold.assets.errors import RewriteRefused
-from dagster_leasehold.assets.output.ledger_view import units_of
+from dagster_leasehold.assets.output.ledger_view import expired_output, units_of
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
 from dagster_leasehold.assets.output.units import Ended, Unit, rewriting, swap
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
@@ -55,6 +55,8 @@ class ReplayReport:
         quarantined: records of them that could not be parsed.
         kept: batches that keep their old output, because retention has removed their records.
         kept_until: the cursor after the last of those, or None.
+        expired_until: the cursor where the shard's output begins, where what the replay asked for
+            may lie before it; None where it does not.
         error: why nothing was replaced, as one sentence; empty when all went well.
     """
 
@@ -65,6 +67,7 @@ class ReplayReport:
     quarantined: int = 0
     kept: int = 0
     kept_until: str | None = None
+    expired_until: str | None = None
     error: str = ""
 
 
@@ -184,6 +187,9 @@ class Replayer:
         claim.enter_context(rewriting(self._store, key, shard, self._run, kind, ended=self._ended))
         replay = _Replay(claim, [], ReplayReport(shard))
         self._open[shard] = replay
+        expired = expired_output(self._store, key, [shard]).get(shard)
+        if expired is not None and span.check_expired(shard, expired):
+            replay.report = replace(replay.report, expired_until=expired.begin)
         head = self._store.heads(key, [shard])[shard]
         first = span.first_number(partial(self._store.each_batch, key, shard))
         numbers = range(first, head.next_number)

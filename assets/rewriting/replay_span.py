@@ -10,8 +10,11 @@ from typing import Self
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.rules.ledger import is_before
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger, number_behind
+from dagster_leasehold.lease_store.shard_summary import Expired
 from dagster_leasehold.shard_sources.positions import parse_time
 from dagster_leasehold.shard_sources.source import Position
 
@@ -54,6 +57,24 @@ class ReplaySpan:
         if empty:
             raise RewriteRefused(f"The replay ends at {end}, before it starts at {start}.")
         return span
+
+    def check_expired(self, shard: ShardId, expired: Expired) -> bool:
+        """Return True if records that the span names may have expired, which times cannot tell.
+
+        Raises:
+            RewriteRefused: the span starts or ends at a cursor that has expired.
+        """
+        for cursor in (self.start, self.end):
+            if isinstance(cursor, str) and is_before(cursor, expired.begin):
+                raise RewriteRefused(
+                    f"{shown(cursor)} lies before the committed output of shard {shard}, which "
+                    f"begins at {expired.begin}: what lay before has expired and cannot be "
+                    f"replayed. Replay from {expired.begin} on."
+                )
+        since = self.start if isinstance(self.start, datetime) else None
+        until = self.end if isinstance(self.end, datetime) else None
+        open_start = self.start is None or since is not None
+        return open_start and expired.may_hold(since, until)
 
     def first_number(self, ledger: Ledger) -> int:
         """The number of a batch before which a shard's ledger holds nothing of the span."""

@@ -20,7 +20,7 @@ from dagster_leasehold.assets.errors import (
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, touch_replaced
 from dagster_leasehold.assets.output.committed_output import parquet_frame
 from dagster_leasehold.assets.output.committed_parts import CommittedPart, EventSpan, listed_parts
-from dagster_leasehold.assets.output.ledger_view import Heads
+from dagster_leasehold.assets.output.ledger_view import Heads, refuse_expired_times
 from dagster_leasehold.assets.output.units import Ended
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
@@ -110,6 +110,7 @@ def make_window(
 
     Raises:
         WindowIncomplete: a shard may still deliver records of the window.
+        OutputUnreadable: records of the window may have expired: what was made of it stays.
         TransformError: the transform raised, or returned no DataFrame.
         SparkUnavailable: Spark does not answer.
         RewriteRefused: other runs of the window were faster each time.
@@ -125,6 +126,7 @@ def make_window(
         known = next((window for window in overlapping if window.start == start), None)
         span = EventSpan(start, end)
         parts, heads = listed_parts(store, stream.key, root, span=span)
+        refuse_expired_times(store, stream.key, start, end)
         name = attempt_name(run)
         attempt = f"{ATTEMPTS_FOLDER}/{name}"
         files: tuple[DataFile, ...] = ()

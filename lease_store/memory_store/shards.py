@@ -205,6 +205,7 @@ def _forcing(
         members=rows.members,
         reason=reason,
         reopen=reopen,
+        begins={name: expired.begin for name in names if (expired := rows.summary(name).expired)},
     )
 
 

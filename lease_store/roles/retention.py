@@ -1,4 +1,4 @@
-"""The role for bounding history: deleting old rows, and keeping a summary of them.
+"""The role for bounding history and output: deleting old rows, and keeping a summary of them.
 
 Journal entries, delivered events, accepted gaps and ledger rows without files of their own are
 deleted once they are old, in portions of a bounded number of rows, each in a short transaction.
@@ -8,6 +8,9 @@ from there, and every broken promise that the portion shows: deleting changes no
 What is rare stays in the journal for good, since proofs look back to it from any distance:
 changes of a group's settings, forced checkpoints, accepted reopenings, and the first sight, the
 end and the reopening of a shard.
+
+Committed output itself goes only where somebody has set how long it is kept, from the start of
+each shard on; the summary says where output begins from then on.
 
 Ages are judged by the dates in the rows, relative to the newest rows of the group, never by the
 clock of the process that deletes; and the newest rows of each shard stay whatever their dates
@@ -20,6 +23,7 @@ from datetime import datetime
 from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
     ENTRIES_KEPT,
@@ -56,6 +60,23 @@ class Retention(Protocol):
         A committed row without files goes into the row before it, if that ends where it starts
         and its events are delivered; a row that was abandoned or withdrawn goes. Nothing is
         folded while a run holds the claim to rewrite the shard's output.
+        """
+        ...
+
+    def expirable(self, key: GroupKey, shard: ShardId, *, before: datetime) -> list[Batch]:
+        """Return the committed rows that `expire_batches` would delete next, oldest first."""
+        ...
+
+    def expire_batches(
+        self, key: GroupKey, shard: ShardId, *, before: datetime, through: int
+    ) -> Portion:
+        """Delete the oldest ledger rows of a shard: those batches are committed output no more.
+
+        Deleted are rows with numbers up to `through` that were committed before a moment, from
+        the shard's start on, as far as no merged file is divided and all events are delivered. The
+        shard's newest committed row stays; nothing goes while a run holds the claim to rewrite the
+        shard's output. Their files are not named by anything afterwards, so that vacuum removes
+        them: whoever calls this has made them look new before, since a reader may have listed them.
         """
         ...
 

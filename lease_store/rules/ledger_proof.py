@@ -51,6 +51,11 @@ class LedgerProof:
         }
 
     @property
+    def last(self) -> End | None:
+        """The last batch that was taken."""
+        return self._last
+
+    @property
     def violations(self) -> list[Violation]:
         """What was found, rule by rule."""
         return [violation for found in self._found.values() for violation in found]

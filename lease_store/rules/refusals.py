@@ -115,6 +115,24 @@ def name_taken(key: GroupKey, node: NodeName, note: str = "") -> NodeNameTaken:
     return NodeNameTaken(f"{sentence} {note}".rstrip())
 
 
+def output_expired(key: GroupKey, shard: ShardId, cursor: str, begin: str) -> CheckpointRefused:
+    """A checkpoint was to be set before committed output that has expired."""
+    return CheckpointRefused(
+        f"Committed output of shard {shown(shard)} of group {key} begins at {shown(begin)}: what "
+        f"lay before has expired, and would be committed a second time from {shown(cursor)} on. "
+        f"Set the checkpoint to {shown(begin)} or behind it."
+    )
+
+
+def child_expired(key: GroupKey, shard: ShardId, child: ShardId) -> CheckpointRefused:
+    """A shard was to be read again from its beginning, whose first output has expired."""
+    return CheckpointRefused(
+        f"Shard {shown(child)} of group {key} cannot be read again with shard {shown(shard)}: its "
+        "first committed output has expired, and would be committed a second time. Reopen with "
+        f"accept to read shard {shown(shard)} alone."
+    )
+
+
 def lease_lost(tenure: Tenure) -> LeaseLost:
     """The tenure is over."""
     return LeaseLost(

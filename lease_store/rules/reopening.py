@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.rules.refusals import children_consumed
+from dagster_leasehold.lease_store.rules.refusals import child_expired, children_consumed
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Note, Step, forced, released, sent_back
 from dagster_leasehold.lease_store.rules.withdrawal import (
@@ -79,6 +79,7 @@ def force(
     members: Collection[NodeName],
     reason: str,
     reopen: Reopening,
+    begins: Mapping[ShardId, str],
 ) -> Forcing:
     """What forcing the checkpoint of `rows[0]` to `cursor` does.
 
@@ -93,19 +94,26 @@ def force(
         members: its nodes.
         reason: for the journal.
         reopen: what the caller chose for the shards that began after this one.
+        begins: where committed output begins, for the shards whose first output has expired.
 
     Raises:
         CheckpointRefused: the cursor is no border between two batches, or shards that began
-            after this one were read already and the caller chose to refuse.
+            after this one were read already and the caller chose to refuse; or output that would
+            be read again has expired.
     """
     row, descendants = rows[0], rows[1:]
     if row.state is ShardState.OVER and cursor == row.check_point:
         return Forcing((), (), {})
-    borders = {row.shard: first_withdrawn(row, ledgers[row.shard], cursor, key=key)}
+    begin = begins.get(row.shard)
+    border = first_withdrawn(row, ledgers[row.shard], cursor, key=key, begin=begin)
+    borders = {row.shard: border}
     read = [each for each in descendants if _consumed(each, ledgers[each.shard])]
     if read and reopen is Reopening.REFUSE:
         raise children_consumed(key, row.shard, [each.shard for each in read])
     resets = read if reopen is Reopening.CASCADE else []
+    for each in resets:
+        if each.shard in begins:
+            raise child_expired(key, row.shard, each.shard)
     borders |= {each.shard: first_since(ledgers[each.shard], 0) for each in resets}
     withdrawn: dict[ShardId, range] = {}
     whys: dict[ShardId, str] = {}

@@ -12,10 +12,12 @@ from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.rules.ledger import is_before
 from dagster_leasehold.lease_store.rules.refusals import (
     batch_border_inside_file,
     batch_border_unknown,
     batch_divided,
+    output_expired,
 )
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
@@ -59,14 +61,22 @@ def last_before(ledger: Ledger, number: int = NUMBERS_END) -> Batch | None:
     return next(ledger(numbers=range(number), newest_first=True), None)
 
 
-def first_withdrawn(row: ShardLease, ledger: Ledger, cursor: str, *, key: GroupKey) -> Batch | None:
+def first_withdrawn(
+    row: ShardLease, ledger: Ledger, cursor: str, *, key: GroupKey, begin: str | None = None
+) -> Batch | None:
     """The first committed batch that lies behind a new checkpoint; None where none does.
+
+    `begin` is the cursor where committed output begins since what lay before has expired.
 
     Raises:
         CheckpointRefused: the cursor is inside a batch, inside of what several batches share a
-            file for, or cannot be compared with the ledger.
+            file for, before what has not expired, or cannot be compared with the ledger.
     """
     first, last = first_since(ledger, 0), last_before(ledger)
+    if begin is not None and cursor not in (begin, row.check_point):
+        comparable = cursor.isdecimal() and begin.isdecimal()
+        if is_before(cursor, begin) or (first is None and not comparable):
+            raise output_expired(key, row.shard, cursor, begin)
     if first is None or last is None or cursor == row.check_point:
         return None
     try:

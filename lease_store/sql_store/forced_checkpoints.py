@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.sql_store import history_statements as histor
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store.history_mapping import batch_from
 from dagster_leasehold.lease_store.sql_store.history_statements import page_sizes
-from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
+from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again, select_expired
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Transaction
 
@@ -90,6 +90,7 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
         bootstrap: bool = False,
     ) -> Changed:
         rows, ledgers = lineage
+        expired = select_expired(key, [row.shard for row in rows])
         forcing = force(
             rows,
             ledgers,
@@ -99,6 +100,10 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
             members=self._members(tx, key),
             reason=reason,
             reopen=reopen,
+            begins={
+                ShardId(row["shard_id"]): row["expired"]["cursor"]
+                for row in tx.connection.execute(expired).mappings()
+            },
         )
         if not forcing.steps:
             return tx.abandon(Changed())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -19,12 +20,10 @@ from dagster_leasehold.lease_store.ledger_rows import (
     Throughput,
 )
 from dagster_leasehold.lease_store.rules.event_spans import span_of
-from dagster_leasehold.lease_store.rules.journal_proof import Opening
+from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Note
-from dagster_leasehold.lease_store.shard_summary import (
-    ShardSummary,
-)
+from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
 from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values, node_name
 from dagster_leasehold.lease_store.tables import NAME_LENGTH_MAX
 
@@ -259,7 +258,32 @@ def summary_values(summary: ShardSummary) -> dict[str, Any]:
         "folded_until": summary.folded_until,
         "skips": [list(skip) for skip in summary.skips],
         "violations": [list(finding) for finding in summary.violations],
+        "expired": None if summary.expired is None else _expired_values(summary.expired),
     }
+
+
+def _expired_values(expired: Expired) -> dict[str, Any]:
+    last = expired.last
+    return {
+        "number": last.number,
+        "cursor": last.cursor,
+        "epoch": last.epoch,
+        "batches": expired.batches,
+        "records": expired.records,
+        "events_since": expired.events_since and expired.events_since.isoformat(),
+        "events_until": expired.events_until and expired.events_until.isoformat(),
+    }
+
+
+def _expired_from(values: Mapping[str, Any]) -> Expired:
+    since, until = values["events_since"], values["events_until"]
+    return Expired(
+        last=End(values["number"], values["cursor"], values["epoch"]),
+        batches=values["batches"],
+        records=values["records"],
+        events_since=None if since is None else datetime.fromisoformat(since),
+        events_until=None if until is None else datetime.fromisoformat(until),
+    )
 
 
 def summary_from(row: Row) -> ShardSummary:
@@ -286,4 +310,5 @@ def summary_from(row: Row) -> ShardSummary:
         folded_until=row["folded_until"],
         skips=tuple((start, end) for start, end in row["skips"]),
         violations=tuple((rule, detail) for rule, detail in row["violations"]),
+        expired=None if row["expired"] is None else _expired_from(row["expired"]),
     )

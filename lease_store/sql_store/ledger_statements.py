@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -190,6 +190,15 @@ def update_summary(
         update(shard_summary)
         .where(_one_summary(key, shard), shard_summary.c.version == seen_version)
         .values(values)
+    )
+
+
+def select_expired(key: GroupKey, shards: Sequence[ShardId]) -> Select[*tuple[str, Any]]:
+    """What has expired of those of some shards that have lost output."""
+    return select(shard_summary.c.shard_id, shard_summary.c.expired).where(
+        of_group(shard_summary, key),
+        shard_summary.c.shard_id.in_(shards),
+        shard_summary.c.expired.is_not(None),
     )
 
 

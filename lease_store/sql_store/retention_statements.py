@@ -153,6 +153,16 @@ def first_kept_batch(key: GroupKey, shard: ShardId, keep: int) -> Select[Any]:
     )
 
 
+def newest_committed(key: GroupKey, shard: ShardId) -> Select[Any]:
+    """The number of the newest committed row of a shard."""
+    return (
+        select(batch.c.sequence)
+        .where(_ledger_of(key, shard), batch.c.state == BatchState.COMMITTED.value)
+        .order_by(batch.c.sequence.desc())
+        .limit(1)
+    )
+
+
 def first_unproven_epoch(key: GroupKey, shard: ShardId, proven_until: int) -> Select[Any]:
     """The epoch of the oldest committed row that was not proven."""
     return (

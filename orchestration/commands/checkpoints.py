@@ -131,12 +131,15 @@ def _touch_withdrawn(
     Raises:
         CheckpointRefused: the cursor divides a batch.
     """
-    from dagster_leasehold.assets.output.units import touch_replaced
+    from dagster_leasehold.assets.output.attempts import touch_replaced
+    from dagster_leasehold.assets.output.ledger_view import expired_output
 
     rows = {row.shard: row for row in target.store.snapshot(key).shards}
     head, *descendants = concerned(rows, shard)
     ledger = partial(target.store.each_batch, key, head)
-    border = first_withdrawn(rows[head], ledger, cursor, key=key)
+    expired = expired_output(target.store, key, [head]).get(head)
+    begin = expired.begin if expired is not None else None
+    border = first_withdrawn(rows[head], ledger, cursor, key=key, begin=begin)
     numbers = range(border.sequence, NUMBERS_END) if border is not None else range(0)
     withdrawn = target.store.each_batch(key, head, numbers=numbers)
     for each in descendants if reopen is Reopening.CASCADE else ():

@@ -115,15 +115,22 @@ def verify(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """Prove from journal and ledger that every record was committed once, and by its holder."""
+    from dagster_leasehold.assets.output.ledger_view import (
+        expired_output,
+        where_output_begins,
+    )
     from dagster_leasehold.lease_store.rules.verification import audit
 
     target = Target.at(home)
     key = target.group(stream, group).key
     with progress("reading journal and ledger", "batches") as report:
         proof = audit(target.store, key, progress=report)
+    expired = expired_output(target.store, key)
     if as_json:
-        show_json({"group": str(key), "violations": proof.violations})
+        show_json({"group": str(key), "violations": proof.violations, "expired": expired})
     else:
+        for line in where_output_begins(key, expired):
+            say(line)
         for violation in proof.violations:
             say(f"VIOLATION: {violation}")
         say(

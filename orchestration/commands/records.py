@@ -51,23 +51,34 @@ def cat(
     """Print committed records as JSON lines, in order per shard.
 
     With both `--parquet` and `--json`, a summary of the file is printed as JSON.
+    Where a shard's first output has expired, standard error says where it begins.
     """
     from dagster_leasehold.assets.output.committed_output import iter_records
+    from dagster_leasehold.assets.output.ledger_view import (
+        expired_output,
+        where_output_begins,
+    )
 
     target = Target.at(home)
     key = target.group(stream, group).key
     wanted = target.shard(key, shard).shard if shard is not None else None
-    if parquet is not None:
+    shards = None if wanted is None else [wanted]
+    if parquet is None:
+        folder = target.settings.output_folder(key.stream, key.group)
+        for batch in iter_records(target.store, key, folder, shard=wanted):
+            sys.stdout.writelines(json_lines(batch))
+        # Asked for last: what expires while it is read is not in what was printed either.
+        expired = expired_output(target.store, key, shards)
+    else:
         records = _write_parquet(target, key, wanted, parquet)
+        expired = expired_output(target.store, key, shards)
         tell(
-            {"group": str(key), "file": parquet, "records": records},
+            {"group": str(key), "file": parquet, "records": records, "expired": expired},
             f"Wrote {records:,} committed records of {key} to {parquet}.",
             as_json=as_json,
         )
-        return
-    folder = target.settings.output_folder(key.stream, key.group)
-    for batch in iter_records(target.store, key, folder, shard=wanted):
-        sys.stdout.writelines(json_lines(batch))
+    for line in where_output_begins(key, expired):
+        typer.echo(line, err=True)
 
 
 def _write_parquet(target: Target, key: GroupKey, shard: ShardId | None, file: Path) -> int:

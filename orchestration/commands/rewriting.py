@@ -109,7 +109,16 @@ def show_replay(title: str, done: Sequence[ReplayReport]) -> None:
     """Show the shards that were replayed as a table."""
     show_table(
         title,
-        ("shard", "batches", "records", "written", "quarantined", "kept", "kept until"),
+        (
+            "shard",
+            "batches",
+            "records",
+            "written",
+            "quarantined",
+            "kept",
+            "kept until",
+            "expired until",
+        ),
         (
             (
                 report.shard,
@@ -119,11 +128,20 @@ def show_replay(title: str, done: Sequence[ReplayReport]) -> None:
                 report.quarantined,
                 report.kept,
                 report.kept_until,
+                report.expired_until,
             )
             for report in done
             if not report.error
         ),
-        numeric=("batches", "records", "written", "quarantined", "kept", "kept until"),
+        numeric=(
+            "batches",
+            "records",
+            "written",
+            "quarantined",
+            "kept",
+            "kept until",
+            "expired until",
+        ),
     )
 
 

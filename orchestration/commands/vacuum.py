@@ -1,17 +1,27 @@
-"""`leasehold vacuum`: remove files that nobody needs any more."""
+"""`leasehold vacuum`: forget output that has expired, and remove files that nobody needs."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneReport, expire, output_age
+from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import progress, say, show_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dagster_leasehold.assets.rewriting.vacuum import VacuumReport
+    from dagster_leasehold.lease_store.identifiers import GroupKey
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 AGE_MIN = timedelta(minutes=1)
@@ -30,14 +40,26 @@ def vacuum(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")
     ] = False,
+    expire_days: Annotated[
+        float | None,
+        typer.Option(
+            "--expire-days",
+            metavar="DAYS",
+            help="Forget committed output older than this first (default: the stream's "
+            "output_days in leasehold.toml; without it, nothing expires).",
+        ),
+    ] = None,
     group: GroupName = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Remove old output files that the ledger does not name.
+    """Forget committed output that has expired; remove old files that the ledger does not name.
 
-    Failed attempts left them, or replay and compaction replaced them. Choose an age longer than any
-    reader takes: one that listed files before they were replaced may still read them.
+    Failed attempts left them, replay and compaction replaced them, or their output has expired.
+    Choose an age longer than any reader takes: one that listed files before may still read them.
+    Files of output that expires now are removed by a later vacuum, when they are old enough. The
+    janitor sensor forgets output that has expired, too, but removes no files. Exits with 1 if
+    something could not be forgotten.
     """
     from dagster_leasehold.assets.rewriting.vacuum import vacuum as removed_by
 
@@ -50,11 +72,41 @@ def vacuum(
     target = Target.at(home)
     key = target.group(stream, group).key
     folder = target.settings.output_folder(key.stream, key.group)
+    days = target.declared(stream).output_days if expire_days is None else expire_days
+    forgotten = _expired(target, key, folder, output_age(days), dry_run=dry_run)
     with progress("looking for files that nobody needs"):
         report = removed_by(target.store, key, folder, older_than=age, dry_run=dry_run)
+    _show(key, forgotten, report, days, dry_run=dry_run, as_json=as_json)
+    if forgotten.failures:
+        raise typer.Exit(1)
+
+
+def _show(
+    key: GroupKey,
+    forgotten: PruneReport,
+    report: VacuumReport,
+    days: float | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     if as_json:
-        show_json({"group": str(key), "dry_run": dry_run, "report": report})
+        show_json(
+            {
+                "group": str(key),
+                "dry_run": dry_run,
+                "expired": forgotten.expired,
+                "failures": forgotten.failures,
+                "report": report,
+            }
+        )
         return
+    if forgotten.expired:
+        done = "Would forget" if dry_run else "Forgot"
+        say(
+            f"{done} {forgotten.expired:,} ledger rows of {key} whose output is older than "
+            f"{days:g} days."
+        )
     for path in report.removed[:SHOWN_MAX]:
         say(path)
     if len(report.removed) > SHOWN_MAX:
@@ -65,6 +117,37 @@ def vacuum(
         f"{report.committed:,} committed, {report.young:,} younger, {report.in_progress:,} of "
         "attempts under way."
     )
+    for failure in forgotten.failures:
+        say(failure)
+
+
+def _expired(
+    target: Target, key: GroupKey, folder: Path, age: timedelta | None, *, dry_run: bool
+) -> PruneReport:
+    """Forget the output of a group that is older than an age, or find out how much that would be.
+
+    Of a file that holds old and young records, the dry run counts the old ones' rows, too.
+    """
+    from dagster_leasehold.assets.output.attempts import touch_replaced
+
+    if age is None:
+        return PruneReport()
+    if not dry_run:
+        output = OutputExpiry(age, partial(touch_replaced, folder))
+        with progress("forgetting output that has expired", "rows") as advance:
+            return expire(target.store, key, output, advance)
+    newest = reference_time(target.store.newest_times(key, REFERENCE_ENTRIES))
+    if newest is None:
+        return PruneReport()
+    before = newest - age
+    rows = 0
+    for shard in target.store.heads(key):
+        old = takewhile(
+            lambda row: row.committed_at is not None and row.committed_at < before,
+            target.store.each_batch(key, shard),
+        )
+        rows += sum(1 for _ in old)
+    return PruneReport(expired=rows)
 
 
 def duration(text: str) -> timedelta:

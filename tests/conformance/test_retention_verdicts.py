@@ -1,4 +1,4 @@
-"""Any sequence of prunes leaves the verdict of `verify` as it was, whatever the history shows.
+"""Whatever is pruned and expires, in any order, leaves the verdict of `verify` as it was.
 
 Random histories, true ones and such with a planted lie, before the cut and after it; the lies are
 told to the model in memory, behind its verbs.
@@ -102,13 +102,16 @@ def prune(store: MemoryStore, chance: random.Random) -> None:
     shards = [lease.shard for lease in store.snapshot(KEY).shards]
     for _ in range(chance.randint(1, 12)):
         keep = chance.randint(1, 4)
-        match chance.randrange(4):
+        match chance.randrange(5):
             case 0 if shards:
                 store.prune_journal(KEY, chance.choice(shards), before=FAR, keep=keep)
             case 1 if shards:
                 store.prune_batches(KEY, chance.choice(shards), before=FAR, keep=keep)
             case 2:
                 store.prune_journal(KEY, None, before=FAR, keep=keep)
+            case 3 if shards:
+                last = chance.randrange(8)
+                store.expire_batches(KEY, chance.choice(shards), before=FAR, through=last)
             case _:
                 store.prune_gaps(KEY, before=FAR)
 
@@ -130,6 +133,16 @@ def missing_records(rows: Lied) -> None:
 
 def stale_epoch(rows: Lied) -> None:
     change_newest(rows, epoch=0)
+
+
+def missing_between(rows: Lied) -> None:
+    """The oldest committed batch of each shard, behind the cut, ends where no other begins."""
+    oldest: dict[ShardId, Batch] = {}
+    for batch in sorted(rows.batches.values(), key=lambda each: each.sequence):
+        if batch.state is BatchState.COMMITTED and batch.sequence >= rows.cut.get(batch.shard, 0):
+            oldest.setdefault(batch.shard, batch)
+    for batch in oldest.values():
+        rows.batches[batch.shard, batch.sequence] = replace(batch, end="nowhere")
 
 
 def change_newest(rows: Lied, **values: object) -> None:
@@ -174,6 +187,7 @@ LIES = [
     unknown_run,
     another_holder,
     missing_records,
+    missing_between,
     stale_epoch,
     second_opening,
     lost_checkpoint,
@@ -258,7 +272,7 @@ def test_a_false_entry_before_the_cut_is_not_forgotten(
 
 def test_the_histories_reach_every_outcome_of_settings() -> None:
     """Rows are folded, entries deleted and lies found; else the tests above would prove nothing."""
-    folded = deleted = lied = 0
+    folded = deleted = expired = lied = 0
     for seed in range(30):
         chance = random.Random(seed)
         store = played(seed, chance)
@@ -266,8 +280,10 @@ def test_the_histories_reach_every_outcome_of_settings() -> None:
             prune(store, chance)
         folded += sum(batch.batches > 1 for batch in store.batches(KEY))
         deleted += sum(summary.deleted_entries for summary in store.summaries(KEY))
+        expired += sum(each.expired.batches for each in store.summaries(KEY) if each.expired)
         unknown_run(rows_of(store))
         lied += bool(verdict(store))
     assert folded > 3
     assert deleted > 500
+    assert expired > 30
     assert lied > 15

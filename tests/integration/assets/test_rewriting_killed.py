@@ -1,4 +1,4 @@
-"""Kill a replay or a compaction at every step: readers see all old or all new, and go on."""
+"""Kill a rewrite, a vacuum or an expiry at every step: readers see all or nothing of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.replay import Replayer
@@ -19,6 +21,7 @@ from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
@@ -32,6 +35,7 @@ POINTS = (
     Failpoint.IN_REWRITE_BATCHES,
     Failpoint.AFTER_SWAP,
 )
+EXPIRY_POINTS = (Failpoint.BEFORE_EXPIRY, Failpoint.IN_EXPIRE_BATCHES)
 VACUUM_POINTS = (Failpoint.BEFORE_VACUUM, Failpoint.DURING_VACUUM)
 HOUR = timedelta(hours=1)
 
@@ -135,9 +139,48 @@ def test_a_vacuum_that_was_killed_is_repeated(tmp_path: Path, point: Failpoint) 
     home.store.close()
 
 
+def forget(home: ConsumedHome) -> int:
+    """Forget all output but the newest batch; the number of ledger rows that went."""
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    report = expire(home.store, KEY, output)
+    assert report.failures == []
+    return report.expired
+
+
+@pytest.mark.parametrize("point", EXPIRY_POINTS, ids=lambda point: point.label)
+def test_an_expiry_that_was_killed_has_forgotten_nothing(tmp_path: Path, point: Failpoint) -> None:
+    """Method: SIGKILL before and within its first portion; nothing goes; repeat it; vacuum."""
+    home = ConsumedHome(tmp_path / "home", shards=1)
+    home.append(RECORDS)
+    home.consume("run-1")
+    deliver(home)
+    age(home)
+    kill_at(point, tmp_path / "home", "expire")
+    check(home, 0)
+    vacuum(home.store, KEY, home.output, older_than=HOUR)
+    check(home, 0)
+    named = set(committed_paths(home.store, KEY, home.output))
+    assert forget(home) == BATCHES - 1
+    vacuum(home.store, KEY, home.output, older_than=HOUR)
+    assert files(home) == named, "a reader may have listed them a moment ago"
+    age(home)
+    vacuum(home.store, KEY, home.output, older_than=HOUR)
+    assert files(home) == set(committed_paths(home.store, KEY, home.output))
+    assert len(files(home)) == 1
+    assert verify(home.store, KEY) == []
+    home.store.close()
+
+
+def deliver(home: ConsumedHome) -> None:
+    events = home.store.pending_events(KEY)
+    home.store.mark_delivered(KEY, [event.sequence for event in events])
+
+
 if __name__ == "__main__":
     its_home = ConsumedHome(Path(sys.argv[1]))
     if sys.argv[2] == "vacuum":
         vacuum(its_home.store, KEY, its_home.output, older_than=HOUR)
+    elif sys.argv[2] == "expire":
+        forget(its_home)
     else:
         rewrite(its_home, sys.argv[2], "killed")

@@ -161,6 +161,11 @@ class World:
     def consume(self, run: str = "run-1", **arguments: Any) -> dict[ShardId, ConsumptionReport]:
         return self.consumer(run, **arguments).consume(self.ids)
 
+    def deliver(self) -> None:
+        """Flag all events of Dagster's as delivered."""
+        events = self.store.pending_events(self.key)
+        self.store.mark_delivered(self.key, [event.sequence for event in events])
+
     def committed(self, shard: str) -> list[bytes]:
         """The values of a shard's committed records."""
         batches = list(iter_records(self.store, self.key, self.output, ShardId(shard)))

@@ -57,6 +57,7 @@ def test_every_failpoint_is_killed_somewhere() -> None:
         *test_planning_killed.POINTS,
         *test_rewriting_killed.POINTS,
         *test_rewriting_killed.VACUUM_POINTS,
+        *test_rewriting_killed.EXPIRY_POINTS,
         *[each.point for each in played if isinstance(each, AtFailpoint) and not each.freeze],
     }
     assert killed == set(Failpoint)

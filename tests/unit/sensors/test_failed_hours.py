@@ -13,6 +13,7 @@ import pytest
 from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from dagster_leasehold.sensors.asked_hours import (
     AGAIN_AT_ONCE_MAX,
     FIRST_ATTEMPTS_MAX,
@@ -25,6 +26,8 @@ from dagster_leasehold.sensors.asked_hours import (
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.unit.assets.output.test_committed_dataset import NOON
 from tests.unit.sensors.test_watermark import Scene, hour
+
+EVERYTHING = OutputExpiry(timedelta(days=-1), list)
 
 
 @pytest.fixture
@@ -59,6 +62,31 @@ def test_an_hour_whose_run_failed_is_asked_for_again_until_it_is_made(scene: Sce
     scene.now_s += RETRY_MAX_S
     assert scene.asked() == []
     assert "asked for" not in str(scene.tick().skip_reason)
+
+
+def test_an_hour_whose_output_has_expired_is_asked_for_no_more(scene: Scene) -> None:
+    complete(scene)
+    scene.append("0", 66)
+    assert scene.asked() == [hour(0)]
+    scene.world.deliver()
+    assert expire(scene.world.store, scene.world.key, EVERYTHING).expired
+    scene.now_s += RETRY_FIRST_S
+    said = str(scene.tick().skip_reason)
+    assert "1 hour is not asked for any more (2026-03-01-12:00): committed output" in said
+    scene.now_s += RETRY_MAX_S
+    assert scene.asked() == []
+
+
+def test_late_records_are_counted_in_what_has_not_expired(scene: Scene) -> None:
+    complete(scene)
+    scene.tick()
+    scene.make(0)
+    scene.append("0", 6)
+    scene.append("0", 7)
+    scene.world.deliver()
+    assert expire(scene.world.store, scene.world.key, EVERYTHING).expired
+    scene.tick()
+    assert list(scene.late().values()) == [1]
 
 
 def test_a_rerun_for_late_records_that_failed_is_asked_for_again(tmp_path: Path) -> None:

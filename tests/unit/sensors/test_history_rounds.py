@@ -28,6 +28,7 @@ class Scene:
     """A group on a store whose dates are set by hand, and its rounds on another clock."""
 
     age: timedelta | None = MONTH
+    output_age: timedelta | None = None
     date: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     now_s: float = 0.0
     rounds: HistoryRounds = field(init=False)
@@ -40,7 +41,7 @@ class Scene:
             store=lambda: store, nodes=(), timing=Timing(), output_folder=lambda _: Path(),
             history_age=self.age,
         )  # fmt: skip
-        self.rounds = HistoryRounds(KEY, deployment, lambda: self.now_s)
+        self.rounds = HistoryRounds(KEY, deployment, lambda: self.now_s, self.output_age)
         self.world.group()
         self.world.join(A)
         self.world.add(X)
@@ -75,6 +76,24 @@ def test_a_setting_keeps_everything() -> None:
     before = scene.world.store.statements.copy()
     assert scene.rounds.tick() == []
     assert scene.world.store.statements == before, "the store is not even asked"
+
+
+def test_output_expires_though_all_history_is_kept() -> None:
+    scene = Scene(age=None, output_age=MONTH)
+    tenure = scene.world.open(A, X, "run").tenure
+    for number in range(5):
+        scene.world.consume(tenure, str(number), str(number + 1), number)
+    events = scene.world.store.pending_events(KEY)
+    scene.world.store.mark_delivered(KEY, [event.sequence for event in events])
+    scene.world.store.close_tenure(tenure, reason="done")
+    assert scene.rounds.tick() == [], "nothing is old yet"
+    scene.date += timedelta(days=31)
+    scene.tenures(REFERENCE_ENTRIES)
+    scene.now_s += ROUND_EVERY_S
+    entries = scene.entries()
+    assert scene.rounds.tick() == ["forgot 4 ledger rows of output that has expired"]
+    assert [row.sequence for row in scene.world.store.batches(KEY)] == [4]
+    assert scene.entries() == entries, "history_days is another setting"
 
 
 def test_a_clock_that_jumps_ahead_does_not_empty_the_journal() -> None:

@@ -22,6 +22,7 @@ from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
+from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.output.test_committed_dataset import NOON, append
 
@@ -98,6 +99,17 @@ def test_a_time_partition_gets_its_window_of_all_shards(world: World) -> None:
     assert load(world, hourly, "2026-03-01-12:00") == [120, 2]
     assert load(world, hourly, "2026-03-01-13:00") == [60, 2]
     assert load(world, hourly, "2026-03-01-11:00") == [0, 0]
+
+
+def test_a_window_whose_output_may_have_expired_is_one_sentence(world: World) -> None:
+    @dg.asset(partitions_def=HOURLY, ins={"orders": dg.AssetIn("orders", partition_mapping=ALL)})
+    def hourly(orders: pa.Table) -> int:
+        return orders.num_rows
+
+    world.deliver()
+    expire(world.store, world.key, OutputExpiry(timedelta(days=-1), list))
+    assert "cannot be read whole any more" in load(world, hourly, "2026-03-01-12:00")
+    assert load(world, hourly, "2026-03-01-11:00") == 0, "it lies before all that has expired"
 
 
 def no_type(orders) -> int:  # type: ignore[no-untyped-def]

@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.errors import OutputUnreadable, TransformError
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.assets.windows import window_run
 from dagster_leasehold.assets.windows.window_run import WindowMade, _files, make_window
 from dagster_leasehold.lease_store.group_rows import Timing
+from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 
@@ -75,6 +76,17 @@ def test_files_of_an_hour_are_on_the_disk_under_their_names(
         (file,) = _files(tmp_path, "attempts/run-1")
     assert (file.path, file.records) == ("attempts/run-1/part-0.parquet", 2)
     assert paths == [folder / "part-0.parquet", folder, tmp_path / "attempts"]
+
+
+def test_an_hour_whose_output_expired_stays_as_it_was_made(hour: Hour) -> None:
+    """Made again, it would hold only what has not expired."""
+    window = hour.make().window
+    hour.world.deliver()
+    assert expire(hour.store, hour.key, OutputExpiry(timedelta(days=-1), list)).expired
+    with pytest.raises(OutputUnreadable, match=r"at cursor .* cannot be read whole any more"):
+        hour.make("run-2")
+    assert hour.store.windows(hour.key) == [window]
+    assert hour.attempts() == []
 
 
 def test_vacuum_leaves_an_hour_alone_while_it_is_made(hour: Hour) -> None:

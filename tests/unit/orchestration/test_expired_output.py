@@ -1,0 +1,217 @@
+"""Output that has expired, as commands and readers meet it: where committed output begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Generator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dagster_leasehold.assets.consuming.spark_sweeper
+from dagster_leasehold.assets.errors import OutputUnreadable
+from dagster_leasehold.assets.output.attempts import touch_replaced
+from dagster_leasehold.assets.output.committed_dataset import committed_dataset
+from dagster_leasehold.assets.output.ledger_view import refuse_expired_times
+from dagster_leasehold.assets.rewriting.vacuum import vacuum
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
+from dagster_leasehold.lease_store.rules import deletable_history
+from dagster_leasehold.orchestration.command_line import main
+from tests.environment import forget_settings
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+
+ZERO, ONE = ShardId("0"), ShardId("1")
+BEGINS = (
+    "Committed output of shard {} of demo/default begins at cursor 8 (batch 2): 2 batches before "
+    "it, with 8 records, have expired."
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
+    """Two shards of ten records, in three batches each, whose events are delivered."""
+    forget_settings(monkeypatch)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    home = ConsumedHome(tmp_path / "home")
+    home.append(10)
+    home.consume("run-1")
+    for kind in EventKind:
+        events = home.store.pending_events(KEY, kind=kind)
+        home.store.mark_delivered(KEY, [event.sequence for event in events])
+    monkeypatch.setattr(
+        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper
+    )
+    yield home
+    home.store.close()
+
+
+@pytest.fixture
+def years_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ages count from two years after the newest entries."""
+    from dagster_leasehold.lease_store import pruning
+    from dagster_leasehold.orchestration.commands import vacuum as command
+
+    def later(newest: Any) -> Any:
+        found = deletable_history.reference_time(newest)
+        return None if found is None else found + timedelta(days=730)
+
+    for module in (pruning, command):
+        monkeypatch.setattr(module, "reference_time", later)
+
+
+def forget(home: ConsumedHome) -> None:
+    """Forget all output that may be forgotten: two of three batches of each shard."""
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    report = expire(home.store, KEY, output)
+    assert (report.expired, report.failures) == (4, [])
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    assert main(list(arguments)) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def age(home: ConsumedHome) -> None:
+    then = time.time() - 7_200
+    for path in home.output.rglob("*"):
+        os.utime(path, (then, then))
+
+
+@pytest.mark.usefixtures("years_later")
+def test_vacuum_forgets_and_removes_the_files_once_they_are_old(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    age(home)
+    said, _ = run(capsys, "vacuum", "demo")
+    assert "Removed 0 files" in said
+    assert "ledger rows" not in said, "output is kept for good unless a setting says otherwise"
+    planned, _ = run(capsys, "vacuum", "demo", "--expire-days", "30", "--dry-run")
+    assert "Would forget 6 ledger rows of demo/default whose output is older than 30" in planned
+    assert len(home.store.batches(KEY)) == 6
+    said, _ = run(capsys, "vacuum", "demo", "--expire-days", "30")
+    assert "Forgot 4 ledger rows" in said
+    assert "Removed 0 files" in said, "somebody may have listed them a moment ago"
+    assert "kept 2 committed, 4 younger" in said
+    age(home)
+    said, _ = run(capsys, "vacuum", "demo", "--expire-days", "30", "--json")
+    answer = json.loads(said)
+    assert (answer["expired"], len(answer["report"]["removed"])) == (0, 4)
+    said, _ = run(capsys, "verify")
+    assert BEGINS.format(0) in said
+    assert "no violations" in said
+
+
+@pytest.mark.usefixtures("years_later")
+def test_the_streams_own_setting_counts(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = home.settings.home / "leasehold.toml"
+    file.write_text('[[streams]]\nname = "demo"\noutput_days = 90\n')
+    said, _ = run(capsys, "vacuum", "demo")
+    assert "Forgot 4 ledger rows of demo/default whose output is older than 90 days." in said
+    file.write_text('[[streams]]\nname = "demo"\noutput_days = 0.5\n')
+    _, error = run(capsys, "vacuum", "demo", code=2)
+    assert "output_days" in error
+    _, error = run(capsys, "vacuum", "demo", "--expire-days", "0", code=2)
+    assert "output_days" in error
+
+
+def test_cat_says_where_output_begins(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    forget(home)
+    lines, error = run(capsys, "cat", "demo")
+    assert [json.loads(line)["value"] for line in lines.splitlines()] == [
+        "0:8",
+        "0:9",
+        "1:8",
+        "1:9",
+    ]
+    assert error.splitlines() == [BEGINS.format(0), BEGINS.format(1)]
+    _, error = run(capsys, "cat", "demo", "--shard", "1")
+    assert error.splitlines() == [BEGINS.format(1)]
+    file = tmp_path / "all.parquet"
+    said, error = run(capsys, "cat", "demo", "--parquet", str(file), "--json")
+    assert json.loads(said)["expired"]["0"]["records"] == 8
+    assert error.splitlines() == [BEGINS.format(0), BEGINS.format(1)]
+
+
+def test_a_replay_of_what_expired_is_refused(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget(home)
+    _, error = run(capsys, "replay", "demo", "--shard", "0", "--from", "4", "--to", "9", code=2)
+    assert "begins at 8: what lay before has expired" in error
+    said, _ = run(capsys, "replay", "demo", "--shard", "0", "--from", "8", "--json")
+    (report,) = json.loads(said)["shards"]
+    assert (report["batches"], report["expired_until"]) == (1, None)
+    said, _ = run(capsys, "replay", "demo", "--shard", "0", "--json")
+    (report,) = json.loads(said)["shards"]
+    assert (report["batches"], report["expired_until"]) == (1, "8")
+
+
+def test_a_forced_checkpoint_behind_it_is_refused(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget(home)
+    _, error = run(capsys, "checkpoint", "set", "0", "4", "--force", code=2)
+    assert "begins at '8': what lay before has expired" in error
+    run(capsys, "checkpoint", "set", "0", "8", "--force")
+    home.consume("run-2")
+    lines, _ = run(capsys, "cat", "demo", "--shard", "0")
+    assert [json.loads(line)["value"] for line in lines.splitlines()] == ["0:8", "0:9"]
+    said, _ = run(capsys, "verify")
+    assert "no violations" in said
+
+
+def test_metrics_do_not_fall(home: ConsumedHome) -> None:
+    before = home.store.totals(KEY)
+    forget(home)
+    assert home.store.totals(KEY) == before
+
+
+def test_a_reader_of_what_expired_is_refused(home: ConsumedHome) -> None:
+    forget(home)
+    whole = committed_dataset(home.store, KEY, home.output)
+    assert whole.count_rows() == 4
+    rest = committed_dataset(home.store, KEY, home.output, numbers={ZERO: range(2, 9)})
+    assert rest.count_rows() == 2
+    with pytest.raises(OutputUnreadable, match="Ask for batches from 2 on"):
+        committed_dataset(home.store, KEY, home.output, numbers={ZERO: range(1, 3)})
+    with pytest.raises(OutputUnreadable, match="cannot be read whole any more"):
+        refuse_expired_times(home.store, KEY, None, None)
+
+
+def test_vacuum_leaves_what_is_named_and_a_claim_holds_expiry_back(home: ConsumedHome) -> None:
+    """While somebody replays a shard, its output stays, and so do the files that readers see."""
+    from dagster_leasehold.lease_store.ledger_rows import RewriteKind
+
+    home.store.claim_rewrite(KEY, ZERO, "replay", RewriteKind.REPLAY)
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    assert expire(home.store, KEY, output).expired == 2, "of shard 1 alone"
+    age(home)
+    report = vacuum(home.store, KEY, home.output, older_than=timedelta(hours=1))
+    assert (len(report.removed), report.committed) == (2, 4)
+
+
+def test_files_that_cannot_be_touched_keep_their_rows(
+    home: ConsumedHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    report = expire(home.store, KEY, output)
+    assert report.expired == 0
+    assert len(report.failures) == 2
+    assert "Expired output of shard 0 of demo/default could not be deleted" in report.failures[0]
+    assert len(home.store.batches(KEY)) == 6
