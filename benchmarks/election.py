@@ -67,7 +67,7 @@ class Process:
         self.process.stdin.flush()
 
     def hear(self, expected: str) -> tuple[float, str]:
-        """The next line, which has to begin as expected, and when it came."""
+        """Return the next line, which has to begin as expected, and the time when it came."""
         at, line = self._lines.get(timeout=STEP_TIMEOUT_S)
         if not line.startswith(expected):
             raise RuntimeError(f"a candidate said {line!r} instead of {expected!r}")
@@ -88,7 +88,7 @@ class Way:
 
     @contextmanager
     def pair(self, timeout_s: float, folder: Path) -> Generator[tuple[Process, Process]]:
-        """A leader, and a standby that has watched it for a while."""
+        """Start a leader, and a standby that watches it for a while."""
         place = self._fresh_place()
         output = folder / "published.txt"
         output.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def left(way: Way, timeout_s: float, folder: Path) -> float:
 
 
 def frozen(way: Way, timeout_s: float, folder: Path) -> tuple[float, bool]:
-    """The standby's election, and whether the woken leader's publication was accepted."""
+    """Time the standby's election, and have the woken leader try to publish."""
     with way.pair(timeout_s, folder) as (leader, standby):
         leader.say("check")
         if leader.hear("believes")[1] != "believes True":
@@ -163,7 +163,7 @@ def new_group(url: str, timeout_s: float) -> str:
 
 @contextmanager
 def server_of(way: str, folder: Path, timeout_s: float) -> Generator[Way]:
-    """A way with its server started in `folder`.
+    """Return a way with its server started in `folder`.
 
     Raises:
         ServerMissing: the server cannot be had here.
@@ -202,7 +202,7 @@ def _emptied_redis(port: int) -> str:
 
 
 def _emptied_zookeeper(port: int) -> str:
-    """Every trial begins without the nodes, ephemeral ones too, of the one before."""
+    """Wait until the nodes of the trial before are gone, ephemeral ones included."""
     from kazoo.client import KazooClient
 
     client: Any = KazooClient(hosts=f"127.0.0.1:{port}")

@@ -1,4 +1,4 @@
-"""What reading a topic costs, next to the plain client on the same broker, in one run.
+"""The cost of reading a topic, next to the plain client on the same broker, in one run.
 
 python -m benchmarks.kafka_source [--records 40000] [--shards 4] [--repeats 3] [--json]
 
@@ -44,7 +44,7 @@ MESSAGES = 1_000
 
 
 def fill(broker: MockBroker, shards: int, records: int) -> None:
-    """Records of one size, spread evenly."""
+    """Write records of one size, spread evenly."""
     record = NewRecord(b"v" * VALUE_BYTES, key=b"key")
     broker.producer.list_topics(TOPIC, timeout=10)
     for number in range(records):
@@ -54,7 +54,7 @@ def fill(broker: MockBroker, shards: int, records: int) -> None:
 
 
 def plain_consumer(address: str) -> Consumer:
-    """The client alone, with the pauses that the source sets: its own would be all that counts."""
+    """Return the client alone, with the pauses that the source sets: its own would dominate."""
     from confluent_kafka import Consumer
 
     pauses = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 20}
@@ -65,7 +65,7 @@ def plain_consumer(address: str) -> Consumer:
 
 
 def plainly(consumer: Consumer, shards: int) -> int:
-    """Read all with it, over the connection that it has."""
+    """Read all records with it, over the connection that it has."""
     from confluent_kafka import TopicPartition
 
     read: list[tuple[bytes | None, bytes | None]] = []
@@ -86,7 +86,7 @@ def plainly(consumer: Consumer, shards: int) -> int:
 
 
 def ways(address: str, shards: int, folder: Path, session: Any) -> dict[str, Way]:
-    """Each way to read everything once."""
+    """Return each way to read everything once."""
     source = KafkaSource(KafkaOptions(bootstrap_servers=address), TOPIC)
     consumer = plain_consumer(address)
     here, spark = in_process(source), in_spark(session, source, folder / "output")
@@ -106,8 +106,8 @@ def main() -> None:
     broker = MockBroker()
     fill(broker, shards, records)
     with scratch_folder() as folder, spark_session(folder / "spark") as session:
-        found = ways(broker.address, shards, folder, session)
-        rows = rows_of(found, records=records, value_bytes=VALUE_BYTES, repeats=arguments.repeats)
+        each = ways(broker.address, shards, folder, session)
+        rows = rows_of(each, records=records, value_bytes=VALUE_BYTES, repeats=arguments.repeats)
     note = f"{records:,} records of {VALUE_BYTES} bytes, {shards} shards, {cores()} cores"
     print_rows(rows, as_json=arguments.json, note=note)
 

@@ -1,4 +1,4 @@
-"""What reading Kinesis costs, next to the plain boto3 client on the same server, in one run.
+"""The cost of reading Kinesis, next to the plain boto3 client on the same server, in one run.
 
 python -m benchmarks.kinesis_source [--records 40000] [--shards 4] [--repeats 3] [--json]
 
@@ -10,8 +10,8 @@ A stream of a local server (kinesalite) is read from its beginning to its end:
 * `plan + read, other host`: then they are read from the service, as a worker elsewhere would;
 * `plan + Spark`: then they go through Spark into committed form, one Parquet file a shard.
 
-The server is one process of Node on the same machine. The pace that
-the real service asks for (five reads and two megabytes a second and shard) is off.
+The server is one process of Node on the same machine. The pace that the real service asks for
+(five reads and two megabytes a second and shard) is off.
 """
 
 from __future__ import annotations

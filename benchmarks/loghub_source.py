@@ -1,4 +1,4 @@
-"""What reading a logstore costs, next to the service's own SDK on the same server, in one run.
+"""The cost of reading a logstore, next to the service's own SDK on the same server, in one run.
 
 python -m benchmarks.loghub_source [--records 40000] [--shards 4] [--repeats 3] [--json]
 
@@ -50,18 +50,18 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def serve(shards: int, pipe: Connection) -> None:
-    """Serve until the other end says or closes anything; tells endpoint, key, and hashes first."""
+    """Send endpoint, key and hashes; then serve until the other end sends or closes anything."""
     server = SlsServer(PROJECT)
-    found = server.create(LOGSTORE, shards).shards.values()
+    created = server.create(LOGSTORE, shards).shards.values()
     ((key, (secret, _)),) = server.keys.items()
-    pipe.send((server.endpoint, key, secret, [shard.begin for shard in found]))
+    pipe.send((server.endpoint, key, secret, [shard.begin for shard in created]))
     pipe.poll(None)
     server.close()
 
 
 @contextmanager
 def filled_logstore(shards: int, records: int) -> Generator[str]:
-    """The endpoint of a server, in a process of its own, with records spread evenly."""
+    """Start a server in a process of its own, with records spread evenly; gives its endpoint."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(shards, there), daemon=True)
@@ -99,7 +99,7 @@ def plainly(client: Any) -> int:
 
 
 def ways(endpoint: str, folder: Path, session: Any) -> dict[str, Way]:
-    """Each way to read everything once."""
+    """Return each way to read everything once."""
     options = LogHubOptions(endpoint=endpoint, project=PROJECT, logstore=LOGSTORE)
     client, source = plain_client(endpoint), LogHub(options)
     here, spark = in_process(source), in_spark(session, source, folder / "output")

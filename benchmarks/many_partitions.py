@@ -1,4 +1,4 @@
-"""How usable Dagster stays with ten thousand shards: ticks, queries, pages, the backfill form.
+"""The use of Dagster with ten thousand shards: ticks, queries, pages, the backfill form.
 
 `python -m benchmarks.many_partitions [--shards 100 10000] [--screenshots FOLDER] [--json]` makes a
 local log, serves it with a real code server, daemon and webserver on the loopback (SQLite), waits
@@ -45,14 +45,14 @@ KEYS_QUERY = """{ assetNodeOrError(assetKey: {path: ["demo"]}) { ... on AssetNod
 
 
 def timed(action: Callable[[], object]) -> float:
-    """How long it takes, in seconds."""
+    """Return the seconds that an action takes."""
     began = time.perf_counter()
     action()
     return round(time.perf_counter() - began, 2)
 
 
 def owned(deployment: DagsterDeployment) -> int:
-    """How many shards have an owner."""
+    """Count the shards that have an owner."""
     store = open_store(deployment.settings.store_url)
     try:
         if KEY not in {group.key for group in store.groups()}:
@@ -63,13 +63,13 @@ def owned(deployment: DagsterDeployment) -> int:
 
 
 def partitioned(deployment: DagsterDeployment) -> int:
-    """How many shards are partitions in Dagster."""
+    """Count the shards that are partitions in Dagster."""
     stats = deployment.graphql(STATUS_QUERY)["assetNodeOrError"]["partitionStats"]
     return stats["numPartitions"]
 
 
 def tick_seconds(deployment: DagsterDeployment, sensor: str) -> float:
-    """The median of a sensor's last ticks."""
+    """Return the median of a sensor's last ticks, in seconds."""
     selector = {
         "repositoryName": "__repository__",
         "repositoryLocationName": "leasehold",
@@ -86,7 +86,7 @@ def tick_seconds(deployment: DagsterDeployment, sensor: str) -> float:
 
 
 def pages(page: Page, url: str, shards: int, screenshots: Path | None) -> dict[str, float]:
-    """Open what a user opens, and how long each takes to show."""
+    """Open the pages that a user opens; return the seconds that each takes to show."""
     page.set_default_timeout(SHOWN_MS)
     last = str(shards - 1)
 
@@ -136,7 +136,7 @@ def pages(page: Page, url: str, shards: int, screenshots: Path | None) -> dict[s
 
 
 def measure(shards: int, screenshots: Path | None) -> dict[str, Any]:
-    """The figures of one deployment."""
+    """Return the figures of one deployment."""
     folder = Path(tempfile.mkdtemp(prefix="leasehold-partitions-"))
     settings = Settings(home=folder, nodes=("node-a", "node-b"))
     log = LocalLog.create(folder / "logs" / "demo", shards)

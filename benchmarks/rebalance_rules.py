@@ -115,7 +115,7 @@ class Run:
         self.settled = True
 
     def change(self, *, joining: Sequence[str] = (), leaving: Sequence[str] = ()) -> None:
-        """Nodes come or go; then rounds until nothing has changed for a while."""
+        """Have nodes come or go, and play rounds until nothing has changed for a while."""
         for node in leaving:
             self._fleet.leave(node)
             self._live.remove(node)
@@ -202,7 +202,7 @@ def measure(shards: int, nodes: int, name: str, rule: str, seeds: int) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--largest", type=int, default=3, help="how many of the four sizes")
+    parser.add_argument("--largest", type=int, default=3, help="number of the sizes")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = [

@@ -1,4 +1,4 @@
-"""How long a run takes from a sensor's request to its first commit, and where the time goes.
+"""The time of a run from a sensor's request to its first commit, part by part.
 
 `python -m benchmarks.run_start [--rounds 3] [--json]` starts two deployments, one after the other:
 
@@ -62,7 +62,7 @@ PARTS = ("queue", "process", "step", "open", "session", "spark_job", "commit", "
 
 @dataclass(frozen=True)
 class Taken:
-    """One run taken apart; all in seconds.
+    """The parts of one run, all in seconds.
 
     Attributes:
         shards: how many shards it served.
@@ -87,13 +87,13 @@ class Deployment:
         self._written = dict.fromkeys((row.shard for row in self.log.list_shards()), 0)
 
     def append(self, shards: int) -> None:
-        """One record to each of the first shards."""
+        """Append one record to each of the first shards."""
         for shard in sorted(self._written, key=int)[:shards]:
             self.log.append(shard, [b"a record of a few bytes"])
             self._written[shard] += 1
 
     def new_runs(self) -> list[DagsterRun]:
-        """The runs since the last call, once all that was appended is committed and they ended."""
+        """Return the runs since the last call, once all records are committed and they ended."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._idle():
             if time.monotonic() > deadline:
@@ -116,7 +116,7 @@ class Deployment:
         return all(rows.get(shard) == str(count) for shard, count in self._written.items() if count)
 
     def taken_apart(self, run: DagsterRun) -> Taken:
-        """Where the time of a run went."""
+        """Return the times of a run's parts."""
         at: dict[str, float] = {}
         for entry in self._instance.all_logs(run.run_id):
             if entry.dagster_event is not None:
@@ -180,13 +180,13 @@ def _deployment(home: Path, *, node: bool) -> Generator[Deployment]:
         stack.callback(stop_spark, settings.spark_folder)
         instance = stack.enter_context(opened_instance(settings))
         ensure_instance_address(instance)
-        found = Deployment(settings, instance, parts_file)
+        opened = Deployment(settings, instance, parts_file)
         stack.enter_context(daemon(settings, environment, module=MODULE))
         if node:
             stack.enter_context(_agent(settings, environment))
             _wait_until_warm(settings.home / AGENT_LOG)
-        found.append(1)
-        yield found
+        opened.append(1)
+        yield opened
 
 
 def _agent(settings: Settings, environment: dict[str, str]) -> ChildProcess:
@@ -209,7 +209,7 @@ def _wait_until_warm(log: Path) -> None:
 
 
 def measure(name: str, home: Path, rounds: int) -> list[dict[str, Any]]:
-    """One row for the first run, and one for each number of shards."""
+    """Return one row for the first run, and one for each number of shards."""
     with _deployment(home, node=name == "node") as deployment:
         first = deployment.new_runs()
         # Everything is read once, so that no shard is new to the source or the lease store.
@@ -227,8 +227,8 @@ def _rounds(deployment: Deployment, shards: int, rounds: int) -> list[Taken]:
     for _ in range(rounds + ROUNDS_LOST_MAX):
         deployment.append(shards)
         runs = deployment.new_runs()
-        found = [deployment.taken_apart(run) for run in runs] if len(runs) == 1 else []
-        taken += [each for each in found if each.shards == shards]
+        alone = [deployment.taken_apart(run) for run in runs] if len(runs) == 1 else []
+        taken += [each for each in alone if each.shards == shards]
         if len(taken) == rounds:
             break
     if not taken:

@@ -55,11 +55,11 @@ class SimulatedNode:
         )
 
     def tick(self) -> TickReport:
-        """One tick of the sensor."""
+        """Tick once, as the sensor does."""
         return self._rebalancer.tick()
 
     def consume(self, owned: Sequence[ShardId]) -> None:
-        """What a run does at the boundary of a batch: let go, and open what is new."""
+        """Do as a run does at the boundary of a batch: let go, and open new shards."""
         for tenure, view in self._store.review(list(self._tenures.values())).items():
             if view.transfer_to is not None or not view.current:
                 gone = self._tenures.pop(tenure)
@@ -87,18 +87,18 @@ class World:
         self.statements += 1
 
     def join(self, count: int) -> None:
-        """Nodes arrive; each registers with its first tick."""
+        """Have nodes arrive; each registers with its first tick."""
         first = len(self.nodes)
         self.nodes += [
             SimulatedNode(self, NodeName(f"n{number}")) for number in range(first, first + count)
         ]
 
     def die(self, count: int) -> None:
-        """Nodes fall silent, with all their shards open."""
+        """Have nodes fall silent, with all their shards open."""
         del self.nodes[-count:]
 
     def round(self, figures: Figures) -> None:
-        """Each node ticks once, and its run comes to the end of a batch."""
+        """Have each node tick once, and its run come to the end of a batch."""
         for node in self.nodes:
             self.now_s += TICK_S / len(self.nodes)
             before, began = self.statements, time.perf_counter()
@@ -109,7 +109,7 @@ class World:
             node.consume(report.owned[node.name])
 
     def balanced(self) -> bool:
-        """Whether all shards are with living nodes, as many with each as can be."""
+        """Return True if living nodes have all shards, in numbers that differ by at most one."""
         snapshot = self.store.snapshot(KEY)
         held = Counter(lease.consumer_owner for lease in snapshot.shards)
         living = {node.name for node in self.nodes}
@@ -119,7 +119,7 @@ class World:
 
 
 class Figures:
-    """What the ticks of a phase cost."""
+    """The cost of the ticks of a phase."""
 
     def __init__(self, phase: str, world: World) -> None:
         self.phase = phase
@@ -129,7 +129,7 @@ class Figures:
         self._began_s = world.now_s
 
     def row(self, world: World, moved: int) -> dict[str, Any]:
-        """One line of the table."""
+        """Return one line of the table."""
         ticks = sorted(self.ticks_ms)
         return {
             "phase": self.phase,
@@ -145,12 +145,12 @@ class Figures:
 
 
 def owners(store: Groups) -> dict[ShardId, NodeName | None]:
-    """Who has each shard."""
+    """Return the owner of each shard."""
     return {lease.shard: lease.consumer_owner for lease in store.snapshot(KEY).shards}
 
 
 def settle(world: World, phase: str, rounds_min: int = 1) -> dict[str, Any]:
-    """Rounds of all nodes until the group is balanced."""
+    """Have all nodes tick until the group is balanced; return the line of this phase."""
     figures, before = Figures(phase, world), owners(world.store)
     for number in range(ROUNDS_MAX):
         if number >= rounds_min and world.balanced():
@@ -163,7 +163,7 @@ def settle(world: World, phase: str, rounds_min: int = 1) -> dict[str, Any]:
 
 
 def measure(url: str, shards: int, nodes: int, changing: int) -> list[dict[str, Any]]:
-    """The phases one after another, in one group."""
+    """Play the phases one after another, in one group."""
     store = open_store(url, upgrade=True)
     world = World(store, shards, nodes)
     rows = [settle(world, "first ticks, all shards opened")]

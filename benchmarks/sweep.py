@@ -1,4 +1,4 @@
-"""What a sweep costs: one file per shard by our sink, or Spark's own Parquet writer.
+"""The cost of a sweep: one file per shard by our sink, or Spark's own Parquet writer.
 
 `python -m benchmarks.sweep [--json]` writes the same records, read by the same data source, three
 ways in one Spark session:
@@ -42,7 +42,7 @@ VALUE_BYTES = 150
 
 
 def make_ranges(folder: Path, shards: int, records: int) -> tuple[LocalLog, list[ReadRange]]:
-    """A log of so many shards, `records` in all, and the range of each shard."""
+    """Fill a log with `records` in all its shards; return it, and the range of each shard."""
     log = LocalLog.create(folder, shards)
     generator = random.Random(shards)
     words = [generator.randbytes(8).hex() for _ in range(500)]
@@ -61,7 +61,7 @@ def make_ranges(folder: Path, shards: int, records: int) -> tuple[LocalLog, list
 def ways(
     spark: Any, log: LocalLog, ranges: list[ReadRange], output: Path
 ) -> dict[str, Callable[[], None]]:
-    """The three ways to write the ranges, by name."""
+    """Return the three ways to write the ranges, by name."""
 
     def job() -> SweepJob:
         return SweepJob(
@@ -95,7 +95,7 @@ def ways(
 def measure(
     folder: Path, shard_counts: list[int], records: int, repeats: int
 ) -> list[dict[str, Any]]:
-    """The figures of every number of shards and way, all from one session."""
+    """Return the figures of every number of shards and way, all from one session."""
     spark_folder = folder / "spark"
     spark = SparkResource(mode="connect", folder=str(spark_folder)).spark_session
     rows: list[dict[str, Any]] = []

@@ -57,7 +57,7 @@ MEBIBYTE = 2**20
 
 
 def make_input(folder: Path, records: int, shards: int) -> int:
-    """The log, the same records as lines and as Parquet; the bytes of all values."""
+    """Write the same records to a log, as lines and as Parquet; return the bytes of values."""
     log = LocalLog.create(folder / "log", shards)
     lines, columns = folder / "lines", folder / "parquet"
     lines.mkdir()
@@ -76,7 +76,7 @@ def make_input(folder: Path, records: int, shards: int) -> int:
 
 
 def plain_python(log: LocalLog, output: Path) -> None:
-    """What a consumer does at least: read every shard to its end, and write a file of it."""
+    """Do the least that a consumer does: read every shard to its end, and write a file of it."""
     shards = [listing.shard for listing in log.list_shards()]
     for shard, bounds in log.bounds(shards).items():
         path = output / f"{shard}.parquet"
@@ -86,7 +86,7 @@ def plain_python(log: LocalLog, output: Path) -> None:
 
 
 def consume(folder: Path, spark: SparkResource, output: Path) -> int:
-    """Consume the whole log in one run, as a Dagster run does; how many batches that took."""
+    """Consume the whole log in one run, as a Dagster run does; return the number of batches."""
     log = LocalLog.open(folder / "log")
     stream = ShardStream(name="bench", source=log)
     store = open_store(f"sqlite:///{output / 'leases.db'}")
@@ -121,7 +121,7 @@ def consume(folder: Path, spark: SparkResource, output: Path) -> int:
 
 @contextmanager
 def peak_memory(spark_folder: Path) -> Generator[list[float]]:
-    """Samples this process and Spark; the highest sum, in bytes, is in the list afterwards."""
+    """Sample this process and Spark; the highest sum, in bytes, is in the list afterwards."""
     peak = [0.0]
     done = threading.Event()
 
@@ -150,7 +150,7 @@ def peak_memory(spark_folder: Path) -> Generator[list[float]]:
 
 
 def ways(folder: Path, spark: SparkResource) -> dict[str, Callable[[Path], object]]:
-    """Each way from the input to a folder of Parquet, by name."""
+    """Return each way from the input to a folder of Parquet, by name."""
     session: Any = spark.spark_session
 
     def rewritten(read: Callable[[str], Any], name: str) -> Callable[[Path], None]:
@@ -166,7 +166,7 @@ def ways(folder: Path, spark: SparkResource) -> dict[str, Callable[[Path], objec
 
 
 def measure(folder: Path, shards: int, cores: int, records: int, size: int) -> list[dict[str, Any]]:
-    """The figures of every way, in a process that uses so many cores."""
+    """Return the figures of every way, in a process that uses this number of cores."""
     os.sched_setaffinity(0, range(cores))
     assert usable_cores() == cores
     spark_folder = folder / f"spark-{cores}"
@@ -199,7 +199,7 @@ def measure(folder: Path, shards: int, cores: int, records: int, size: int) -> l
 
 
 def run_once(output: Path, way: Callable[[Path], object]) -> float:
-    """How long it takes into a new folder, which is removed afterwards."""
+    """Return the seconds that a way takes into a new folder, which is removed afterwards."""
     output.mkdir()
     began = time.perf_counter()
     way(output)

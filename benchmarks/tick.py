@@ -1,4 +1,4 @@
-"""How long one tick of rebalancing takes, from 10 to 100,000 shards.
+"""The duration of one tick of rebalancing, from 10 to 100,000 shards.
 
 `python -m benchmarks.tick [--shards 10 1000 10000 100000] [--json]` measures, on a SQLite store
 and for one of ten nodes: the tick of a node that has nothing to do; the first tick of a new
@@ -27,7 +27,7 @@ NODES = 10
 
 
 def timed(action: Callable[[], object], repeats: int) -> float:
-    """The median duration, in milliseconds."""
+    """Return the median duration, in milliseconds."""
     durations: list[float] = []
     for _ in range(repeats):
         began = time.perf_counter()

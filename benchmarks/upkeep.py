@@ -1,4 +1,4 @@
-"""What it costs to stay alive for one lease term: volume leases, and a lease per shard.
+"""The cost of staying alive for one lease term: volume leases, and a lease per shard.
 
 `python -m benchmarks.upkeep [--shards 10 1000 10000] [--nodes 3 10 100] [--json]` lets every node
 of a settled group tick through one term (three beats) on a real SQLite store, and lets the same
@@ -35,7 +35,7 @@ TIMING = Timing()
 
 @dataclass
 class Cost:
-    """What reached the database."""
+    """Statements and writes that reached the database."""
 
     statements: int = 0
     rows_written: int = 0
@@ -44,7 +44,7 @@ class Cost:
 
 @contextmanager
 def counted() -> Generator[Cost]:
-    """Counts the statements of all engines, and the rows that SQLite says they changed."""
+    """Count the statements of all engines, and the rows that SQLite says they changed."""
     cost = Cost()
     changes: dict[int, int] = {}
 
@@ -73,7 +73,7 @@ def counted() -> Generator[Cost]:
 
 
 def settled_group(store: LeaseStore, shards: int, nodes: int) -> list[NodeName]:
-    """A group whose shards are spread evenly over its nodes already."""
+    """Make a group whose shards are spread evenly over its nodes already."""
     names = [NodeName(f"n{number}") for number in range(nodes)]
     store.create_group(Group(KEY, timeout_s=TIMING.timeout_s))
     ids = [ShardId(str(number)) for number in range(shards)]
@@ -86,7 +86,7 @@ def settled_group(store: LeaseStore, shards: int, nodes: int) -> list[NodeName]:
 
 
 def volume_leases(url: str, shards: int, nodes: int) -> Cost:
-    """One term of every node, one node after the other: they do not concern each other."""
+    """Play one term of every node, one after the other: they do not concern each other."""
     total = Cost()
     store = open_store(url)
     for name in settled_group(store, shards, nodes):
@@ -115,7 +115,7 @@ def volume_leases(url: str, shards: int, nodes: int) -> Cost:
 
 
 def lease_per_shard(url: str, shards: int, nodes: int) -> Cost:
-    """The same group with a counter on every shard, renewed by its owner three times a term."""
+    """Play the same with a counter on every shard, renewed by its owner three times a term."""
     engine = sa.create_engine(url)
     leases = sa.Table(
         "leases",

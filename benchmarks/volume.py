@@ -33,7 +33,7 @@ HOUR = timedelta(hours=1)
 
 @contextmanager
 def server_url(store: str) -> Iterator[str]:
-    """The URL of an empty database of a kind."""
+    """Make an empty database of a kind, and give its URL."""
     if store == "sqlite":
         with tempfile.TemporaryDirectory(prefix="leasehold-volume-") as folder:
             yield f"sqlite:///{folder}/leases.db"
@@ -45,7 +45,7 @@ def server_url(store: str) -> Iterator[str]:
 
 
 def peak_mb() -> float:
-    """The most memory that this process ever had, in MB."""
+    """Return the most memory that this process ever had, in MB."""
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -53,7 +53,7 @@ def peak_mb() -> float:
 
 
 def measured(call: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The median time of a call, in milliseconds."""
+    """Return the median time of a call, in milliseconds."""
     times: list[float] = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -63,7 +63,7 @@ def measured(call: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
-    """Every cost, in milliseconds, and the memory after each that reads much, in MB."""
+    """Return every cost in milliseconds, and the memory after each that reads much, in MB."""
     from dagster_leasehold.assets.output.committed_parts import EventSpan, committed_parts
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.group_rows import Timing
@@ -90,7 +90,7 @@ def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
         store.snapshot(KEY)
         store.waiting_events(KEY, EventKind.HOOK)
 
-    found: dict[str, float] = {
+    costs: dict[str, float] = {
         "beat_ms": measured(lambda: store.beat(KEY, NODE, INCARNATION)),
         "tick_ms": measured(rebalancer.tick),
         "commit_ms": measured(run.commit),
@@ -100,19 +100,19 @@ def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
         "status_ms": measured(status),
         "scrape_ms": measured(lambda: list(collector.collect())),
     }
-    found["memory_mb"] = peak_mb()
+    costs["memory_mb"] = peak_mb()
     if not verify:
-        return found
+        return costs
     began = time.perf_counter()
     outcome = audit(store, KEY)
-    found["verify_s"] = time.perf_counter() - began
+    costs["verify_s"] = time.perf_counter() - began
     assert not outcome.violations, outcome.violations[:3]
-    found["verify_memory_mb"] = peak_mb()
-    return found
+    costs["verify_memory_mb"] = peak_mb()
+    return costs
 
 
 def in_a_fresh_process(url: str, age: Age, *, verify: bool) -> dict[str, float]:
-    """What `measure` finds where nothing but itself has used memory."""
+    """Return what `measure` finds in a process that has used no memory for anything else."""
     words = ["--measure", url, "--batches", str(age.batches), "--shards", str(age.shards)]
     words += [] if verify else ["--no-verify"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Prints the rows that a benchmark measured: as a table, or as JSON."""
+"""The rows that a benchmark measured, printed as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool, note: str = "") -> None:
-    """All rows have the keys of the first one, which head the columns."""
+    """Print rows; all have the keys of the first one, which head the columns."""
     if as_json:
         json.dump({"note": note, "rows": list(rows)}, sys.stdout, indent=2)
         print()

@@ -36,7 +36,7 @@ ReadRanges: TypeAlias = Callable[[Sequence[ReadRange]], int]
 
 
 def plan_and_read(source: ShardSource, read: ReadRanges) -> int:
-    """Each sweep over the shards is read right after it was planned, as a run does."""
+    """Read each sweep over the shards right after it was planned, as a run does."""
     cursors = {
         row.shard: source.cursor_at(row.shard, Position.BEGIN) for row in source.list_shards()
     }
@@ -54,17 +54,17 @@ def plan_and_read(source: ShardSource, read: ReadRanges) -> int:
 
 
 def planned(ranges: Sequence[ReadRange]) -> int:
-    """Leaves the ranges unread."""
+    """Leave the ranges unread, and return how many records are in them."""
     return sum(range_.records for range_ in ranges)
 
 
 def in_process(reader: ShardReader) -> ReadRanges:
-    """Reads ranges here, one after the other, into Arrow batches."""
+    """Return a reader of ranges in this process, one after the other, into Arrow batches."""
     return lambda ranges: sum(b.num_rows for range_ in ranges for b in reader.read(range_))
 
 
 def in_spark(session: Any, source: ShardSource, output: Path) -> ReadRanges:
-    """Reads ranges in one Spark job into committed form: one Parquet file a shard."""
+    """Return a reader of ranges in one Spark job, into one Parquet file for each shard."""
     job = SweepJob(
         stream=StreamName("benchmark"),
         source_options=source.spark_options(),
@@ -86,7 +86,7 @@ def in_spark(session: Any, source: ShardSource, output: Path) -> ReadRanges:
 
 @contextmanager
 def spark_session(folder: Path) -> Generator[Any]:
-    """A session of the embedded server, which ends with it."""
+    """Open a session of the embedded server, which ends with the session."""
     try:
         yield SparkResource(mode="connect", folder=str(folder)).spark_session
     finally:
@@ -102,9 +102,9 @@ def rows_of(
     for round_ in range(repeats + 1):
         for name, read in ways.items():
             began = time.perf_counter()
-            found = read()
+            count = read()
             taken = time.perf_counter() - began
-            assert found == records, (name, found)
+            assert count == records, (name, count)
             if round_:
                 times[name].append(taken)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
@@ -122,7 +122,7 @@ def rows_of(
 
 
 def arguments_of(description: str) -> argparse.Namespace:
-    """What all these benchmarks are told: `json`, `shards`, `records`, `repeats`."""
+    """Return the options of all these benchmarks: `json`, `shards`, `records`, `repeats`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -135,7 +135,7 @@ def arguments_of(description: str) -> argparse.Namespace:
 
 @contextmanager
 def scratch_folder() -> Generator[Path]:
-    """A folder that is gone afterwards."""
+    """Make a folder that is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="leasehold-benchmark-"))
     try:
         yield folder

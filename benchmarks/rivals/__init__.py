@@ -1,1 +1,1 @@
-"""What Leasehold is compared with; nothing outside the benchmarks uses it."""
+"""Other systems that Leasehold is compared with; nothing outside the benchmarks uses them."""

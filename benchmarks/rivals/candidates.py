@@ -36,11 +36,11 @@ class Candidate(Protocol):
         ...
 
     def believes(self) -> bool:
-        """Whether this process would say that it leads."""
+        """Return True if this process takes itself for the leader."""
         ...
 
     def publish(self, text: str) -> bool:
-        """Make a record visible; whether that was accepted."""
+        """Make a record visible; return True if that was accepted."""
         ...
 
     def leave(self) -> None:
@@ -166,7 +166,7 @@ def _append(output: Path, text: str) -> bool:
 
 
 def candidate(way: str, name: str, timeout_s: float, place: str, output: Path) -> Candidate:
-    """A candidate of a way, connected to its server at `place`."""
+    """Return a candidate of a way, connected to its server at `place`."""
     if way == "redis":
         return RedisCandidate(name, timeout_s, place, output)
     if way == "zookeeper":

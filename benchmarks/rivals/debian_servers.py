@@ -30,11 +30,11 @@ START_TIMEOUT_S = 60.0
 
 
 class ServerMissing(Exception):
-    """A server cannot be had on this machine; the message says why."""
+    """Raised where a server cannot be had on this machine; the message says why."""
 
 
 def unpack(folder: Path, packages: tuple[str, ...]) -> Path:
-    """The folder with the contents of some packages."""
+    """Unpack some packages into a folder, and return it."""
     root, downloads = folder / "root", folder / "packages"
     if not shutil.which("apt-get"):
         raise ServerMissing("there is no apt-get here")

@@ -1,4 +1,4 @@
-"""How other clients share shards among nodes, as rules of one node's turn.
+"""The rules by which other clients share shards among nodes, each for one node's turn.
 
 Each rule is given who owns what (dead nodes own nothing), the nodes that are alive, and the node
 whose turn it is; it answers which shards that node takes now. They see a fresh and complete

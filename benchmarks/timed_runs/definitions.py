@@ -1,4 +1,4 @@
-"""What Dagster's processes load in `benchmarks.run_start`: the streams, with their parts timed.
+"""Definitions that Dagster loads in `benchmarks.run_start`: the streams, with their parts timed.
 
 The parts are functions of the package, wrapped as they are; each call appends a line to the file
 that the variable `BENCHMARK_PARTS` names. The clock is the machine's, as for Dagster's events.
@@ -24,7 +24,7 @@ STORE_PARTS = ("open_tenure", "open_tenures", "record_intents", "commit", "close
 
 
 def timed(part: str, work: Callable[..., T]) -> Callable[..., T]:
-    """The same work, with a line for each call."""
+    """Return a function that does the same, and writes a line for each call."""
 
     def call(*arguments: Any, **named: Any) -> T:
         began = time.time()

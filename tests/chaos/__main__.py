@@ -2,7 +2,7 @@
 
 LEASEHOLD_CHAOS_SEED, LEASEHOLD_CHAOS_KILLS, LEASEHOLD_CHAOS_FREEZES and LEASEHOLD_CHAOS_MINUTES
 (no further round after so many) say what to play; LEASEHOLD_CHAOS_TIMEOUT_S is the lease timeout.
-The choice of incidents follows the seed; when they meet which step does not. With
+The choice of incidents follows the seed; the steps that they meet do not. With
 LEASEHOLD_CHAOS_RESULTS, what was played is added to a file, and the next call goes on from there.
 """
 
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 
 def left_to_play(*tallies: Tally) -> dict[bool, int]:
-    """How many kills (False) and freezes (True) have not happened yet."""
+    """Count the kills (False) and freezes (True) that have not happened yet."""
     return {
         freeze: max(0, int(setting(name, 100)) - sum(tally.count(verb) for tally in tallies))
         for freeze, name, verb in ((False, "KILLS", "kill"), (True, "FREEZES", "freeze"))
@@ -41,7 +41,7 @@ def left_to_play(*tallies: Tally) -> dict[bool, int]:
 
 
 def campaign(world: World, tally: Tally, before: Tally) -> None:
-    """Rounds of random incidents, after those that were played before."""
+    """Play rounds of random incidents, after those that were played before."""
     dice = random.Random(f"{int(setting('SEED', 1))} after {before.rounds}")
     until = time.monotonic() + setting("MINUTES", 600) * 60
     pairs: list[list[str]] = []
@@ -57,7 +57,7 @@ def campaign(world: World, tally: Tally, before: Tally) -> None:
 def random_wave(
     dice: random.Random, left: dict[bool, int], pairs: list[list[str]]
 ) -> list[Incident]:
-    """Some kills and freezes, at most one of them to the database, and perhaps other trouble."""
+    """Draw kills and freezes, at most one of them of the database, and perhaps other trouble."""
     wave: list[Incident] = []
     for _ in range(dice.randint(2, PER_WAVE_MAX)):
         freeze = dice.random() < left[True] / max(1, sum(left.values()))
@@ -72,7 +72,7 @@ def random_wave(
 
 
 def main() -> int:
-    """1 when a promise was broken, or records did not arrive."""
+    """Play; return 1 if a promise was broken, or records did not arrive."""
     results = os.environ.get("LEASEHOLD_CHAOS_RESULTS")
     before = Tally.read(Path(results)) if results else Tally()
     tally = Tally()

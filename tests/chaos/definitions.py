@@ -1,4 +1,4 @@
-"""What Dagster's processes load while they are being killed."""
+"""Definitions that Dagster's processes load while they are being killed."""
 
 from __future__ import annotations
 

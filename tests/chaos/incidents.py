@@ -1,4 +1,4 @@
-"""What goes wrong, one class for each way; all of it happens to real processes."""
+"""Incidents, one class for each kind; all of them happen to real processes."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ OF_THE_DATABASE = (DatabaseStops, DatabaseFreezes, DatabaseReadOnly, Connections
 
 
 def compatible(incident: Incident, others: Sequence[Incident]) -> bool:
-    """Whether it can happen beside others: of a kind, a failpoint, and the database one each."""
+    """Return True if it can happen beside others: one of a kind, a failpoint, the database."""
     if incident.kind in {each.kind for each in others}:
         return False
     if isinstance(incident, AtFailpoint):
@@ -265,7 +265,7 @@ SENSOR_POINTS = [Failpoint.AFTER_BEAT, Failpoint.BEFORE_LAUNCH]
 
 
 def random_incident(dice: random.Random, *, freeze: bool) -> Incident:
-    """One kill, or one freeze, of a random process at a random moment or step."""
+    """Draw one kill, or one freeze, of a random process at a random moment or step."""
     node = dice.choice("ab")
     if dice.random() < 0.5:
         return AtFailpoint(dice.choice(RUN_POINTS + SENSOR_POINTS), freeze)
@@ -280,7 +280,7 @@ def random_incident(dice: random.Random, *, freeze: bool) -> Incident:
 
 
 def random_trouble(dice: random.Random, pairs: list[list[str]]) -> Incident | None:
-    """Now and then something that is neither a kill nor a freeze."""
+    """Draw something that is neither a kill nor a freeze, or nothing."""
     kinds: list[Incident] = [
         DatabaseStops(crash=False), DatabaseReadOnly(), ConnectionsCut(),
         ReplyLost(Cut.BEFORE), ReplyLost(Cut.AFTER), Resharding(pairs),

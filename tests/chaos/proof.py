@@ -1,4 +1,4 @@
-"""What must hold after every incident: the journal and the ledger, and each record once."""
+"""The proof after every incident: the journal and the ledger, and each record once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.stream import KEY
 
 
 class Proof:
-    """Checks the output as it grows; what was found right once is read again at the end only."""
+    """Checks the output as it grows; what was right once is read again at the end only."""
 
     def __init__(self, store: LeaseStore, output: Path) -> None:
         self._store = store
@@ -24,18 +24,18 @@ class Proof:
 
     @property
     def records(self) -> int:
-        """How many records were found to be there once, in their place."""
+        """The number of records that are there once, in their place."""
         return sum(self._checked.values())
 
     def violations(self) -> list[str]:
-        """What is wrong now: the ledger is proved whole, the files since the last time."""
-        found = [str(violation) for violation in verify(self._store, KEY)]
+        """Return what is wrong now: the ledger is proved whole, the files since the last time."""
+        sentences = [str(violation) for violation in verify(self._store, KEY)]
         for batch in sorted(self._store.batches(KEY), key=lambda batch: batch.sequence):
             at = self._checked.get(batch.shard, 0)
             if int(batch.end) > at:
-                found += self._check(batch, at)
+                sentences += self._check(batch, at)
                 self._checked[batch.shard] = int(batch.end)
-        return found
+        return sentences
 
     def _check(self, batch: Batch, at: int) -> list[str]:
         values: list[bytes] = []
@@ -47,8 +47,8 @@ class Proof:
         return [f"batch {batch.batch_id} [{batch.start}, {batch.end}) after {at}: {values[:3]} …"]
 
     def violations_at_the_end(self, written: dict[ShardId, int]) -> list[str]:
-        """All output once more, as a reader sees it, against all that was written."""
-        found = self.violations()
+        """Compare all output once more, as a reader sees it, with all that was written."""
+        sentences = self.violations()
         for shard, count in written.items():
             values = [
                 value
@@ -56,8 +56,8 @@ class Proof:
                 for value in part.column("value").to_pylist()
             ]
             if values != expected(shard, 0, count):
-                found.append(f"shard {shard} has {len(values)} of {count} records, or others")
-        return found
+                sentences.append(f"shard {shard} has {len(values)} of {count} records, or others")
+        return sentences
 
 
 def expected(shard: ShardId, start: int, end: int) -> list[bytes]:

@@ -21,7 +21,7 @@ def play(
     waves: Sequence[Sequence[Incident]],
     say: Callable[[str], None] = print,
 ) -> None:
-    """One round: waves of incidents, each as soon as the one before it is over; then quiet.
+    """Play a round: waves of incidents, each as soon as the one before it is over; then quiet.
 
     Raises:
         AssertionError: the records written before its end were not committed in time.
@@ -52,7 +52,7 @@ def play(
 
 
 def _strike(world: World, wave: Sequence[Incident]) -> list[Incident]:
-    """Begin all incidents of a wave, and wait until they are over; those that never happened."""
+    """Begin all incidents of a wave and wait for their end; return those that never happened."""
     for incident in wave:
         incident.strike(world)
     pending = list(wave)
@@ -67,12 +67,12 @@ def _strike(world: World, wave: Sequence[Incident]) -> list[Incident]:
 
 
 def _prove(world: World, tally: Tally, name: str, *, finally_: bool = False) -> None:
-    """What is broken now; a store that does not answer is no violation before the end."""
+    """Tally what is broken now; a store that does not answer is no violation before the end."""
     try:
-        found = world.proof.violations()
+        sentences = world.proof.violations()
     except LeaseholdError as error:
-        found = [f"the proof could not be made: {error}"] if finally_ else []
-    tally.violations += [f"in {name}: {sentence}" for sentence in found]
+        sentences = [f"the proof could not be made: {error}"] if finally_ else []
+    tally.violations += [f"in {name}: {sentence}" for sentence in sentences]
     tally.records = world.proof.records
 
 

@@ -1,4 +1,4 @@
-"""What happened, as a table; added up over parts that were played one after the other."""
+"""A table of incidents, added up over parts that were played one after the other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 @dataclass
 class Tally:
-    """What happened so far.
+    """The incidents so far.
 
     Attributes:
         recovered_s: for each kind of incident, from the end of its round's last incident until
             everything that was written before was committed.
         missed: kinds of incidents that were asked for and did not come about.
         violations: sentences, with the round that showed them.
-        records: how many were looked at, each of them in its place once.
+        records: the number that was looked at, each of them in its place once.
     """
 
     recovered_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -29,7 +29,7 @@ class Tally:
 
     @classmethod
     def read(cls, path: Path) -> Tally:
-        """The sum of all parts that were written to a file."""
+        """Return the sum of all parts that were written to a file."""
         total = cls()
         for line in path.read_text("utf-8").splitlines() if path.exists() else ():
             total.add(cls(**json.loads(line)))
@@ -50,7 +50,7 @@ class Tally:
         self.records += part.records
 
     def count(self, verb: str) -> int:
-        """How many incidents were a `kill`, or a `freeze`."""
+        """Count the incidents that were a `kill`, or a `freeze`."""
         return sum(
             len(seconds)
             for kind, seconds in self.recovered_s.items()
@@ -58,7 +58,7 @@ class Tally:
         )
 
     def table(self) -> str:
-        """Incidents by kind, how soon all was read again, and what was checked."""
+        """Return incidents by kind, the times until all was read again, and the records checked."""
         width = max([len(kind) for kind in self.recovered_s], default=8)
         lines = [f"{'incident':{width}}  count  median s  max s"]
         for kind, seconds in sorted(self.recovered_s.items()):

@@ -1,4 +1,4 @@
-"""Which incidents can happen at the same time."""
+"""Incidents that can happen at the same time, and those that cannot."""
 
 from __future__ import annotations
 

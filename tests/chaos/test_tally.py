@@ -1,4 +1,4 @@
-"""The sum of parts is what was played, and says how much is left."""
+"""Parts of a campaign add up, and their sum says how much is left."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_parts_add_up_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_waves_follow_the_seed_and_the_counts() -> None:
     def waves(seed: int) -> list[list[str]]:
-        dice, left, found = random.Random(seed), {False: 20, True: 20}, []
+        dice, left, kinds = random.Random(seed), {False: 20, True: 20}, []
         while any(left.values()):
             wave = random_wave(dice, left, [])
             assert sum(isinstance(each, OF_THE_DATABASE) for each in wave) <= 1
-            found.append([each.kind for each in wave])
-        kinds = [kind for wave in found for kind in wave]
-        counts = [sum(kind.startswith(verb) for kind in kinds) for verb in ("kill ", "freeze ")]
+            kinds.append([each.kind for each in wave])
+        flat = [kind for wave in kinds for kind in wave]
+        counts = [sum(kind.startswith(verb) for kind in flat) for verb in ("kill ", "freeze ")]
         assert counts == [20, 20]
-        return found
+        return kinds
 
     assert waves(1) == waves(1) != waves(2)

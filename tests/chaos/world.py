@@ -100,28 +100,28 @@ class World:
             self.restarts["database"] = self.restarts.get("database", 0) + 1
 
     def wait(self, what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
-        """The first true value of a probe, with everything kept up meanwhile."""
+        """Return the first true value of a probe, with everything kept up meanwhile."""
         deadline = time.monotonic() + timeout_s
-        while not (found := probe()):
+        while not (outcome := probe()):
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
             self.supervise()
             time.sleep(POLL_S)
-        return found
+        return outcome
 
     def runs(self, node: str) -> list[int]:
-        """The processes of a node's runs, orphans of a dead code server included."""
+        """Return the processes of a node's runs, orphans of a dead code server included."""
         name, value = _sign_of(node)
-        found: list[int] = []
+        pids: list[int] = []
         for process in self.processes():
             with suppress(psutil.Error):  # it has just died
                 of_node = process.environ().get(name) == value
                 if of_node and any("spawn_main" in part for part in process.cmdline()):
-                    found.append(process.pid)
-        return found
+                    pids.append(process.pid)
+        return pids
 
     def servers(self, node: str) -> list[int]:
-        """The code server that takes a node's runs, where it has one now."""
+        """Return the code server that takes a node's runs, where it has one now."""
         if node != WITH_AGENT:
             return [self.services[f"{CODE}-{node}"].pid]
         state = AgentState.read(self.settings.node_folder(node))
@@ -129,28 +129,28 @@ class World:
         return [pid for pid in pids if psutil.pid_exists(pid)]
 
     def processes(self) -> list[psutil.Process]:
-        """All processes that belong to this home."""
-        found: list[psutil.Process] = []
+        """Return all processes that belong to this home."""
+        own: list[psutil.Process] = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("LEASEHOLD_HOME") == str(self.home):
-                    found.append(process)
-        return found
+                    own.append(process)
+        return own
 
     def sparks(self, node: str) -> list[int]:
-        """The processes of a node's Spark server, if it answers, its workers included."""
+        """Return the processes of a node's Spark server, if it answers, its workers included."""
         folder = self.settings.node_folder(node) if node == WITH_AGENT else self.home
         server = ConnectServer.read(folder / "spark")
-        found: list[int] = []
+        pids: list[int] = []
         if server is not None and server.answers():
             for process in self.processes():
                 with suppress(ProcessLookupError):
                     if os.getpgid(process.pid) == server.pid:
-                        found.append(process.pid)
-        return found
+                        pids.append(process.pid)
+        return pids
 
     def unread(self, goal: dict[ShardId, int]) -> dict[str, str]:
-        """Shards whose checkpoint has not come so far; all of them while the store is silent."""
+        """Return shards whose checkpoint is behind a goal; all while the store is silent."""
         try:
             rows = {row.shard: row.check_point for row in self.store.snapshot(KEY).shards}
         except LeaseholdError:
@@ -186,16 +186,16 @@ def chaos_world(home: Path) -> Generator[World]:
 
 
 def instance_text(node: str) -> str:
-    """The package's own; a run whose process died before it said anything is noticed soon."""
+    """Return the package's own text, with short waits for runs whose process died at once."""
     text = nodes_text() if node == WITH_AGENT else embedded_text()
     for setting, seconds in (("poll_interval", 5), ("start_timeout", 45)):
-        text, found = re.subn(rf"({setting}_seconds): \d+", rf"\1: {seconds}", text)
-        assert found == 1
+        text, replaced = re.subn(rf"({setting}_seconds): \d+", rf"\1: {seconds}", text)
+        assert replaced == 1
     return text
 
 
 def _sign_of(node: str) -> tuple[str, str]:
-    """The variable that all processes have which work for a node, and its value."""
+    """Return the variable, and its value, that all processes have which work for a node."""
     if node == WITH_AGENT:
         return "LEASEHOLD_AGENT_NODE", node
     return "LEASEHOLD_NODES", json.dumps([node])
@@ -236,9 +236,11 @@ def _start_deployment(world: World, node: str, url: str) -> None:
 
 
 def _environment(world: World, node: str, url: str, folder: Path) -> dict[str, str]:
-    known = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    inherited = {
+        name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")
+    }
     nodes = {"LEASEHOLD_AGENTS": "true"} if node == WITH_AGENT else dict([_sign_of(node)])
-    return known | nodes | {
+    return inherited | nodes | {
         "LEASEHOLD_HOME": str(world.home),
         "LEASEHOLD_LEASE_TIMEOUT_S": str(TIMEOUT_S),
         "LEASEHOLD_DATABASE_URL": url,
@@ -268,7 +270,7 @@ def _end_all(world: World) -> None:
 
 
 def print_logs(world: World) -> None:
-    """The end of every log, so that a failure shows it."""
+    """Print the end of every log, so that a failure shows it."""
     patterns = ("deployment-*/*.log", "*.log", "nodes/*/*.log")
     for path in sorted(path for pattern in patterns for path in world.home.glob(pattern)):
         text = path.read_text(errors="replace")

@@ -35,7 +35,7 @@ class SteadyWriter:
         self._thread.join(30)
 
     def written(self) -> dict[ShardId, int]:
-        """How many records each shard has, read-only ones included."""
+        """Return the number of records of each shard, read-only ones included."""
         with self._lock:
             return dict(self._written)
 

@@ -1,1 +1,1 @@
-"""What an attacker, or a careless user, must not be able to do; docs/threat-model.md lists it."""
+"""Attacks and careless uses that must not succeed; docs/threat-model.md lists them."""

@@ -40,7 +40,7 @@ def definitions(settings: Settings, case: str) -> dg.Definitions:
 
 
 def join(settings: Settings) -> None:
-    """What the sensors would have done: the group, a node, its shard."""
+    """Do as the sensors would have done: make the group, a node and its shard."""
     log = LocalLog.create(settings.home / "logs" / STREAM, 1)
     stream = ShardStream(STREAM, log)
     log.append("0", [b"a", b"b"])

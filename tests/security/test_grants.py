@@ -147,10 +147,10 @@ def test_the_server_runs_one_statement_at_a_time(mariadb: MariaDB, mariadb_url: 
         ):
             with pytest.raises(Exception) as caught:
                 connection.exec_driver_sql(statement)
-            found = getattr(caught.value, "orig", None)
-            assert found is not None
+            error = getattr(caught.value, "orig", None)
+            assert error is not None
             if number is not None:
-                assert found.args[0] == number
+                assert error.args[0] == number
     assert mariadb.execute("SELECT COUNT(*) FROM gap", database=mariadb_url.rsplit("/", 1)[1]) == [
         (0,)
     ]

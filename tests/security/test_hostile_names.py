@@ -33,18 +33,18 @@ PIECES = [
 
 
 def hostile_ids(count: int, seed: int = 1) -> list[str]:
-    """Distinct texts of one to eight pieces, none of which is of the grammar."""
+    """Return distinct texts of one to eight pieces, none of which is of the grammar."""
     dice = random.Random(seed)
-    found = dict.fromkeys(HOSTILE)
-    while len(found) < count:
+    ids = dict.fromkeys(HOSTILE)
+    while len(ids) < count:
         text = "".join(dice.choices(PIECES, k=dice.randint(1, 8)))
         if not GRAMMAR.fullmatch(text):
-            found[text] = None
-    return list(found)
+            ids[text] = None
+    return list(ids)
 
 
 def unchecked(text: str) -> ShardId:
-    """A shard id that went past its own door, as a bug could let it."""
+    """Return a shard id that went past its own door, as a bug could let it."""
     return str.__new__(ShardId, text)
 
 

@@ -30,27 +30,27 @@ VALUES = [
 
 
 def inputs(seed: int, valid: str) -> list[str]:
-    """Noise, changed and cut copies of a valid text, JSON of wrong shapes, deep nesting."""
+    """Return noise, changed and cut copies of a valid text, JSON of wrong shapes, deep nesting."""
     dice = random.Random(seed)
-    found = ["", "[" * 100_000, '{"a":' * 100_000, "\0", "NaN", "1e999", "9" * 5_000, "-0", "٣"]
-    while len(found) < INPUTS:
+    texts = ["", "[" * 100_000, '{"a":' * 100_000, "\0", "NaN", "1e999", "9" * 5_000, "-0", "٣"]
+    while len(texts) < INPUTS:
         choice = dice.randrange(4)
         if choice == 0:
-            found.append("".join(dice.choices(string.printable, k=dice.randint(0, 60))))
+            texts.append("".join(dice.choices(string.printable, k=dice.randint(0, 60))))
         elif choice == 1:
             at = dice.randrange(len(valid) + 1)
-            found.append(valid[:at] + dice.choice(string.printable) + valid[at + 1 :])
+            texts.append(valid[:at] + dice.choice(string.printable) + valid[at + 1 :])
         elif choice == 2:
-            found.append(valid[: dice.randrange(len(valid))])
+            texts.append(valid[: dice.randrange(len(valid))])
         else:
             keys = ["format", "nodes", "transfers", "incarnations", "a"]
             shape = {key: dice.choice(VALUES) for key in dice.sample(keys, dice.randint(0, 5))}
-            found.append(json.dumps(dice.choice([shape, dice.choice(VALUES), [shape]])))
-    return found
+            texts.append(json.dumps(dice.choice([shape, dice.choice(VALUES), [shape]])))
+    return texts
 
 
 def test_a_cursor_of_the_rebalance_sensor() -> None:
-    """What cannot be understood is forgotten: the count starts again, which is always safe."""
+    """A text that cannot be understood is forgotten: the count starts again, which is safe."""
     for text in inputs(1, CURSOR):
         remembered = Observations.recall(text, lambda: 0.0)
         assert all(still_s >= 0 for still_s in remembered.lapsed(0.0).values())

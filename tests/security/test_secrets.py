@@ -30,7 +30,7 @@ TOKEN_CANARY = "canary-token-51b0c4"
 
 
 def run(home: Path, case: str, url: str) -> str:
-    """All that one run says; its files are in the home."""
+    """Return all that one run prints; its files are in the home."""
     environment = {
         **os.environ,
         "LEASEHOLD_DATABASE_URL": url,
@@ -44,14 +44,14 @@ def run(home: Path, case: str, url: str) -> str:
     return f"{done.stdout}{done.stderr}"
 
 
-def findings(home: Path, said: str, *secrets: str) -> list[str]:
-    """Where a secret stands: event rows, run config, tags, snapshots, compute logs, output."""
-    found = [secret for secret in secrets if secret in said]
+def findings(home: Path, output: str, *secrets: str) -> list[str]:
+    """Return where a secret stands: event rows, run config, tags, snapshots, logs, output."""
+    places = [secret for secret in secrets if secret in output]
     for path in home.rglob("*"):
         if path.is_file() and path.name != TOKEN_FILE:
             content = path.read_bytes()
-            found += [f"{path}: {secret}" for secret in secrets if secret.encode() in content]
-    return found
+            places += [f"{path}: {secret}" for secret in secrets if secret.encode() in content]
+    return places
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def account(mariadb: MariaDB, url: str) -> str:
-    """The URL of an account whose password is the canary."""
+    """Return the URL of an account whose password is the canary."""
     database = url.rsplit("/", 1)[1]
     mariadb.execute(f"GRANT ALL ON `{database}`.* TO 'canary'@'127.0.0.1' IDENTIFIED BY '{CANARY}'")
     return mariadb.url(database, user="canary").replace(mariadb.password, CANARY)
@@ -79,19 +79,19 @@ def test_a_database_that_refuses_or_is_down(
         url = url.replace("//canary:", "//nobody:")
     else:
         url = url.replace(f":{mariadb.port}/", f":{free_port()}/")
-    said = run(home, case, url)
-    assert sentence in said
-    assert findings(home, said, CANARY, TOKEN_CANARY) == []
+    output = run(home, case, url)
+    assert sentence in output
+    assert findings(home, output, CANARY, TOKEN_CANARY) == []
 
 
 def test_a_transform_that_crashes(home: Path, mariadb: MariaDB, mariadb_url: str) -> None:
     """The run is in Dagster's storage with its error; the database's rows are looked at as well."""
     url = account(mariadb, mariadb_url)
     try:
-        said = run(home, "crash", url)
-        assert "crashed with" in said, said[-3_000:]
+        output = run(home, "crash", url)
+        assert "crashed with" in output, output[-3_000:]
         token = (home / "spark" / TOKEN_FILE).read_text().strip()
-        assert findings(home, said, CANARY, TOKEN_CANARY, token) == []
+        assert findings(home, output, CANARY, TOKEN_CANARY, token) == []
         database = mariadb_url.rsplit("/", 1)[1]
         for [table] in mariadb.execute("SHOW TABLES", database=database):
             rows = json.dumps(mariadb.execute(f"SELECT * FROM `{table}`", database=database),

@@ -1,4 +1,4 @@
-"""What our own source may not do, read from its syntax trees; and what its dependencies must be."""
+"""Rules for our own source, read from its syntax trees, and for its dependencies."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def dotted(node: ast.expr) -> str:
 
 
 def offences(tree: ast.AST) -> list[str]:
-    """Calls that run what they are given, shells, and SQL that is composed as text."""
-    found: list[str] = []
+    """Return calls that run what they are given, shells, and SQL that is composed as text."""
+    names: list[str] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func)
         if name in BANNED_CALLS:
-            found.append(name)
-        found += [
+            names.append(name)
+        names += [
             f"{name}(shell=...)"
             for keyword in node.keywords
             if keyword.arg == "shell"
@@ -41,8 +41,8 @@ def offences(tree: ast.AST) -> list[str]:
         ]
         executes = name.split(".")[-1] in ("execute", "executemany", "exec_driver_sql", "text")
         if executes and node.args and isinstance(node.args[0], ast.JoinedStr | ast.BinOp):
-            found.append(f"{name}(composed)")
-    return found
+            names.append(f"{name}(composed)")
+    return names
 
 
 ALLOWED = {
@@ -58,8 +58,8 @@ ALLOWED = {
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_nothing_runs_what_it_was_given(path: Path) -> None:
     name = path.relative_to(ROOT).as_posix()
-    found = {(name, offence) for offence in offences(ast.parse(path.read_text("utf-8")))}
-    assert found <= ALLOWED, found - ALLOWED
+    offending = {(name, offence) for offence in offences(ast.parse(path.read_text("utf-8")))}
+    assert offending <= ALLOWED, offending - ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_every_dependency_is_pinned_and_none_names_an_address() -> None:
 def test_the_driver_is_new_enough() -> None:
     """CVE-2024-36039: before 1.1.1 keys of dictionaries went into SQL as they were."""
     pins = (ROOT / "constraints.txt").read_text("utf-8").lower()
-    found = re.search(r"^pymysql==(\d+)\.(\d+)\.(\d+)", pins, re.M)
-    assert found
-    assert tuple(map(int, found.groups())) >= (1, 1, 3)
+    match = re.search(r"^pymysql==(\d+)\.(\d+)\.(\d+)", pins, re.M)
+    assert match
+    assert tuple(map(int, match.groups())) >= (1, 1, 3)
 
 
 def test_no_setting_reaches_sparks_configuration() -> None:

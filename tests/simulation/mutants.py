@@ -24,8 +24,8 @@ class RenewsWithoutToken(MemoryStore):
     """A beat counts for a name, whoever answers to it now."""
 
     def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
-        known = self._groups[key].nodes.get(node)
-        return super().beat(key, node, known.incarnation if known and known.member else incarnation)
+        row = self._groups[key].nodes.get(node)
+        return super().beat(key, node, row.incarnation if row and row.member else incarnation)
 
 
 class TrustsForTheWholeTimeout(Heartbeat):
@@ -66,8 +66,8 @@ class _Unfenced(MemoryStore):
         row = rows.shards[commit.tenure.shard]
         if not row.state.held or row.consumer_owner is None:
             return commit
-        known = rows.batches.get((row.shard, commit.sequence))
-        if known is not None and known.state is BatchState.COMMITTED:
+        batch = rows.batches.get((row.shard, commit.sequence))
+        if batch is not None and batch.state is BatchState.COMMITTED:
             return commit
         tenure = replace(
             commit.tenure, holder=row.consumer_owner, epoch=row.consumer_epoch, run=row.consumer_run
@@ -77,10 +77,10 @@ class _Unfenced(MemoryStore):
 
     def _intend(self, commit: BatchCommit, tenure: Tenure) -> None:
         rows = self._groups[tenure.key]
-        known = rows.batches.get((tenure.shard, commit.sequence))
-        if known is not None:
+        batch = rows.batches.get((tenure.shard, commit.sequence))
+        if batch is not None:
             rows.batches[tenure.shard, commit.sequence] = replace(
-                known, epoch=tenure.epoch, run=tenure.run, start=commit.start, end=commit.end
+                batch, epoch=tenure.epoch, run=tenure.run, start=commit.start, end=commit.end
             )
 
 

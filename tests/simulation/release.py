@@ -27,7 +27,7 @@ PROGRESS_S = 60.0
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What became of some seeds.
+    """The outcome of some seeds, added up.
 
     Attributes:
         calls: store calls made.

@@ -14,8 +14,8 @@ from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, run_se
 SEEDS = 15
 
 
-def found(parts: Parts) -> list[str]:
-    """The first seed's violations that anything says of a mutant."""
+def heard(parts: Parts) -> list[str]:
+    """Return the violations of the first seed that has any."""
     for seed in range(SEEDS):
         config = SimulationConfig(nodes=4, faults=Faults.SWARM, seed=seed, steps=500)
         violations = run_seed(config, seed, parts).violations
@@ -70,15 +70,15 @@ class LogsTheCause(Heartbeat):
 
 
 def test_a_secret_in_an_explanation_is_heard() -> None:
-    violations = found(Parts(consume, rebalancer=RemembersTheCause))
+    violations = heard(Parts(consume, rebalancer=RemembersTheCause))
     assert violations[0].startswith("I10: a secret was said: ")
     assert "the store failed before" in violations[0]
     assert "canary" not in violations[0]
 
 
 def test_a_secret_in_a_log_line_is_heard() -> None:
-    assert found(Parts(consume, heartbeat=LogsTheCause))[0].startswith("I10: ")
+    assert heard(Parts(consume, heartbeat=LogsTheCause))[0].startswith("I10: ")
 
 
 def test_the_project_says_no_secret_under_the_same_seeds() -> None:
-    assert found(Parts(consume)) == []
+    assert heard(Parts(consume)) == []

@@ -38,7 +38,7 @@ class Steadfast(MemoryStore):
 
 
 def history(make: Make, seed: int, steps: int) -> dict[str, Any]:
-    """What a store holds after a seed's simulation, and what that took.
+    """Return what a store holds after a seed's simulation, and the calls that it took.
 
     Some are of groups whose nodes' settings change: modulo counts, and bootstrap cursors.
     """
@@ -68,11 +68,11 @@ def history(make: Make, seed: int, steps: int) -> dict[str, Any]:
 
 
 def assert_equal_histories(make: Make, seed: int, steps: int) -> None:
-    expected, found = history(Steadfast, seed, steps), history(make, seed, steps)
-    for journal in (expected["journal"], found["journal"]):
+    expected, actual = history(Steadfast, seed, steps), history(make, seed, steps)
+    for journal in (expected["journal"], actual["journal"]):
         assert len(journal) > 10
     for part, value in expected.items():
-        assert found[part] == value, f"seed {seed}: the {part} differ"
+        assert actual[part] == value, f"seed {seed}: the {part} differ"
 
 
 def test_settings_change_in_the_histories_of_modulo_and_pinned_groups() -> None:

@@ -85,7 +85,7 @@ class DagsterDouble:
     Args:
         name: for messages.
         nodes: the nodes of its setting, or those that have agents.
-        agents: whether an agent beats for each node.
+        agents: True if an agent beats for each node.
         hourly: the downstream asset that this deployment makes; None where another does.
     """
 
@@ -165,7 +165,7 @@ class DagsterDouble:
         }
 
     def _built(self, builder: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """A sensor or an agent on virtual time: with the clock and the chance that it takes."""
+        """Build a sensor or an agent on virtual time, with the clock and the chance that it takes."""
         given = {"clock": self.time.clock, "jitter": self.world.chance.random}
         wanted = inspect.signature(builder).parameters
         options |= {name: value for name, value in given.items() if name in wanted}
@@ -174,7 +174,7 @@ class DagsterDouble:
     # -- daemon ---------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """One loop of the daemon: every sensor once, then the runs that were asked for."""
+        """Loop once: every sensor ticks, and the runs that it asks for are launched."""
         if not self.daemon_up:
             return
         for name, sensor in self.sensors.items():
@@ -243,14 +243,14 @@ class DagsterDouble:
         self.time.spawn(process, double.work)
 
     def run_ended(self, double: RunDouble, failure: str) -> None:
-        """A run's process has come to its end; `failure` is empty where all went well."""
+        """Take note of a run that has ended; `failure` is empty where all went well."""
         self.runs.pop(double.run.run_id, None)
         self._ended.append((self.time.now_s, double.run.run_id))
         if failure:
             self.failures[double.stream] = failure
 
     def kill_run(self, run_id: str) -> None:
-        """A run's process dies without a word."""
+        """Kill a run's process, without a word of it."""
         double = self.runs.pop(run_id)
         self.instance.add_run_tags(run_id, {PROCESS_TAG: DEAD_ON_A_HOST if self.agents else DEAD})
         self._ended.append((self.time.now_s, run_id))
@@ -269,7 +269,7 @@ class DagsterDouble:
         folder.mkdir(parents=True, exist_ok=True)
         process = Process(f"agent of {node}")
         store = self.world.store.connect(process)
-        told = self.time.threading().Event()
+        leave = self.time.threading().Event()
         rows = {
             place.stream.key: place.stream.node(node, address="") for place in self.streams.values()
         }
@@ -285,18 +285,18 @@ class DagsterDouble:
             advertised=AT,
             leave_timeout_s=60.0,
         )
-        self.time.spawn(process, lambda: agent.run(told))
+        self.time.spawn(process, lambda: agent.run(leave))
         self.live_agents[node] = process
 
     def kill_host(self, node: NodeName) -> None:
-        """A node's host goes down with its agent and its runs."""
+        """Take a node's host down with its agent and its runs."""
         self.time.end(self.live_agents.pop(node), Killed())
         for run_id, double in list(self.runs.items()):
             if double.run.tags.get(NODE_TAG) == node:
                 self.kill_run(run_id)
 
     def alive(self, node: NodeName) -> bool:
-        """Whether somebody beats for a node now."""
+        """Return True if somebody beats for a node now."""
         if node not in self.nodes:
             return False
         return node in self.live_agents if self.agents else self.daemon_up

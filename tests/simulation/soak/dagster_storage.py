@@ -27,10 +27,10 @@ class _StandIn:
         self._storage = storage
 
     def __getattr__(self, name: str) -> Any:
-        known = getattr(self._storage, name)
-        if callable(known):
+        attribute = getattr(self._storage, name)
+        if callable(attribute):
             raise AttributeError(f"The soak's stand-in for Dagster's storage has no {name}.")
-        return known
+        return attribute
 
 
 class RunsInMemory(_StandIn):
@@ -144,7 +144,7 @@ class EventsInMemory(_StandIn):
             self._records.append(EventLogRecord(self._numbers, event))
 
     def delete_events(self, run_id: str) -> None:
-        """Old records make room by themselves."""
+        """Do nothing: old records make room by themselves."""
 
     def fetch_materializations(
         self, filters: Any, limit: int, cursor: str | None = None, ascending: bool = False
@@ -152,13 +152,13 @@ class EventsInMemory(_StandIn):
         assert cursor is None
         assert not ascending
         wanted = set(filters.asset_partitions or ())
-        found = [
+        records = [
             record
             for record in reversed(self._records)
             if record.asset_key == filters.asset_key
             and (not wanted or record.partition_key in wanted)
         ]
-        return EventRecordsResult(found[:limit], cursor="", has_more=False)
+        return EventRecordsResult(records[:limit], cursor="", has_more=False)
 
     def get_dynamic_partitions(self, partitions_def_name: str) -> list[str]:
         return list(self._partitions.get(partitions_def_name, ()))
@@ -169,5 +169,5 @@ class EventsInMemory(_StandIn):
     def add_dynamic_partitions(
         self, partitions_def_name: str, partition_keys: Sequence[str]
     ) -> None:
-        known = self._partitions.setdefault(partitions_def_name, [])
-        known += [key for key in partition_keys if key not in known]
+        keys = self._partitions.setdefault(partitions_def_name, [])
+        keys += [key for key in partition_keys if key not in keys]

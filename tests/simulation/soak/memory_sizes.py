@@ -1,4 +1,4 @@
-"""How many entries the containers hold that a sensor keeps between its ticks."""
+"""The number of entries in the containers that a sensor keeps between its ticks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def entries_of(sensor: dg.SensorDefinition) -> int:
-    """The entries of all containers that are reachable from a sensor's function.
+    """Count the entries of all containers that are reachable from a sensor's function.
 
     Followed are closures, containers and objects of the project's own classes; a store, a source
     and a Dagster instance are none of them.

@@ -41,7 +41,7 @@ class Mutant:
     finding: str
 
     def findings(self) -> list[str]:
-        """Play the scene with the remedy taken out; its findings."""
+        """Play the scene with the remedy taken out; return its findings."""
         with ExitStack() as stack:
             for place, mutation in self.patches.items():
                 stack.enter_context(mock.patch(place, mutation))
@@ -80,7 +80,7 @@ def _listed(entry: LogShard) -> LogShard:
 
 
 def _read_until_made(self: LateRecords, since: datetime, until: datetime, leases: Any) -> None:
-    """What reaches into hours that are not made is read anew at every tick."""
+    """Batches that reach into hours which are not made are read anew at every tick."""
     before = dict(self._next or {})
     _READ(self, since, until, leases)
     if self._ends.keys() - windows_of(self.store, self.hourly, self._ends).keys():

@@ -45,7 +45,7 @@ REFUSED = "The transform of this shard raises, today and for ever."
 
 @dataclass
 class Moods:
-    """What goes wrong in runs of a stream, set by the script.
+    """The things that go wrong in runs of a stream, set by the script.
 
     Attributes:
         failing: shards whose records no transform can read.
@@ -84,7 +84,7 @@ class SweeperDouble:
         return {range_.shard: self._result(range_) for range_ in ranges}
 
     def _hang(self) -> None:
-        """A Spark job without end; what asks for its interruption is asked as the real one does."""
+        """Play a Spark job without end, which asks for its interruption as the real one does."""
         while not self._doomed():
             self._time.sleep(LOOK_S)
         raise SweepInterrupted("The Spark job was interrupted.")
@@ -126,7 +126,7 @@ def _write(path: Path, shard: ShardId, chunks: Sequence[Chunk]) -> None:
 
 
 class _RunContext:
-    """What a run's code asks of Dagster: its run, its instance, a log that nobody reads."""
+    """The things that a run's code asks of Dagster: its run, its instance, a silent log."""
 
     def __init__(self, instance: dg.DagsterInstance, run: DagsterRun) -> None:
         self.instance = instance
@@ -199,7 +199,7 @@ class RunDouble:
         return ""
 
     def _own_deployment(self) -> Any:
-        """The deployment's settings, with this process's own connection to the store."""
+        """Return the deployment's settings, with this process's own connection to the store."""
         connection = self.deployment.world.store.connect(self.process)
         settings = self.deployment.streams[self.stream].deployment
         return replace(settings, store=lambda: connection)
@@ -213,7 +213,7 @@ class RunDouble:
         return failure
 
     def _write_hour(self, partition: str, start: datetime) -> str:
-        """The row of an hour, as `make_window` writes it; its output is of no interest here."""
+        """Write the row of an hour as `make_window` does; its output is of no interest here."""
         place = self.deployment.streams[self.stream]
         self.deployment.time.sleep(SWEEP_S)
         if self.deployment.world.moods(self.stream).failing_hours(start):
@@ -223,15 +223,15 @@ class RunDouble:
         assert hourly is not None
         key = place.stream.key
         rows = store.windows(key, hourly.name, since=start, until=start + HOUR)
-        known = next((row for row in rows if row.start == start), None)
+        former = next((row for row in rows if row.start == start), None)
         window = EventWindow(
             hourly.name,
             start,
             start + HOUR,
-            version=known.version + 1 if known else 1,
-            generation=known.generation + 1 if known else 1,
+            version=former.version + 1 if former else 1,
+            generation=former.generation + 1 if former else 1,
             run=self.run.run_id,
             covered=dict(self.deployment.world.watch.next_numbers(key)),
-            late=known.late if known else 0,
+            late=former.late if former else 0,
         )
         return "" if isinstance(store.put_window(key, window), Changed) else "Somebody was faster."

@@ -30,17 +30,17 @@ class Scene:
     options: dict[str, Any] = field(default_factory=dict)
 
     def incidents(self) -> list[Incident]:
-        """The steps of all incidents."""
-        found: list[Incident] = []
+        """Return the steps of all incidents."""
+        incidents: list[Incident] = []
         at_s = BEGIN_S
         for builder in self.builders:
             steps = builder(at_s, SMALL, 0)
-            found += steps
+            incidents += steps
             at_s = max(step.at_s for step in steps) + SMALL.spacing_s
-        return found
+        return incidents
 
     def play(self) -> list[str]:
-        """Play it up to the first finding, or to its end; the findings."""
+        """Play it up to the first finding, or to its end; return the findings."""
         given: dict[str, Any] = {"pace": SCENE_PACE, "parcels": 0}
         with quiet(), world(self.shape, **(given | self.options)) as played:
             played.run(self.until_s, self.incidents(), first=True)

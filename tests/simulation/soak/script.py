@@ -1,4 +1,4 @@
-"""What happens in a soak: every incident once a month over years, or once within two days."""
+"""The script of a soak: every incident once a month over years, or once within two days."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATE_RECORDS = 7
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long things last, in seconds.
+    """Durations, in seconds.
 
     Attributes:
         spacing_s: from one incident to the next.
@@ -38,19 +38,19 @@ Builder = Callable[[float, Lengths, int], list[Incident]]
 
 
 def calendar(until_s: float, lengths: Lengths) -> list[Incident]:
-    """All incidents up to a moment, one kind after the other and over again.
+    """Return all incidents up to a moment, one kind after the other and over again.
 
     A source is away for a week in the first round and in every sixth; otherwise for an hour.
     """
-    found: list[Incident] = []
+    incidents: list[Incident] = []
     at_s, number = lengths.spacing_s / 2, 0
     while at_s + lengths.spacing_s < until_s:
         builder = BUILDERS[number % len(BUILDERS)]
         steps = builder(at_s, lengths, number // len(BUILDERS))
-        found += steps
+        incidents += steps
         number += 1
         at_s = max(at_s, *(step.at_s for step in steps)) + lengths.spacing_s
-    return [incident for incident in found if incident.at_s < until_s]
+    return [incident for incident in incidents if incident.at_s < until_s]
 
 
 # -- the lease store, the source ------------------------------------------------------------------

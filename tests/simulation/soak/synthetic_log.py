@@ -42,8 +42,7 @@ class LogShard:
     """One shard of the log; cursors are numbers of records.
 
     Attributes:
-        gone: retention has removed the shard itself, not only records of it.
-        ever: how many records it ever had.
+        gone: True once retention has removed the shard itself, not only records of it.
     """
 
     shard: ShardId
@@ -73,7 +72,7 @@ class SyntheticLog:
         entry.end += records
 
     def open_shards(self) -> list[ShardId]:
-        """The shards that take records."""
+        """Return the shards that take records."""
         return [entry.shard for entry in self.shards.values() if not entry.closed]
 
     def replace(self, parents: Sequence[ShardId], children: int) -> list[ShardId]:
@@ -97,11 +96,11 @@ class SyntheticLog:
         self.shards[shard].closed = self.shards[shard].gone = True
 
     def unread(self, shard: ShardId, check_point: str | None) -> int:
-        """Records that a reader at a checkpoint has not read, those that are gone included."""
+        """Count the records that a reader at a checkpoint has not read, gone ones included."""
         return 0 if check_point == GONE else self.shards[shard].end - int(check_point or 0)
 
     def chunks_of(self, range_: ReadRange) -> list[Chunk]:
-        """What a range holds; chunks before it are forgotten, since they were committed."""
+        """Return the chunks of a range; those before it were committed, and are forgotten."""
         entry = self.shards[range_.shard]
         start, end = int(range_.start), int(range_.end)
         entry.chunks = [chunk for chunk in entry.chunks if chunk.end > start]

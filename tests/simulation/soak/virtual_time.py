@@ -25,7 +25,7 @@ class Killed(BaseException):
 
 
 class Terminated(BaseException):
-    """What a launcher raises in a run that it was asked to end."""
+    """Raised by a launcher in a run that it was asked to end."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Process:
 
     Attributes:
         name: for messages.
-        dead: it was killed, or has ended.
+        dead: True once it was killed, or has ended.
     """
 
     name: str
@@ -144,11 +144,11 @@ class VirtualTime:
             self._current = before
 
     def threading(self) -> Any:
-        """What code sees as the module `threading`."""
+        """Return a stand-in for the module `threading`."""
         return _Threading(self)
 
     def time(self) -> Any:
-        """What code sees as the module `time`."""
+        """Return a stand-in for the module `time`."""
         return _Time(self)
 
 

@@ -13,28 +13,28 @@ from tests.simulation.soak.virtual_time import Killed, Process, VirtualTime
 
 
 class Watcher(Protocol):
-    """Is told of each verb after it took effect."""
+    """Hears of each verb after it took effect."""
 
     def after(
         self, verb: str, args: tuple[Any, ...], options: Mapping[str, Any], outcome: object
     ) -> None:
-        """A verb has returned."""
+        """Take note of a verb that has returned."""
         ...
 
 
 @dataclass
 class Cost:
-    """What was asked of the store: calls, and rows that were returned."""
+    """Calls of the store, and rows that it returned."""
 
     calls: int = 0
     rows: int = 0
 
     def since(self, before: Cost) -> Cost:
-        """What came on top of an earlier state."""
+        """Return the difference to an earlier state."""
         return Cost(self.calls - before.calls, self.rows - before.rows)
 
     def copy(self) -> Cost:
-        """The state now."""
+        """Return the state now."""
         return Cost(self.calls, self.rows)
 
 
@@ -50,11 +50,11 @@ class WatchedStore:
 
     @property
     def down(self) -> bool:
-        """Whether the store answers nobody now."""
+        """True if the store answers nobody now."""
         return self.time.now_s < self.down_until_s
 
     def connect(self, process: Process | None = None) -> Any:
-        """A connection of one process, or of the code servers where none is given."""
+        """Return a connection of one process, or of the code servers where none is given."""
         return _Connection(self, process)
 
     def call(self, process: Process | None, verb: str, args: tuple[Any, ...], options: Any) -> Any:

@@ -16,7 +16,7 @@ from tests.simulation.soak.world import Pace, Shape, World, quiet, world
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a soak.
+    """The outcome of a soak.
 
     Attributes:
         days: virtual days.
@@ -43,7 +43,7 @@ class Outcome:
     findings: tuple[str, ...]
 
     def line(self) -> str:
-        """The outcome as JSON, on one line."""
+        """Return the outcome as JSON, on one line."""
         return json.dumps(asdict(self))
 
 
