@@ -165,7 +165,7 @@ class DagsterDouble:
         }
 
     def _built(self, builder: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Build a sensor or an agent on virtual time, with the clock and the chance that it takes."""
+        """Build a sensor or an agent on virtual time, with the clock and chance that it takes."""
         given = {"clock": self.time.clock, "jitter": self.world.chance.random}
         wanted = inspect.signature(builder).parameters
         options |= {name: value for name, value in given.items() if name in wanted}

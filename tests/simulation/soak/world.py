@@ -311,7 +311,8 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
         doubles = {
             "dagster_leasehold.orchestration.supervision.node_agent.threading": virtual.threading(),
             "dagster_leasehold.orchestration.supervision.node_agent.say": lambda _: None,
-            "dagster_leasehold.orchestration.supervision.node_agent.process_gone": lambda note: (
+            "dagster_leasehold.orchestration.supervision.node_runs.say": lambda _: None,
+            "dagster_leasehold.orchestration.supervision.node_runs.process_gone": lambda note: (
                 note in (DEAD, DEAD_ON_A_HOST)
             ),
             "dagster_leasehold.sensors.janitor.process_gone": lambda note: note == DEAD,
