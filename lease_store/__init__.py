@@ -2,7 +2,7 @@
 
 A deployment has one lease store. Nodes answer to names in it, claim shards, open tenures on them,
 and commit batches; everything that any process must agree upon is a row here, and every change
-is one conditional write with a typed outcome (`lease_store.store.LeaseStore`).
+is one conditional write with a typed outcome (`lease_store.roles`).
 
 Who is authoritative
 --------------------
@@ -82,8 +82,21 @@ When something fails
     the deadline of a transfer passes     the next node takes over, the holder is fenced
     the database loses its last commits   epochs may repeat: see `docs/` before restoring one
 
-Start with `open_store`; `lease_store.memory_store.MemoryStore` is the same in memory, for tests
-and simulations. Neither a database driver nor Alembic is imported before it is needed.
+What is in the room
+-------------------
+    roles             what a caller may ask of a store, one protocol per subject: callers name these
+    store             `LeaseStore`, all roles together, and pairs of them
+    *_rows, outcomes  the frozen values that verbs take and return
+    rules             pure decisions: a snapshot in, actions out
+    sql_store         the store in SQL, on `transactions`, `engine`, `tables` and `migrations`
+    memory_store      the same in memory: the executable specification, for tests and simulations
+    rebalancing       planning rounds; `heartbeat` and the memberships: staying in a group
+    client            consuming without Dagster
+
+Every other room may call the roles, the rows, the rules and what stands on them; what is inside
+`sql_store` and `memory_store`, and the tables, is this room's own. It imports no other room, and
+neither Dagster nor Spark. Start with `open_store`; neither a database driver nor Alembic is
+imported before it is needed.
 """
 
 from __future__ import annotations

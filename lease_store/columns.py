@@ -1,4 +1,4 @@
-"""Column types that mean the same on every database: exact text, event times, JSON."""
+"""Columns that mean the same on every database: exact text, event times, JSON, names, counts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String, Text, TypeDecorator
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Integer,
+    String,
+    Text,
+    TypeDecorator,
+)
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
+from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, IDENTIFIER_LENGTH_MAX
+
+NAME_LENGTH_MAX = 255
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -110,3 +123,52 @@ def _server_time_sqlite(*_: object, **__: object) -> str:
 @compiles(server_time, "mysql")
 def _server_time_mysql(*_: object, **__: object) -> str:
     return "UTC_TIMESTAMP(6)"
+
+
+def identifier_column(name: str, *, key: bool = True, nullable: bool = False) -> Column[str]:
+    """Return a column for a name of the grammar; in the table's key unless told otherwise."""
+    column = ExactText(IDENTIFIER_LENGTH_MAX)
+    return Column(name, column, primary_key=key, nullable=nullable and not key)
+
+
+def cursor_column(name: str, *, nullable: bool = False) -> Column[str]:
+    """Return a column for a cursor of a shard."""
+    return Column(name, ExactText(CURSOR_LENGTH_MAX), nullable=nullable)
+
+
+def name_column(name: str, *, nullable: bool = False) -> Column[str]:
+    """Return a column for a text of at most 255 bytes."""
+    return Column(name, ExactText(NAME_LENGTH_MAX), nullable=nullable)
+
+
+def count_column(name: str) -> Column[int]:
+    """Return a column for a number that begins at 0."""
+    return Column(name, BigInteger, nullable=False, server_default="0")
+
+
+def times() -> tuple[Column[Any], Column[Any]]:
+    """Return the columns that say when a row was made and changed; for people only."""
+    return (
+        Column("create_time", ServerTime, nullable=False, default=server_time()),
+        Column(
+            "update_time",
+            ServerTime,
+            nullable=False,
+            default=server_time(),
+            onupdate=server_time(),
+        ),
+    )
+
+
+def grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
+    """CHECK constraints for the grammar of `lease_store.identifiers`, in each dialect's words."""
+    checks: list[CheckConstraint] = []
+    for column in columns:
+        name = f"{table}_{column}_grammar"
+        glob = f"{column} GLOB '[A-Za-z0-9]*' AND {column} NOT GLOB '*[^A-Za-z0-9._-]*'"
+        # MySQL refuses regular expressions on binary strings, hence the conversion.
+        text = f"CONVERT({column} USING latin1)"
+        regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
+        checks.append(CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
+        checks.append(CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
+    return checks

@@ -125,12 +125,12 @@ def _mysql_engine(url: URL, statement_s: int) -> Engine:
     # A session is idle while its process waits for another one.
     longer_s = statement_s - READ_TIMEOUT_S
 
-    def prepare(connection: Any, record: ConnectionPoolEntry) -> None:
+    def prepare(connection: Any, entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
             _prepare_session(cursor, encrypted=encrypted, in_use_s=IDLE_TRANSACTION_S + longer_s)
-            record.info[READ_ONLY_INFO] = _read_only(cursor)
+            entry.info[READ_ONLY_INFO] = _read_only(cursor)
         connection.commit()
-        record.info[_FRESH_INFO] = True
+        entry.info[_FRESH_INFO] = True
 
     event.listen(engine, "connect", prepare)
     _limit_idle_time(engine, in_use_s=IDLE_TRANSACTION_S + longer_s, at_rest_s=IDLE_S + longer_s)
@@ -153,8 +153,8 @@ def _limit_idle_time(engine: Engine, *, in_use_s: int, at_rest_s: int) -> None:
 
     from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 
-    def leave_pool(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-        if record.info.pop(_FRESH_INFO, False):
+    def leave_pool(connection: Any, entry: ConnectionPoolEntry, _proxy: object) -> None:
+        if entry.info.pop(_FRESH_INFO, False):
             return
         try:
             _limit(connection, in_use_s)

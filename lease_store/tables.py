@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
-    CheckConstraint,
     Column,
     Double,
     Index,
@@ -23,17 +22,20 @@ from sqlalchemy import (
 )
 
 from dagster_leasehold.lease_store.columns import (
+    NAME_LENGTH_MAX,
     AutoNumber,
     EventTime,
     ExactText,
     JsonText,
-    ServerTime,
-    server_time,
+    count_column,
+    cursor_column,
+    grammar_checks,
+    identifier_column,
+    name_column,
+    times,
 )
 from dagster_leasehold.lease_store.errors import LINE_BYTES_MAX
-from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, IDENTIFIER_LENGTH_MAX
-
-NAME_LENGTH_MAX = 255
+from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX
 
 metadata = MetaData()
 
@@ -44,55 +46,11 @@ TABLE_OPTIONS: dict[str, Any] = {
 }
 
 
-def _identifier(name: str, *, key: bool = True, nullable: bool = False) -> Column[str]:
-    column = ExactText(IDENTIFIER_LENGTH_MAX)
-    return Column(name, column, primary_key=key, nullable=nullable and not key)
-
-
-def _cursor(name: str, *, nullable: bool = False) -> Column[str]:
-    return Column(name, ExactText(CURSOR_LENGTH_MAX), nullable=nullable)
-
-
-def _name(name: str, *, nullable: bool = False) -> Column[str]:
-    return Column(name, ExactText(NAME_LENGTH_MAX), nullable=nullable)
-
-
-def _count(name: str) -> Column[int]:
-    return Column(name, BigInteger, nullable=False, server_default="0")
-
-
-def _times() -> tuple[Column[Any], Column[Any]]:
-    return (
-        Column("create_time", ServerTime, nullable=False, default=server_time()),
-        Column(
-            "update_time",
-            ServerTime,
-            nullable=False,
-            default=server_time(),
-            onupdate=server_time(),
-        ),
-    )
-
-
-def grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
-    """CHECK constraints for the grammar of `lease_store.identifiers`, in each dialect's words."""
-    checks: list[CheckConstraint] = []
-    for column in columns:
-        name = f"{table}_{column}_grammar"
-        glob = f"{column} GLOB '[A-Za-z0-9]*' AND {column} NOT GLOB '*[^A-Za-z0-9._-]*'"
-        # MySQL refuses regular expressions on binary strings, hence the conversion.
-        text = f"CONVERT({column} USING latin1)"
-        regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
-        checks.append(CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
-        checks.append(CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
-    return checks
-
-
 consumer_group = Table(
     "consumer_group",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
     Column("ordered", Boolean, nullable=False),
     Column("timeout_s", Double, nullable=False),
     Column("handoff_limit_s", Double, nullable=False),
@@ -103,7 +61,7 @@ consumer_group = Table(
     Column("paused", Boolean, nullable=False),
     Column("gap_policy", String(8), nullable=False, server_default="hold"),
     Column("generation", BigInteger, nullable=False),
-    *_times(),
+    *times(),
     *grammar_checks("consumer_group", "consume_group", "logstream_sig"),
     **TABLE_OPTIONS,
 )
@@ -111,17 +69,17 @@ consumer_group = Table(
 worker_instance = Table(
     "loghub_client_worker_instance",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("worker_instance"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
+    identifier_column("worker_instance"),
     Column("lease_id", BigInteger, nullable=False),
-    _name("incarnation"),
-    _name("address"),
+    name_column("incarnation"),
+    name_column("address"),
     Column("source_count", Integer),
     Column("node_id", Integer),
     Column("pinned", JsonText),
     Column("accepts_runs", Boolean, nullable=False),
-    *_times(),
+    *times(),
     *grammar_checks("worker_instance", "worker_instance"),
     **TABLE_OPTIONS,
 )
@@ -129,33 +87,33 @@ worker_instance = Table(
 shard_lease = Table(
     "loghub_client_shard_lease",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("shard_id"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
+    identifier_column("shard_id"),
     Column("lease_id", BigInteger, nullable=False),
-    _identifier("lease_owner", key=False, nullable=True),
-    _identifier("consumer_owner", key=False, nullable=True),
-    _cursor("check_point", nullable=True),
+    identifier_column("lease_owner", key=False, nullable=True),
+    identifier_column("consumer_owner", key=False, nullable=True),
+    cursor_column("check_point", nullable=True),
     Column("state", String(16), nullable=False),
     Column("consumer_epoch", BigInteger, nullable=False),
-    _name("consumer_run"),
+    name_column("consumer_run"),
     Column("handoff_eta_s", Double),
     Column("parents", JsonText, nullable=False),
-    _name("hash_begin"),
-    _name("hash_end"),
+    name_column("hash_begin"),
+    name_column("hash_end"),
     Column("read_only", Boolean, nullable=False),
     Column("subscribable", Boolean, nullable=False),
     Column("watermark", EventTime),
-    _cursor("bootstrap", nullable=True),
+    cursor_column("bootstrap", nullable=True),
     Column("gone_parents", JsonText),
     # Rises whenever committed rows of its ledger are changed or removed.
-    _count("ledger_version"),
+    count_column("ledger_version"),
     # What was ever committed to it: these only rise, and no reader has to add the ledger up.
-    _count("committed_batches"),
-    _count("committed_records"),
-    _count("committed_bytes"),
-    _count("quarantined_records"),
-    *_times(),
+    count_column("committed_batches"),
+    count_column("committed_records"),
+    count_column("committed_bytes"),
+    count_column("quarantined_records"),
+    *times(),
     Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     *grammar_checks("shard_lease", "shard_id"),
     **TABLE_OPTIONS,
@@ -165,23 +123,23 @@ lease_journal = Table(
     "lease_journal",
     metadata,
     Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
-    _identifier("consume_group", key=False),
-    _identifier("logstream_sig", key=False),
+    identifier_column("consume_group", key=False),
+    identifier_column("logstream_sig", key=False),
     Column("kind", String(16), nullable=False),
     Column("reason", Text, nullable=False),
-    _name("observer"),
+    name_column("observer"),
     Column("recorded_at", EventTime, nullable=False),
-    _identifier("shard_id", key=False, nullable=True),
+    identifier_column("shard_id", key=False, nullable=True),
     Column("edge", Integer),
     Column("from_state", String(16)),
     Column("to_state", String(16)),
-    _identifier("from_owner", key=False, nullable=True),
-    _identifier("to_owner", key=False, nullable=True),
+    identifier_column("from_owner", key=False, nullable=True),
+    identifier_column("to_owner", key=False, nullable=True),
     Column("epoch", BigInteger, nullable=False),
-    _name("run"),
-    _cursor("check_point", nullable=True),
+    name_column("run"),
+    cursor_column("check_point", nullable=True),
     # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
-    _name("transaction_id"),
+    name_column("transaction_id"),
     Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
     Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
     Index("lease_journal_by_transaction", "transaction_id"),
@@ -192,16 +150,16 @@ lease_journal = Table(
 batch = Table(
     "batch",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("shard_id"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
+    identifier_column("shard_id"),
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    _cursor("start_cursor"),
-    _cursor("end_cursor"),
+    cursor_column("start_cursor"),
+    cursor_column("end_cursor"),
     Column("state", String(16), nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    _name("run"),
-    _identifier("holder", key=False),
+    name_column("run"),
+    identifier_column("holder", key=False),
     Column("attempt", Text, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("files", JsonText, nullable=False),
@@ -236,13 +194,13 @@ outbox = Table(
     "outbox",
     metadata,
     Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
-    _identifier("consume_group", key=False),
-    _identifier("logstream_sig", key=False),
-    _identifier("shard_id", key=False),
+    identifier_column("consume_group", key=False),
+    identifier_column("logstream_sig", key=False),
+    identifier_column("shard_id", key=False),
     Column("kind", String(32), nullable=False),
-    _name("batch_id"),
+    name_column("batch_id"),
     Column("payload", JsonText, nullable=False),
-    _name("run"),
+    name_column("run"),
     Column("delivered", Boolean, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("error", ExactText(LINE_BYTES_MAX), nullable=False, server_default=""),
@@ -256,9 +214,9 @@ outbox = Table(
 gap = Table(
     "gap",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("shard_id"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
+    identifier_column("shard_id"),
     Column("start_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
     Column("end_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
     Column("reason", Text, nullable=False),
@@ -272,11 +230,11 @@ gap = Table(
 rewrite_claim = Table(
     "rewrite_claim",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("shard_id"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
+    identifier_column("shard_id"),
     # Empty where nobody is rewriting: the account of a running node may not delete rows.
-    _name("run"),
+    name_column("run"),
     Column("kind", String(16), nullable=False),
     Column("claimed_at", EventTime, nullable=False),
     **TABLE_OPTIONS,
@@ -285,11 +243,11 @@ rewrite_claim = Table(
 delivery_claim = Table(
     "delivery_claim",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
     # Empty where nobody is delivering: the account of a running node may not delete rows.
-    _name("worker_instance"),
-    _name("incarnation"),
+    name_column("worker_instance"),
+    name_column("incarnation"),
     Column("epoch", BigInteger, nullable=False),
     **TABLE_OPTIONS,
 )
@@ -297,14 +255,14 @@ delivery_claim = Table(
 event_window = Table(
     "event_window",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
     Column("asset", ExactText(NAME_LENGTH_MAX), primary_key=True),
     Column("window_start", EventTime, primary_key=True, autoincrement=False),
     Column("window_end", EventTime, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("generation", Integer, nullable=False),
-    _name("run"),
+    name_column("run"),
     Column("files", JsonText, nullable=False),
     Column("records", BigInteger, nullable=False),
     Column("covered", JsonText, nullable=False),
@@ -318,13 +276,13 @@ event_window = Table(
 window_attempt = Table(
     "window_attempt",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
     # Rows are used again: there are as many as attempts were ever under way at once.
     Column("slot", Integer, primary_key=True, autoincrement=False),
     # Empty where none is under way: the account of a running node may not delete rows.
-    _name("attempt"),
-    _name("run"),
+    name_column("attempt"),
+    name_column("run"),
     Column("begun_at", EventTime, nullable=False),
     **TABLE_OPTIONS,
 )
@@ -332,18 +290,18 @@ window_attempt = Table(
 shard_summary = Table(
     "shard_summary",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
+    identifier_column("consume_group"),
+    identifier_column("logstream_sig"),
     # Empty for the journal entries that concern no shard.
-    _identifier("shard_id"),
+    identifier_column("shard_id"),
     Column("version", BigInteger, nullable=False),
     Column("journal_until", BigInteger, nullable=False),
     Column("entries", JsonText, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("opened", BigInteger),
     Column("opened_epoch", BigInteger),
-    _name("opened_run"),
-    _identifier("opened_by", key=False, nullable=True),
+    name_column("opened_run"),
+    identifier_column("opened_by", key=False, nullable=True),
     Column("open", Boolean, nullable=False),
     Column("proven_until", BigInteger, nullable=False),
     Column("proven_epoch", BigInteger, nullable=False),

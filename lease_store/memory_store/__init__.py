@@ -2,6 +2,7 @@
 
 It is the executable specification that the SQL store is compared with, and what simulations and
 unit tests run on. Every verb runs under one lock, so it is atomic and safe to call from threads.
+A module per role has its verbs. Simulations and tests call it; no deployment does.
 """
 
 from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches

@@ -47,7 +47,7 @@ class SqlBatches(SqlVerbs, Tenures):
 
     @override
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
-        """Record intents or a gap; recording the same again is harmless."""
+        """Record intents; recording the same ones again is harmless."""
         if not intents:
             return {}
         key = group_of([intent.tenure for intent in intents])

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from dagster_leasehold.lease_store.columns import NAME_LENGTH_MAX
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import (
@@ -25,7 +26,6 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
 from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values, node_name
-from dagster_leasehold.lease_store.tables import NAME_LENGTH_MAX
 
 REASON_LENGTH_MAX = 1_000
 

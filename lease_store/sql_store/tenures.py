@@ -158,7 +158,7 @@ class SqlTenures(SqlVerbs, Tenures):
     def record_gap(
         self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
     ) -> None:
-        """Record intents or a gap; recording the same again is harmless."""
+        """Record a gap; recording the same one again is harmless."""
         key = tenure.key
         gap = Gap(tenure.shard, start, end, reason, self._clock())
 

@@ -1,4 +1,4 @@
-"""Records that cannot be built unsafe, and what they say about themselves."""
+"""Rows that cannot be built unsafe, and what they tell about themselves."""
 
 from __future__ import annotations
 
