@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import dagster_leasehold.assets.consuming.spark_sweeper
+import dagster_leasehold.assets.rewriting.replay
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.command_line import main
@@ -148,7 +148,7 @@ def test_a_replay_after_a_bug(
 ) -> None:
     """A bug refused what was read last: the replay brings it in, and the vacuum ends the rest."""
     monkeypatch.setattr(
-        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: visits.sweeper
+        dagster_leasehold.assets.rewriting.replay, "SparkSweeper", lambda **_: visits.sweeper
     )
     cat, journal, replay, verify = commands("replay-after-a-bug.md")
     visits.append(2)

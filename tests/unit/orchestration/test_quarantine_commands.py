@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import dagster_leasehold.assets.consuming.spark_sweeper
+import dagster_leasehold.assets.rewriting.replay
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home.sweeper.refuses = lambda value: b"bad" in value
     home.consume("run-1")
     monkeypatch.setattr(
-        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper
+        dagster_leasehold.assets.rewriting.replay, "SparkSweeper", lambda **_: home.sweeper
     )
     yield home
     home.store.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import dagster_leasehold.assets.consuming.spark_sweeper
+import dagster_leasehold.assets.rewriting.replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import RewriteKind
@@ -45,7 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home.append(10)
     home.consume("run-1")
     monkeypatch.setattr(
-        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper
+        dagster_leasehold.assets.rewriting.replay, "SparkSweeper", lambda **_: home.sweeper
     )
     yield home
     home.store.close()
@@ -158,7 +158,7 @@ def test_the_shipped_example_is_found_by_its_module(
         streams.append(stream)
         return home.sweeper
 
-    monkeypatch.setattr(dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", sweeper)
+    monkeypatch.setattr(dagster_leasehold.assets.rewriting.replay, "SparkSweeper", sweeper)
     module = ("--module", "access_log.definitions", "--home", str(home.settings.home))
     said(capsys, *command, "access", *module)
     assert home.store.batches(key, ZERO)[0].generation == 1
