@@ -277,13 +277,3 @@ def test_every_variable_of_the_prefix_is_a_setting_or_known_not_to_be_one() -> N
 def test_constraints_name_exact_versions_and_no_address() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line), line
-
-
-def test_no_import_goes_round_in_a_circle() -> None:
-    """Goal: a reader can begin at the bottom. Method: imports for types alone count as well."""
-    sorter = TopologicalSorter[str]()
-    for path in OWN_MODULES:
-        module = ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts))
-        inner = {each for each in imports_of(path) if each in NAMES}
-        sorter.add(module.removesuffix(".__init__"), *inner)
-    sorter.prepare()
