@@ -1,4 +1,4 @@
-"""A holder's heartbeat: it keeps the node alive while a run works, and tells when to stop.
+"""A holder's heartbeat: it keeps the node alive while a run works, and says when to stop.
 
 Beaten from the process that does the work, so that a process that hangs stops beating too.
 
@@ -33,16 +33,16 @@ class Trust(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether the node may still rely on its leases."""
+        """True if the node may still rely on its leases."""
         ...
 
 
 class Heartbeat:
     """Beats a node's counter every `timing.beat_s` seconds on a thread of its own.
 
-    A context manager: it beats once on entering, and stops on leaving. `trusted` says whether
-    the holder may still rely on its leases; once it could not, `lost` is set for good, with the
-    cause in `reason`. A holder stops then, without waiting to be told.
+    A context manager: it beats once on entering, and stops on leaving. `trusted` is True
+    while the holder may rely on its leases; after that, `lost` is set for good, with the cause in
+    `reason`. A holder stops then, without waiting to be told.
     """
 
     def __init__(  # noqa: PLR0917
@@ -68,7 +68,7 @@ class Heartbeat:
 
     @property
     def trusted(self) -> bool:
-        """Whether the holder may go on; False for good once `lost` is set."""
+        """True if the holder may go on; False for good once `lost` is set."""
         if self.lost.is_set():
             return False
         if self._clock() < self._trusted_until:
@@ -83,11 +83,11 @@ class Heartbeat:
 
     @property
     def reason(self) -> str:
-        """Why the holder lost its trust; empty while it has not."""
+        """The reason for which the holder lost its trust; empty while it has not."""
         return self._reason
 
     def beat(self) -> float:
-        """Send one beat; returns after how many seconds the next is due.
+        """Send one beat; return the seconds until the next one is due.
 
         A store that does not answer costs no trust by itself: the beat is tried again soon, and
         trust runs out on its own.

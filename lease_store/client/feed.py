@@ -1,4 +1,4 @@
-"""What a client needs of a sharded log: records by cursor.
+"""Records of a sharded log by cursor, as far as a client needs it.
 
 The lease store knows no sources: `shard_sources.record_feed.SourceFeed` makes a feed of any of
 them, and a client of something else brings its own.
@@ -19,8 +19,8 @@ class Record:
     """One record of a shard.
 
     Attributes:
-        cursor: where it stands.
-        next_cursor: where the record after it stands: what to confirm when this one is done.
+        cursor: its place.
+        next_cursor: the place of the record after it, to be confirmed when this one is done.
     """
 
     shard: ShardId

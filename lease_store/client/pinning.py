@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.errors import ShardOccupied, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.states import ShardState
 
@@ -25,15 +26,17 @@ _NOT_FREE = {
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """When a shard was last not to be had: `asked` says that it took a write to find out."""
+    """The time until which a shard is not asked for again.
+
+    `writes` counts the refusals in a row that took a write to find out.
+    """
 
     until: float
-    pause_s: float
-    asked: bool
+    writes: int
 
 
 class PinnedShards:
-    """What one client asks for by name.
+    """The shards that one client asks for by name.
 
     Args:
         member: the client's place in the group.
@@ -56,7 +59,7 @@ class PinnedShards:
         self._refusals: dict[ShardId, _Refusal] = {}
 
     def ask(self, shard: ShardId, bootstrap: str | None) -> None:
-        """Ask for a shard; withdrawn where it is not to be had.
+        """Ask for a shard, and withdraw that if it is not to be had.
 
         After a refusal the store is not looked at again before a heartbeat's interval, and not
         written to again before a pause that doubles up to a minute.
@@ -71,7 +74,7 @@ class PinnedShards:
         if not early:
             self._beat()
         why = self._obstacle(shard)
-        if not why and early and refusal is not None and refusal.asked:
+        if not why and early and refusal is not None and refusal.writes:
             why = REFUSED_BEFORE
         asks = not why
         if asks:
@@ -99,13 +102,13 @@ class PinnedShards:
         self._beat()
 
     def _refused(self, before: _Refusal | None, *, asked: bool) -> _Refusal:
-        pause_s = self._member.beat_s
-        if asked and before is not None and before.asked:
-            pause_s = max(min(before.pause_s * 2, PAUSE_MAX_S), pause_s)
-        return _Refusal(self._clock() + pause_s, pause_s, asked)
+        beat_s = self._member.beat_s
+        writes = (before.writes if before is not None else 0) + 1 if asked else 0
+        pause_s = retry_wait_s(writes, first_s=beat_s, max_s=max(PAUSE_MAX_S, beat_s))
+        return _Refusal(self._clock() + pause_s, writes)
 
     def _obstacle(self, shard: ShardId) -> str:
-        """Why the shard was not to be had as of the last heartbeat; empty where nothing is known.
+        """Return why the shard was not to be had as of the last heartbeat; empty if it was.
 
         Raises:
             UnknownShard: the group has no such shard.

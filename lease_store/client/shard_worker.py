@@ -21,6 +21,7 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
@@ -85,22 +86,22 @@ class ShardWorker:
         self._position = ""
         self._done = ""
         self._over = False
-        self._retry_s = 0.0
+        self._failures = 0
         self._retry_at = float("-inf")
 
     @property
     def state(self) -> ConsumerState:
-        """Where the shard stands."""
+        """The state of the shard."""
         return self._consumer.state
 
     @property
     def reported(self) -> bool:
-        """Whether the shard is still to be named as held."""
+        """True while the shard is to be named as held."""
         return self._consumer.reported
 
     @property
     def opened(self) -> bool:
-        """Whether a tenure was begun."""
+        """True once a tenure was begun."""
         return self._opened is not None
 
     @property
@@ -118,14 +119,14 @@ class ShardWorker:
             self._consumer = self._consumer.fence(reason)
 
     def advance(self) -> bool:
-        """Do what comes next; whether there was anything to do."""
+        """Do what comes next; return True if there was anything to do."""
         if self.state is ConsumerState.STOPPING:
             return self._wind_up()
         if self.state is ConsumerState.STOP_COMPLETED or self._clock() < self._retry_at:
             return False
         try:
             busy = self._initialize() if self.state is ConsumerState.INITIALIZING else self._read()
-            self._retry_s = 0.0
+            self._failures = 0
         except (LeaseLost, ShardNotOpen) as error:
             _LOG.warning("Shard %s: %s", self._shard, error)
             self.fence(str(error))
@@ -140,8 +141,9 @@ class ShardWorker:
         return True
 
     def _retry_later(self) -> None:
-        self._retry_s = min(max(self._retry_s * 2, RETRY_FIRST_S), RETRY_MAX_S)
-        self._retry_at = self._clock() + self._retry_s
+        self._failures += 1
+        wait_s = retry_wait_s(self._failures, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        self._retry_at = self._clock() + wait_s
 
     def _initialize(self) -> bool:
         if self._opened is None:

@@ -35,13 +35,13 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 def modulo_applies(nodes: Iterable[Node]) -> bool:
-    """Whether the rule is on: members that all give a negative count switch it off together."""
+    """Return True if the rule is on: members that all give a negative count switch it off."""
     counts = [node.source_count for node in nodes if node.member]
     return not counts or any(count is None or count >= 0 for count in counts)
 
 
 def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None:
-    """Whether `candidate` may join: its settings agree with those of the members there are.
+    """Check that the settings of a candidate agree with those of the members there are.
 
     Raises:
         AssignmentConflict: they do not; the subclass and its sentence say how.
@@ -51,7 +51,7 @@ def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None
 
 
 def check_modulo(members: Iterable[Node], candidate: Node) -> None:
-    """Whether a node's modulo settings are whole, and agree with those of the members.
+    """Check that a node's modulo settings are whole, and agree with those of the members.
 
     Raises:
         AssignmentConflict: they do not; the subclass and its sentence say how.
@@ -95,11 +95,11 @@ def _check_pair(member: Node, candidate: Node) -> None:
 def plan_modulo(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Plan:
-    """Each shard goes to the node whose `node_id` is its rank modulo `source_count`.
+    """Give each shard to the node whose `node_id` is its rank modulo `source_count`.
 
     The rank counts all shards of the group, finished and waiting ones included, so that it stays
     the same when the state of a shard changes. Members that contradict each other are refused,
-    and nothing moves until they agree: which of them is right cannot be known here.
+    and nothing moves until they agree: no rule can tell which of them is right.
     """
     members = sorted(
         (node for node in snapshot.nodes if node.member and node.name in live),
@@ -134,7 +134,7 @@ def plan_modulo(
 def plan_pinned(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Plan:
-    """Each node takes the shards that it names, and no others.
+    """Give each node the shards that it names, and no others.
 
     A shard that several nodes name stays with the one that has it, else goes to the first by
     name; the others are refused. A shard that nobody names stays with whoever has it.
@@ -188,7 +188,7 @@ def _towards(
     summary: str,
     refusals: tuple[Refusal, ...] = (),
 ) -> Plan:
-    """The moves from the shards' owners now to given targets; every target differs from the owner.
+    """Return the moves from the shards' present owners to given targets.
 
     Shards that the source does not let anyone subscribe to stay where they are.
     """
@@ -229,7 +229,7 @@ def _towards(
 
 
 def _step(lease: ShardLease, owner: NodeName | None, target: NodeName) -> Action | None:
-    """The move that can be made now; None where the store has to settle something first."""
+    """Return the move that can be made now; None if the store has to settle something first."""
     reason = f"the settings of {target} name it"
     if lease.state is ShardState.NOT_ALLOC:
         return Claim(lease.shard, target, lease.lease_id, reason)

@@ -98,7 +98,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who shall hold what, and the single moves that lead there.
+    """The shares of the nodes, and the single moves that lead there.
 
     Attributes:
         generation: the generation of the group that was planned for.
@@ -131,7 +131,7 @@ class Plan:
         return max(shares) - min(shares) if shares else 0
 
     def explain(self) -> list[str]:
-        """The plan for people: each move and why, what is left, and that no smaller plan exists."""
+        """Explain the plan: each move and why, what is left, and that no smaller plan exists."""
         lines = [self.summary]
         lines += [str(refusal) for refusal in self.refusals]
         lines += [str(action) for action in self.actions]
@@ -150,7 +150,7 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 @lru_cache(maxsize=200_000)
 def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """Sorts names as people count: `2` before `10`; total, so that every node sorts alike."""
+    """Sort names as people count: `2` before `10`; total, so that every node sorts alike."""
     parts = tuple(
         (0, int(part), "") if part.isdigit() else (1, 0, part)
         for part in _DIGITS.split(name)
@@ -160,7 +160,7 @@ def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
 
 
 def listed(shards: tuple[ShardId, ...]) -> str:
-    """Shards for a line of text: all of a few, the first of many."""
+    """Name shards for a line of text: all of a few, the first of many."""
     if not shards:
         return "no shard"
     ranked = sorted(shards, key=rank_key)
@@ -175,13 +175,13 @@ class Holdings:
     """The shards that count, sorted by what planning may do with them.
 
     Attributes:
-        kept: per taker, the shards that are its own now.
+        own: per taker, the shards that are its own now.
         returning: shards in transfer to a node that takes none: they go back to their holder.
         free: nobody's; to be claimed.
         homeless: held by a live node that takes no runs; to be transferred away.
     """
 
-    kept: dict[NodeName, list[ShardLease]]
+    own: dict[NodeName, list[ShardLease]]
     returning: list[ShardLease]
     free: list[ShardLease]
     homeless: list[ShardLease]
@@ -197,11 +197,11 @@ def holdings_of(
         in_transfer = lease.state is ShardState.TRANSFER
         if not lease.state.held or owner is None or holder not in live:
             holdings.free.append(lease)
-        elif owner in holdings.kept:
-            holdings.kept[owner].append(lease)
-        elif in_transfer and holder is not None and holder in holdings.kept:
+        elif owner in holdings.own:
+            holdings.own[owner].append(lease)
+        elif in_transfer and holder is not None and holder in holdings.own:
             holdings.returning.append(lease)
-            holdings.kept[holder].append(lease)
+            holdings.own[holder].append(lease)
         elif owner in live:
             holdings.homeless.append(lease)
         else:

@@ -74,8 +74,8 @@ def moves_lower_bound(held: Mapping[NodeName, int], shards: int, cap: int | None
 
 def plan_balanced(group: Group, holdings: Holdings) -> Plan:
     """Give every taker floor or ceil of the average, with the fewest moves."""
-    shards = sum(map(len, holdings.kept.values())) + len(holdings.free) + len(holdings.homeless)
-    held = {node: len(leases) for node, leases in holdings.kept.items()}
+    shards = sum(map(len, holdings.own.values())) + len(holdings.free) + len(holdings.homeless)
+    held = {node: len(leases) for node, leases in holdings.own.items()}
     quotas = balanced_quotas(held, shards, group.node_cap)
     staying, leaving = _surplus(holdings, quotas)
     moves = _Moves(held, quotas)
@@ -112,11 +112,11 @@ def _surplus(
     A shard on its way to a node can still stay where it is, at no cost at all, if its holder has
     room; any other inbound shard would first have to go back, so it is the last choice.
     """
-    room = {node: quotas[node] - len(leases) for node, leases in holdings.kept.items()}
+    room = {node: quotas[node] - len(leases) for node, leases in holdings.own.items()}
     returning = {lease.shard for lease in holdings.returning}
     staying: list[_Owned] = []
     leaving: list[_Owned] = []
-    for node, leases in holdings.kept.items():
+    for node, leases in holdings.own.items():
         excess = len(leases) - quotas[node]
         if excess <= 0:
             continue

@@ -47,22 +47,22 @@ class ShardConsumer:
 
     @property
     def reported(self) -> bool:
-        """Whether the shard is still to be named as held: until everything about it has ended."""
+        """True while the shard is to be named as held: until everything about it has ended."""
         return self.state is not ConsumerState.STOP_COMPLETED
 
     @property
     def may_process(self) -> bool:
-        """Whether records may be given to the user's code."""
+        """True if records may be given to the user's code."""
         return self.state is ConsumerState.PROCESSING
 
     @property
     def may_persist(self) -> bool:
-        """Whether a checkpoint may be saved or a batch committed."""
+        """True if a checkpoint may be saved or a batch committed."""
         open_states = (ConsumerState.PROCESSING, ConsumerState.STOPPING)
         return not self.fenced and self.state in open_states
 
     def initialized(self) -> ShardConsumer:
-        """The tenure is open and the user's code is ready; a stop that came earlier stays."""
+        """Begin to process: the tenure is open and the user's code ready; an earlier stop stays."""
         if self.state is ConsumerState.INITIALIZING:
             return replace(self, state=ConsumerState.PROCESSING)
         return self
@@ -80,7 +80,7 @@ class ShardConsumer:
         return replace(self.stop(reason), fenced=True)
 
     def stopped(self) -> ShardConsumer:
-        """All is saved that may be, and the user's code has been shut down.
+        """Complete the stop: all is saved that may be, and the user's code has been shut down.
 
         Raises:
             ValueError: nobody asked the consumer to stop.

@@ -30,7 +30,7 @@ from dagster_leasehold.lease_store.shard_summary import SKIPS_KEPT, VIOLATIONS_K
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
 REFERENCE_ENTRIES = 64
-"""How many of a group's newest entries are asked for the date that ages count from."""
+"""The number of a group's newest entries that give the date from which ages count."""
 
 
 def reference_time(newest: Collection[datetime]) -> datetime | None:
@@ -42,7 +42,7 @@ def reference_time(newest: Collection[datetime]) -> datetime | None:
 
 
 def kept_for_good(entry: JournalEntry) -> bool:
-    """Tell whether an entry is of the rare kinds that proofs look back to from any distance."""
+    """Return True if an entry is of the rare kinds that proofs look back to from any distance."""
     if entry.kind in KINDS_KEPT:
         return True
     ends = entry.from_state in (None, *STATES_KEPT) or entry.to_state in STATES_KEPT
@@ -59,13 +59,13 @@ def old_entries(
         before: entries dated from here on stay, and all that follow them.
         unproven_epoch: of the first committed batch that was not proven yet; its tenure stays.
     """
-    found: list[JournalEntry] = []
+    removable: list[JournalEntry] = []
     for entry in entries:
         needed = unproven_epoch is not None and entry.epoch >= unproven_epoch
         if entry.at >= before or (entry.kind == "open" and needed):
             break
-        found.append(entry)
-    return found
+        removable.append(entry)
+    return removable
 
 
 def summarised(
@@ -104,12 +104,12 @@ def with_findings(summary: ShardSummary, findings: Iterable[Finding]) -> ShardSu
 
 def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
     """The committed rows, oldest first, that are old enough to be proven for good."""
-    found: list[Batch] = []
+    provable: list[Batch] = []
     for batch in batches:
         if batch.committed_at is None or batch.committed_at >= before:
             break
-        found.append(batch)
-    return found
+        provable.append(batch)
+    return provable
 
 
 def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> ShardSummary:
@@ -237,7 +237,7 @@ def may_forget(gap: Gap, *, before: datetime) -> bool:
 
 
 def skips_left(summary: ShardSummary) -> int:
-    """How many gaps more a summary may remember."""
+    """Return the number of gaps that a summary may still remember."""
     return max(SKIPS_KEPT - len(summary.skips), 0)
 
 
@@ -249,8 +249,8 @@ def skipping(summary: ShardSummary, gaps: Iterable[Gap]) -> ShardSummary:
 def tenures_of(entries: Iterable[JournalEntry], summary: ShardSummary) -> Tenures:
     """The tenures that some entries opened, and the newest one of a summary."""
     opening = summary.opening
-    known = {(opening.epoch, opening.run): opening.owner} if opening else {}
-    return known | {
+    earlier = {(opening.epoch, opening.run): opening.owner} if opening else {}
+    return earlier | {
         (entry.epoch, entry.run): entry.to_owner for entry in entries if entry.kind == "open"
     }
 

@@ -1,11 +1,11 @@
-"""Event time as a tree of spans: what finds the output of one hour by index, however old it is.
+"""Event time as a tree of spans, which finds the output of one hour by index at any age.
 
 A batch's output lies between two event times. The tree halves time again and again, down to
 slices of about a minute; a batch belongs to the smallest slice that holds both of its ends. Those
 that may hold records of a window then lie in few, contiguous runs of slices: on each level of the
 tree, from the slice of the window's beginning to that of its end. Batches that happen to lie
-across the border of a large slice belong to that one, and are looked at in vain; they are as many
-as overlap in that one moment, not as many as were ever written.
+across the border of a large slice belong to that one, and are looked at in vain; only as many do
+as overlap in that one moment, however many were ever written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def spans_within(since: datetime | None, until: datetime | None) -> list[tuple[i
 
 
 def may_hold(file: DataFile, since: datetime | None, until: datetime | None) -> bool:
-    """Whether a file can have records of `[since, until)`, by the bounds that the ledger knows."""
+    """Return True if a file can have records of `[since, until)`, by its bounds in the ledger."""
     first, last = file.first_event_time, file.last_event_time
     before = since is not None and last is not None and last < since
     after = until is not None and first is not None and first >= until

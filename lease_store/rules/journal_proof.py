@@ -68,7 +68,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What an earlier proof covers of a shard: rows that came first and may be removed.
+    """The part of a shard that an earlier proof covers: rows that came first and may be removed.
 
     The journal and the ledger are covered independently of one another, each from its beginning.
 
@@ -83,7 +83,7 @@ class Proven:
         fenced_until: of batches with lower numbers, which are still there, the tenures are covered.
         fenced_epoch: the highest epoch of those.
         skipped: gaps that were removed, from and to which cursor.
-        violations: what was found in rows that were removed, as rule and detail.
+        violations: those of rows that were removed, as rule and detail.
     """
 
     epoch: int = 0
@@ -105,7 +105,7 @@ class JournalProof:
     """Tenures follow one another: each closed before the next, under a higher epoch.
 
     Attributes:
-        violations: what was found so far.
+        violations: those noticed so far.
         opened: openings that were looked at.
         epoch: the highest epoch so far.
         current: the tenure that is open.

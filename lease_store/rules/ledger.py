@@ -214,7 +214,7 @@ def rewrite_note(shard: ShardId, run: str, reason: str) -> Note:
 
 
 def hook_payload(commit: BatchCommit) -> dict[str, Any]:
-    """What a hook is told of a batch: what Dagster is told, and its files as they were committed.
+    """Describe a batch for a hook: as for Dagster, with its files as they were committed.
 
     Paths are relative to the output folder of the stream and group.
     """
@@ -225,12 +225,12 @@ def hook_payload(commit: BatchCommit) -> dict[str, Any]:
 
 def payloads(commit: BatchCommit) -> dict[EventKind, dict[str, Any]]:
     """The events that a commit leaves, by kind."""
-    found: dict[EventKind, dict[str, Any]] = {
+    by_kind: dict[EventKind, dict[str, Any]] = {
         EventKind.MATERIALIZATION: materialization_payload(commit)
     }
     if commit.hooked:
-        found[EventKind.HOOK] = hook_payload(commit)
-    return found
+        by_kind[EventKind.HOOK] = hook_payload(commit)
+    return by_kind
 
 
 def events_of(batch: Batch, commit: BatchCommit) -> list[OutboxEvent]:

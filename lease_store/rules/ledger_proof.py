@@ -46,7 +46,7 @@ class LedgerProof:
         self._forces = journal.forces
         self._skipped = skipped
         self._carriers = {False: ("", 0), True: ("", 0)}
-        self._found: dict[str, list[Violation]] = {
+        self._broken: dict[str, list[Violation]] = {
             rule: [] for rule in ("ledger", "checkpoint", "fence", "withdrawn", "files")
         }
 
@@ -57,8 +57,8 @@ class LedgerProof:
 
     @property
     def violations(self) -> list[Violation]:
-        """What was found, rule by rule."""
-        return [violation for found in self._found.values() for violation in found]
+        """The broken promises, rule by rule."""
+        return [violation for broken in self._broken.values() for violation in broken]
 
     def take(self, batch: Batch) -> None:
         """Take the next committed batch."""
@@ -100,7 +100,7 @@ class LedgerProof:
             self._carriers[quarantine] = (carrier, max(left - batch.batches, 0))
 
     def take_withdrawn(self, batch: Batch) -> None:
-        """What was committed is taken back only by a later forced checkpoint that lies before."""
+        """Take the next withdrawn batch: only a later forced checkpoint takes one back."""
         if detail := withdrawal_detail(batch, self._forces):
             self._violated("withdrawn", detail)
 
@@ -138,7 +138,7 @@ class LedgerProof:
         return _reachable(cursor, self._skipped)
 
     def _violated(self, rule: str, detail: str) -> None:
-        self._found[rule].append(Violation(rule, self._shard, detail))
+        self._broken[rule].append(Violation(rule, self._shard, detail))
 
 
 def until_epoch(batch: Batch) -> int:
@@ -147,24 +147,24 @@ def until_epoch(batch: Batch) -> int:
 
 
 def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
-    """How a committed batch was not written under a tenure that had been opened, in its turn.
+    """List how a committed batch was not written under an open tenure, or out of its turn.
 
     `epoch` is the highest one of the batches before it.
     """
-    found: list[str] = []
+    details: list[str] = []
     tenure = (batch.epoch, batch.run)
     if tenure not in tenures:
-        found.append(f"was committed under epoch {batch.epoch} of run {batch.run}, never opened")
+        details.append(f"was committed under epoch {batch.epoch} of run {batch.run}, never opened")
     elif tenures[tenure] != batch.holder:
         opener = tenures[tenure]
-        found.append(f"was committed by {batch.holder}, but its tenure was opened by {opener}")
+        details.append(f"was committed by {batch.holder}, but its tenure was opened by {opener}")
     if batch.epoch < epoch:
-        found.append(f"has epoch {batch.epoch}, but one before it already had epoch {epoch}")
-    return [f"batch {batch.sequence} {how}" for how in found]
+        details.append(f"has epoch {batch.epoch}, but one before it already had epoch {epoch}")
+    return [f"batch {batch.sequence} {how}" for how in details]
 
 
 def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
-    """How a withdrawn batch lacks the forced checkpoint that took it back; empty if it does not."""
+    """Describe a withdrawn batch that no forced checkpoint took back; empty if one did."""
     if any(
         force.epoch > until_epoch(batch)
         and (force.check_point is None or not is_before(batch.start, force.check_point))
@@ -180,30 +180,30 @@ def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
 def skipped_ends(
     gaps: Iterable[Gap], removed: Iterable[tuple[str, str]] = ()
 ) -> dict[str, list[str]]:
-    """The ends of skipped gaps by their start; those of removed ones too."""
-    found: dict[str, list[str]] = {}
+    """Return the ends of skipped gaps by their start, those of removed ones included."""
+    ends: dict[str, list[str]] = {}
     for start, end in removed:
-        found.setdefault(start, []).append(end)
+        ends.setdefault(start, []).append(end)
     for gap in gaps:
         if gap.skipped:
-            found.setdefault(gap.start, []).append(gap.end)
-    return found
+            ends.setdefault(gap.start, []).append(gap.end)
+    return ends
 
 
 def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
     """The cursors at which a batch after `cursor` may start, skipped gaps followed."""
-    found: set[str] = set()
+    reached: set[str] = set()
     pending = [cursor]
     while pending:
         at = pending.pop()
-        if at not in found:
-            found.add(at)
+        if at not in reached:
+            reached.add(at)
             pending += skipped.get(at, ())
-    return found
+    return reached
 
 
 def _difference(end: str, start: str) -> str:
-    """What lies between two cursors, where they can be told apart by their numbers."""
+    """Describe the difference of two cursors, if their numbers tell it."""
     if end.isdecimal() and start.isdecimal():
         if int(start) > int(end):
             return f"{int(start) - int(end)} are missing, and no gap is recorded"
@@ -233,11 +233,11 @@ class PathLedger:
 
     def doubled(self) -> set[int]:
         """The hashes that were taken more than once."""
-        found: set[int] = set()
+        repeated: set[int] = set()
         for bucket in self._hashes:
             ordered = sorted(bucket)
-            found.update(one for one, next_ in pairwise(ordered) if one == next_)
-        return found
+            repeated.update(one for one, next_ in pairwise(ordered) if one == next_)
+        return repeated
 
 
 def doubled_files(batches: Iterable[Batch], hashes: set[int] | None = None) -> Iterator[Violation]:

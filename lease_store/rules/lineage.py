@@ -20,11 +20,11 @@ UNORDERED = "the group became unordered"
 
 
 def first_seen(
-    listing: ShardListing, *, ordered: bool, known: Mapping[str, ShardState]
+    listing: ShardListing, *, ordered: bool, states: Mapping[str, ShardState]
 ) -> tuple[ShardLease, Note]:
-    """Edge 1."""
+    """Edge 1: return the row and the journal entry of a shard that was never seen before."""
     state = first_state(
-        ordered=ordered, parents=listing.parents, known=known, gone=listing.gone_parents
+        ordered=ordered, parents=listing.parents, states=states, gone=listing.gone_parents
     )
     shard = ShardLease(
         shard=listing.shard,
@@ -42,20 +42,20 @@ def first_seen(
 def shards_first_seen(
     listing: Iterable[ShardListing], shards: Mapping[ShardId, ShardLease], *, ordered: bool
 ) -> list[tuple[ShardLease, Note]]:
-    """Edge 1 for every shard of a listing that the group does not know yet, by id.
+    """Edge 1 for every shard of a listing that is new to the group, by id.
 
-    A parent of the same listing counts as known and unfinished, in whichever order they come.
+    A parent of the same listing counts as listed and unfinished, in whichever order they come.
     """
     new = {listed.shard: listed for listed in listing if listed.shard not in shards}
-    known: dict[str, ShardState] = {shard: row.state for shard, row in shards.items()}
-    known |= dict.fromkeys(new, ShardState.NOT_ALLOC)
-    return [first_seen(new[shard], ordered=ordered, known=known) for shard in sorted(new)]
+    states: dict[str, ShardState] = {shard: row.state for shard, row in shards.items()}
+    states |= dict.fromkeys(new, ShardState.NOT_ALLOC)
+    return [first_seen(new[shard], ordered=ordered, states=states) for shard in sorted(new)]
 
 
 def listed_again(
     shard: ShardLease, listing: ShardListing, listed: Collection[ShardId]
 ) -> ShardLease:
-    """A known shard with the lineage and flags of a newer listing of the shards `listed`.
+    """Return a shard with the lineage and flags of a newer listing of the shards `listed`.
 
     A source that infers lineage leaves out a parent that it has forgotten, and so does not list.
     The shard still came from it: its own beginning counts, and a parent that the group has is
@@ -77,12 +77,12 @@ def listed_again(
 def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) -> list[Step]:
     """Edge 2 for every waiting shard that may start now."""
     rows = list(shards)
-    known: dict[str, ShardState] = {row.shard: row.state for row in rows}
+    states: dict[str, ShardState] = {row.shard: row.state for row in rows}
     steps: list[Step] = []
     for row in rows:
         if row.state is not ShardState.WAIT:
             continue
-        if may_start(ordered=ordered, parents=row.parents, known=known, gone=row.gone_parents):
+        if may_start(ordered=ordered, parents=row.parents, states=states, gone=row.gone_parents):
             after = replace(row, state=ShardState.NOT_ALLOC)
             steps.append(Step(row, after, (edge_note(row, after, reason),)))
     return steps

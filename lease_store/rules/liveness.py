@@ -52,7 +52,7 @@ def steady_clock() -> float:
     return time.clock_gettime(clock)
 
 
-class _Looks:
+class Looks:
     """The looks of one observer, and how much of the time between two of them counts as silence.
 
     Time in which the observer could not look is not the others' silence. After a look that failed
@@ -107,7 +107,7 @@ class Observations:
         self._clock = clock
         self._nodes: dict[NodeName, _Sight] = {}
         self._transfers: dict[ShardId, _Sight] = {}
-        self._looks = _Looks(clock)
+        self._looks = Looks(clock)
 
     def lose_sight(self) -> None:
         """Take note that a look failed: the time until the next one is nobody's silence."""
@@ -241,7 +241,7 @@ class PlannerWatch:
 
     def __init__(self, clock: Clock, look_max_s: float) -> None:
         self._look_max_s = look_max_s
-        self._looks = _Looks(clock)
+        self._looks = Looks(clock)
         self._mark: str | None = None
         self._unchanged_s = 0.0
         self._unanswered_s = 0.0

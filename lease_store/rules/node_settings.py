@@ -1,4 +1,4 @@
-"""What a node says of itself in a group that assigns by modulo or by name, checked at the door.
+"""Settings of a node in a group that assigns by modulo or by name, checked at the door.
 
 A declaration is checked before anything runs: each mistake that can be seen in it alone is refused
 there. What only the group can tell (another deployment's node with the same number, a shard that
@@ -31,8 +31,8 @@ class Modulo:
     """The node takes the shards whose rank in the full list is `node_id` modulo `source_count`.
 
     Attributes:
-        source_count: how many nodes the group has; negative on all of them switches the rule off.
-        node_id: which of them this is, from 0; needed unless the count is negative.
+        source_count: the number of nodes in the group; negative on all, it switches the rule off.
+        node_id: the place of this node among them, from 0; needed unless the count is negative.
 
     Raises:
         ModuloSettingMissing: a count without an id.
@@ -69,7 +69,7 @@ class Pinned:
 
     Raises:
         InvalidIdentifier: a shard id is not of the grammar.
-        InvalidSetting: what stands for a cursor is none.
+        InvalidSetting: a bootstrap cursor is no cursor.
     """
 
     shards: Mapping[str, str | int] = field(hash=False)
@@ -106,7 +106,7 @@ def _check_cursor(shard: ShardId, cursor: object) -> None:
 
 
 def node_row(name: NodeName, settings: NodeSettings | None, *, address: str = "") -> Node:
-    """The row that a node with these settings registers with, its incarnation aside."""
+    """Return the row that a node with these settings registers with, but for its incarnation."""
     match settings:
         case Modulo(source_count, node_id):
             return Node(name, 0, "", address, source_count=source_count, node_id=node_id)
@@ -117,7 +117,7 @@ def node_row(name: NodeName, settings: NodeSettings | None, *, address: str = ""
 
 
 def check_settings(assignment: AssignmentMode, nodes: Mapping[str, NodeSettings]) -> None:
-    """Whether the nodes' settings fit the mode and each other.
+    """Check that the nodes' settings fit the mode and each other.
 
     Raises:
         InvalidIdentifier: a node's name is not of the grammar.
@@ -151,7 +151,7 @@ def check_served(
     nodes: Mapping[str, NodeSettings],
     served: Sequence[NodeName],
 ) -> None:
-    """Whether a stream's settings of nodes are those of the nodes that a deployment serves.
+    """Check that a stream's settings of nodes are those of the nodes that a deployment serves.
 
     Raises:
         InvalidSetting: settings of a node that it does not serve.

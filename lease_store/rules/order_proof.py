@@ -23,17 +23,17 @@ _ACCEPTED = re.compile(r"\bits parent (\S+) was reopened\b")
 
 @dataclass(slots=True)
 class Life:
-    """What the journal says of a shard up to one of its entries, by the entries' sequences.
+    """The life of a shard up to one of its journal's entries, by the entries' sequences.
 
     Attributes:
-        seen: when it was first listed.
-        over: when it was finished last; -1 for never.
-        reopened: when it was reopened last; -1 for never.
-        reopened_in_order: the group was ordered then.
-        free: since when it may start, if its becoming free is known.
-        free_in_order: the group was ordered then.
-        accepted: for each parent when somebody accepted its reopening last.
-        without: for each parent that was not known yet when it started, when that was.
+        seen: the entry that first lists it.
+        over: the last entry that finishes it; -1 for none.
+        reopened: the last entry that reopens it; -1 for none.
+        reopened_in_order: True if the group was ordered then.
+        free: the entry since which it may start, if there is one.
+        free_in_order: True if the group was ordered then.
+        accepted: for each parent, the last entry that accepts its reopening.
+        without: for each parent that was not listed yet when it started, the entry of its start.
     """
 
     seen: int | None = None
@@ -54,7 +54,7 @@ class _Course:
     children: Mapping[ShardId, Sequence[ShardId]]
     lives: dict[ShardId, Life]
     ordered: bool
-    found: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
+    early: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
 
     def take(self, entry: JournalEntry, shard: ShardId) -> None:
         """Take the next entry that concerns a shard."""
@@ -72,7 +72,7 @@ class _Course:
         if freed:
             life.free, life.free_in_order = entry.sequence, self.ordered
         starts = entry.kind == "open" or entry.to_state is ShardState.ALREADY_ALLOC
-        if shard not in self.found and (freed or starts):
+        if shard not in self.early and (freed or starts):
             self._check(entry, shard, life)
 
     def _note_edge(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
@@ -80,9 +80,9 @@ class _Course:
             life.seen = entry.sequence
             for child in self.children.get(shard, ()):
                 # It came late: whatever its child has read since then was read out of order.
-                known = self.lives.get(child)
-                if known is not None and shard in known.without:
-                    self._find(child, known.without[shard], shard)
+                started = self.lives.get(child)
+                if started is not None and shard in started.without:
+                    self._blame(child, started.without[shard], shard)
         if entry.to_state is ShardState.OVER:
             life.over = entry.sequence
         if entry.from_state is ShardState.OVER:
@@ -99,12 +99,12 @@ class _Course:
                 continue
             accepted = life.accepted.get(parent)
             if before.over <= before.reopened and not _excused(before, accepted):
-                self._find(shard, entry.sequence, parent)
+                self._blame(shard, entry.sequence, parent)
                 return
 
-    def _find(self, shard: ShardId, started: int, parent: ShardId) -> None:
+    def _blame(self, shard: ShardId, started: int, parent: ShardId) -> None:
         sentence = f"it could start at entry {started}, before its parent {parent} was over"
-        self.found.setdefault(shard, sentence)
+        self.early.setdefault(shard, sentence)
 
 
 class OrderProof:
@@ -146,23 +146,23 @@ class OrderProof:
                 course.take(entry, entry.shard)
 
     def lives(self, *, ordered: bool) -> dict[ShardId, Life]:
-        """What the entries say of each shard, for a proof that goes on from here."""
+        """Return the life of each shard by the entries, for a proof that goes on from here."""
         return _copied(self._course(ordered).lives)
 
     def violations(self, *, ordered: bool) -> list[tuple[ShardId, str]]:
-        """Every shard that could start, was claimed or was opened too early, once, and how.
+        """List every shard that could start, was claimed or was opened too early, once, and how.
 
         `ordered` is the group's setting now.
         """
-        found = self._course(ordered).found
-        return [(shard, found[shard]) for shard in sorted(found, key=rank_key)]
+        early = self._course(ordered).early
+        return [(shard, early[shard]) for shard in sorted(early, key=rank_key)]
 
     def _course(self, ordered: bool) -> _Course:
         return self._courses.get(ordered) or next(iter(self._courses.values()))
 
 
 def _excused(parent: Life, accepted: int | None) -> bool:
-    """Whether a parent that is not over was reopened while that was nobody's concern.
+    """Return True if a parent that is not over was reopened while that was nobody's concern.
 
     The choice to accept is recorded just before the reopening that it is about.
     """
@@ -181,7 +181,7 @@ def _copied(lives: Mapping[ShardId, Life]) -> dict[ShardId, Life]:
 def check_order(
     parents: Mapping[ShardId, Sequence[ShardId]], journal: Iterable[JournalEntry], *, ordered: bool
 ) -> list[tuple[ShardId, str]]:
-    """Every shard that could start, was claimed or was opened too early, once, and how.
+    """List every shard that could start, was claimed or was opened too early, once, and how.
 
     Args:
         parents: of every shard of the group.

@@ -91,7 +91,7 @@ def orphans(snapshot: Snapshot) -> list[str]:
         if lease.state is ShardState.WAIT and may_start(
             ordered=snapshot.group.ordered,
             parents=lease.parents,
-            known=states,
+            states=states,
             gone=lease.gone_parents,
         ):
             reasons.append(f"{lease.shard} waits for parents that are finished")

@@ -1,4 +1,4 @@
-"""The sentences with which every store refuses, so that all of them say the same."""
+"""Errors and their sentences, so that every store and every client refuses in the same words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARDS_NAMED_MAX = 8
 
 
 def unknown_group(key: GroupKey) -> UnknownGroup:
-    """The group does not exist."""
+    """Return the error of a group that does not exist."""
     return UnknownGroup(
         f"Stream {shown(key.stream)} has no consumer group {shown(key.group)}: create it with "
         "`leasehold group create`."
@@ -32,14 +32,14 @@ def unknown_group(key: GroupKey) -> UnknownGroup:
 
 
 def unknown_shard(key: GroupKey, shard: ShardId) -> UnknownShard:
-    """The group has no such shard."""
+    """Return the error of a shard that the group does not have."""
     return UnknownShard(
         f"Group {key} has no shard {shown(shard)}: see `leasehold status` for those it has."
     )
 
 
 def group_exists(key: GroupKey) -> GroupExists:
-    """The name is taken."""
+    """Return the error of a group's name that is taken."""
     return GroupExists(
         f"Stream {shown(key.stream)} already has a consumer group {shown(key.group)}: choose "
         "another name, or update that one."
@@ -47,7 +47,7 @@ def group_exists(key: GroupKey) -> GroupExists:
 
 
 def group_limit(key: GroupKey, siblings: int) -> GroupLimitReached:
-    """The stream has no room for one more group."""
+    """Return the error of a stream that has no room for one more group."""
     return GroupLimitReached(
         f"Stream {shown(key.stream)} already has {siblings} consumer groups, the most allowed: "
         "delete one first."
@@ -55,7 +55,7 @@ def group_limit(key: GroupKey, siblings: int) -> GroupLimitReached:
 
 
 def group_in_use(key: GroupKey, members: Iterable[NodeName]) -> GroupInUse:
-    """Somebody still consumes in the group."""
+    """Return the error of a group that still has live nodes."""
     return GroupInUse(
         f"Group {key} still has live nodes ({', '.join(sorted(members))}): stop them first, or "
         "delete it with --force."
@@ -65,7 +65,7 @@ def group_in_use(key: GroupKey, members: Iterable[NodeName]) -> GroupInUse:
 def children_consumed(
     key: GroupKey, shard: ShardId, children: Sequence[ShardId]
 ) -> CheckpointRefused:
-    """A finished shard was to be reopened after those that come from it had been read."""
+    """Return the error of reopening a shard after those that come from it had been read."""
     named = ", ".join(children[:SHARDS_NAMED_MAX])
     more = len(children) - SHARDS_NAMED_MAX
     return CheckpointRefused(
@@ -76,7 +76,7 @@ def children_consumed(
 
 
 def batch_divided(key: GroupKey, batch: Batch, cursor: str) -> CheckpointRefused:
-    """A checkpoint was to be set within a batch that is committed as a whole."""
+    """Return the error of a checkpoint within a batch, which is committed as a whole."""
     return CheckpointRefused(
         f"{shown(cursor)} is inside batch {batch.batch_id} of group {key}, whose output is "
         f"committed as a whole: set the checkpoint to {shown(batch.start)}, where it starts, or "
@@ -87,7 +87,7 @@ def batch_divided(key: GroupKey, batch: Batch, cursor: str) -> CheckpointRefused
 def batch_border_inside_file(
     key: GroupKey, first: Batch, last: Batch, cursor: str
 ) -> CheckpointRefused:
-    """A checkpoint was to be set between batches whose records are in one file."""
+    """Return the error of a checkpoint between batches whose records are in one file."""
     return CheckpointRefused(
         f"{shown(cursor)} is between batches {first.batch_id} and {last.batch_id} of group {key}, "
         f"whose output was merged into one file: set the checkpoint to {shown(first.start)}, where "
@@ -98,7 +98,7 @@ def batch_border_inside_file(
 def batch_border_unknown(
     key: GroupKey, shard: ShardId, cursor: str, first: str, last: str
 ) -> CheckpointRefused:
-    """Whether a checkpoint is inside a batch cannot be told, since its cursors are no numbers."""
+    """Return the error of a checkpoint that cannot be compared, since cursors are no numbers."""
     return CheckpointRefused(
         f"{shown(cursor)} is neither start nor end of a committed batch of shard {shown(shard)} "
         f"of group {key}, and cannot be compared with them: use one of these, from {shown(first)} "
@@ -134,7 +134,7 @@ def child_expired(key: GroupKey, shard: ShardId, child: ShardId) -> CheckpointRe
 
 
 def lease_lost(tenure: Tenure) -> LeaseLost:
-    """The tenure is over."""
+    """Return the error of a tenure that is over."""
     return LeaseLost(
         f"Node {tenure.holder} no longer holds shard {tenure.shard} of group {tenure.key}: tenure "
         f"{tenure.epoch} is over, so nothing more may be written under it."
@@ -142,7 +142,7 @@ def lease_lost(tenure: Tenure) -> LeaseLost:
 
 
 def checkpoint_behind(tenure: Tenure, cursor: str, check_point: str) -> CheckpointRefused:
-    """A holder's checkpoint before the one that is stored."""
+    """Return the error of a holder's checkpoint before the one that is stored."""
     return CheckpointRefused(
         f"The checkpoint of shard {tenure.shard} of group {tenure.key} is {shown(check_point)} and "
         f"does not go back to {shown(cursor)}: to read records again, set it by force "
@@ -160,7 +160,7 @@ def gap_held(key: GroupKey, shard: ShardId, start: str, end: str) -> GapHeld:
 
 
 def gap_refused(tenure: Tenure, start: str, check_point: str | None) -> CheckpointRefused:
-    """A gap that does not begin at the checkpoint."""
+    """Return the error of a gap that does not begin at the checkpoint."""
     return CheckpointRefused(
         f"A gap of shard {tenure.shard} of group {tenure.key} must begin at its checkpoint "
         f"{shown(check_point)}, not at {shown(start)}."

@@ -1,4 +1,4 @@
-"""What a forced checkpoint takes back: pure rules that all stores carry out.
+"""Pure rules for forced checkpoints: the batches and shards that one takes back.
 
 Committed output of a shard is each of its records up to the checkpoint once. So a checkpoint that
 goes back withdraws the batches behind it, in its own transaction, and only at the border between
@@ -26,7 +26,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 class Reopening(StrEnum):
-    """What becomes of the shards that began after one that is reopened and were read already.
+    """The fate of shards that began after one that is reopened, and were read already.
 
     `refuse`: nothing is done; `cascade`: they are read again too, each from its beginning, after
     the reopened one where the group is ordered; `accept`: they go on out of order, as recorded.
@@ -52,21 +52,21 @@ class Forcing:
     withdrawn: Mapping[ShardId, range]
 
     def bootstrapped(self, cursor: str) -> Forcing:
-        """The same, and the shard's row remembers that it was started at this cursor."""
+        """Return the same, with a shard's row that remembers that it was started at this cursor."""
         step, *others = self.steps
         marked = replace(step, after=replace(step.after, bootstrap=cursor))
         return replace(self, steps=(marked, *others))
 
 
 def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[ShardId]:
-    """The shard, and if it is over all that began after it, nearest first, ids in order."""
-    found = [shard]
+    """List the shard, and if it is over all that began after it, nearest first, ids in order."""
+    shards_concerned = [shard]
     if shards[shard].state is not ShardState.OVER:
-        return found
-    for parent in found:
+        return shards_concerned
+    for parent in shards_concerned:
         children = (row.shard for row in shards.values() if parent in row.parents)
-        found += sorted(child for child in children if child not in found)
-    return found
+        shards_concerned += sorted(child for child in children if child not in shards_concerned)
+    return shards_concerned
 
 
 def force(
@@ -81,7 +81,7 @@ def force(
     reopen: Reopening,
     begins: Mapping[ShardId, str],
 ) -> Forcing:
-    """What forcing the checkpoint of `rows[0]` to `cursor` does.
+    """Return all that forcing the checkpoint of `rows[0]` to `cursor` does.
 
     A finished shard that is forced to where it ended has nothing to be read again: nothing is done.
 
@@ -128,8 +128,8 @@ def force(
     if reopen is Reopening.ACCEPT:
         marks = [_mark(child, row.shard, cursor, reason) for child in descendants]
         direct = [row.shard in child.parents for child in descendants]
-        kept = [mark for mark, near in zip(marks, direct, strict=True) if near and mark]
-        return Forcing(tuple(steps), tuple(kept), withdrawn)
+        choices = [mark for mark, near in zip(marks, direct, strict=True) if near and mark]
+        return Forcing(tuple(steps), tuple(choices), withdrawn)
     for each in descendants:
         step = _reset(each, members, whys.get(each.shard), row.shard, ordered=ordered)
         steps += [step] if step else []
@@ -143,7 +143,7 @@ def _consumed(row: ShardLease, ledger: Ledger) -> bool:
 
 
 def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:
-    """The recorded choice that a child goes on although its parent is read again."""
+    """Return the recorded choice that a child goes on although its parent is read again."""
     if child.state is ShardState.WAIT:
         return None
     return Note(
@@ -165,7 +165,7 @@ def _reset(
     *,
     ordered: bool,
 ) -> Step | None:
-    """A descendant of a reopened shard: back to its beginning if there is a `why`, and to wait."""
+    """Send a descendant of a reopened shard back to its beginning, if there is a `why`, to wait."""
     if not ordered:
         return forced(row, None, members, why) if why else None
     steps: list[Step] = []

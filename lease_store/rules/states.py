@@ -22,7 +22,7 @@ from enum import StrEnum
 
 
 class ShardState(StrEnum):
-    """Where a shard stands; the values are those of the `state` column."""
+    """The state of a shard; the values are those of the `state` column."""
 
     WAIT = "wait"
     NOT_ALLOC = "not_alloc"
@@ -32,12 +32,12 @@ class ShardState(StrEnum):
 
     @property
     def held(self) -> bool:
-        """Whether a node may be consuming a shard in this state."""
+        """True if a node may be consuming a shard in this state."""
         return self in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
 
     @property
     def consumable(self) -> bool:
-        """Whether a shard in this state counts when shards are shared among nodes."""
+        """True if a shard in this state counts when shards are shared among nodes."""
         return self not in (ShardState.WAIT, ShardState.OVER)
 
 
@@ -61,12 +61,12 @@ def first_state(
     *,
     ordered: bool,
     parents: Collection[str],
-    known: Mapping[str, ShardState],
+    states: Mapping[str, ShardState],
     gone: Collection[str] = (),
 ) -> ShardState:
-    """Edge 1: where a shard that was never seen before begins.
+    """Edge 1: return the state in which a shard begins that was never seen before.
 
-    `known` maps the shards of the group, those of the same listing included, to their states. A
+    `states` maps the shards of the group, those of the same listing included, to their states. A
     parent that is not among them may be listed yet, and is waited for:
 
     1. A merge is listed with one of its parents; the other one comes with a later listing.
@@ -79,7 +79,7 @@ def first_state(
     if not ordered:
         return ShardState.NOT_ALLOC
     unfinished = any(
-        known[parent] is not ShardState.OVER if parent in known else parent not in gone
+        states[parent] is not ShardState.OVER if parent in states else parent not in gone
         for parent in parents
     )
     return ShardState.WAIT if unfinished else ShardState.NOT_ALLOC
@@ -89,9 +89,9 @@ def may_start(
     *,
     ordered: bool,
     parents: Collection[str],
-    known: Mapping[str, ShardState],
+    states: Mapping[str, ShardState],
     gone: Collection[str] = (),
 ) -> bool:
-    """Edge 2: whether a waiting shard may be claimed now."""
-    begins = first_state(ordered=ordered, parents=parents, known=known, gone=gone)
+    """Edge 2: return True if a waiting shard may be claimed now."""
+    begins = first_state(ordered=ordered, parents=parents, states=states, gone=gone)
     return begins is ShardState.NOT_ALLOC

@@ -1,4 +1,4 @@
-"""What each edge does to a shard's row and to the journal: pure rules that all stores carry out.
+"""Pure rules of the edges: the shard's row and the journal after each, for all stores alike.
 
 A store loads rows, asks this module what becomes of them, and writes the answer under its own
 conditions. Nothing here reads a clock, and nothing here decides whether an edge is wanted.
@@ -43,12 +43,12 @@ class Step:
     notes: tuple[Note, ...]
 
     def then(self, following: Step) -> Step:
-        """Both steps as one write."""
+        """Return both steps as one write."""
         return Step(self.before, following.after, self.notes + following.notes)
 
 
 def settings_note(before: Group, after: Group) -> Note:
-    """The journal entry of a change of a group's settings."""
+    """Return the journal entry of a change of a group's settings."""
     names = [f.name for f in fields(Group) if f.name not in ("key", "generation")]
     changes = [
         f"{name}: {getattr(before, name)} → {getattr(after, name)}"
@@ -59,7 +59,7 @@ def settings_note(before: Group, after: Group) -> Note:
 
 
 def edge_note(before: ShardLease | None, after: ShardLease, reason: str) -> Note:
-    """The journal entry of an edge."""
+    """Return the journal entry of an edge."""
     from_state = before.state if before else None
     return Note(
         kind="edge",
@@ -77,7 +77,7 @@ def edge_note(before: ShardLease | None, after: ShardLease, reason: str) -> Note
 
 
 def _closing(before: ShardLease, reason: str) -> tuple[Note, ...]:
-    """The end of the open tenure, if there is one."""
+    """Return the end of the open tenure, if there is one."""
     if not before.consumer_run:
         return ()
     return (
@@ -281,7 +281,7 @@ def forced(
 
 
 def holds(shard: ShardLease | None, tenure: Tenure) -> bool:
-    """Whether a tenure is the shard's current one."""
+    """Return True if a tenure is the shard's current one."""
     return (
         shard is not None
         and shard.state.held

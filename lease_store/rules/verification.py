@@ -1,6 +1,6 @@
-"""Proof after the fact: what the journal and the ledger of a live deployment show.
+"""Proof after the fact, from the journal and the ledger of a live deployment.
 
-The rules are pure (`shard_proof`, `order_proof`, beside this one), so that the same check runs on
+The rules are pure (`shard_proof` and `order_proof` beside this one), so that the same check runs on
 a store, on a copy of one, and at every step of a simulation. A store is read shard by shard, in
 pages: what is remembered grows with the tenures of one shard, and by eight bytes a file.
 
@@ -42,8 +42,8 @@ class Audit:
 
     Attributes:
         violations: every promise that it breaks; none is the proof.
-        tenures: how many were opened.
-        batches: how many are committed.
+        tenures: the number of those that were opened.
+        batches: the number of those that are committed.
     """
 
     violations: tuple[Violation, ...]
@@ -149,15 +149,15 @@ def _read_order(store: Ledger, key: GroupKey, snapshot: Snapshot) -> list[Violat
         return []
     newest = store.journal(key, limit=1, newest=True)
     until = newest[0].sequence if newest else 0
-    found: list[tuple[ShardId, str]] = []
+    early: list[tuple[ShardId, str]] = []
     for _ in range(2):
         proof = OrderProof(parents)
         for entry in store.each_entry(key, until=until):
             proof.take(entry)
-        found = proof.violations(ordered=snapshot.group.ordered)
-        if not found:
+        early = proof.violations(ordered=snapshot.group.ordered)
+        if not early:
             break
-    return [Violation("order", shard, detail) for shard, detail in found]
+    return [Violation("order", shard, detail) for shard, detail in early]
 
 
 def check_history(
@@ -168,7 +168,7 @@ def check_history(
     *,
     ordered: bool,
 ) -> list[Violation]:
-    """Every promise that a history of a group breaks, by shard.
+    """List every promise that a history of a group breaks, by shard.
 
     `ordered` is the group's setting now; what it was before is read from the journal.
     """

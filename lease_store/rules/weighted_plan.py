@@ -96,11 +96,11 @@ class _Levelling:
     def __init__(self, holdings: Holdings, weights: Mapping[ShardId, float], cap: int | None):
         self._weights = weights
         self._cap = cap
-        self.shares = {node: _Share(node) for node in holdings.kept}
+        self.shares = {node: _Share(node) for node in holdings.own}
         self.targets: dict[ShardId, NodeName | None] = {}
         self._mean = sum(weights.values()) / len(self.shares)
         self._heaviest = max(weights.values())
-        for node, leases in holdings.kept.items():
+        for node, leases in holdings.own.items():
             for lease in leases:
                 self.targets[lease.shard] = node
                 if lease.state is ShardState.TRANSFER:
@@ -242,8 +242,7 @@ def plan_weighted(group: Group, holdings: Holdings, weights: Mapping[ShardId, fl
 
 def _loads(holdings: Holdings, weights: Mapping[ShardId, float]) -> dict[NodeName, float]:
     return {
-        node: sum(weights[lease.shard] for lease in leases)
-        for node, leases in holdings.kept.items()
+        node: sum(weights[lease.shard] for lease in leases) for node, leases in holdings.own.items()
     }
 
 
@@ -251,7 +250,7 @@ def _owned(holdings: Holdings) -> list[tuple[ShardLease, NodeName | None]]:
     """Pair every shard with the node that has it, by shard; None if that node is gone."""
     owned: list[tuple[ShardLease, NodeName | None]] = [(lease, None) for lease in holdings.free]
     owned += [(lease, lease.lease_owner) for lease in holdings.homeless]
-    for leases in holdings.kept.values():
+    for leases in holdings.own.values():
         owned += [(lease, lease.lease_owner) for lease in leases]
     return sorted(owned, key=lambda pair: rank_key(pair[0].shard))
 

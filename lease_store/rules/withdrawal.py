@@ -1,7 +1,7 @@
-"""The border of a forced checkpoint in a shard's ledger: which committed batches it withdraws.
+"""The border of a forced checkpoint in a shard's ledger, behind which batches are withdrawn.
 
-The ledger is asked for single rows, by number: what is looked at grows with the logarithm of its
-length where cursors are numbers, else with what is withdrawn.
+The ledger is asked for single rows, by number: their number grows with the logarithm of its length
+where cursors are numbers, else with the batches that are withdrawn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ledger(Protocol):
 
 
 def ledger_of(batches: Sequence[Batch]) -> Ledger:
-    """A ledger of the committed batches of a shard that are given in order."""
+    """Return a ledger of the committed batches of a shard that are given in order."""
 
     def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
         order = reversed(batches) if newest_first else batches
@@ -119,9 +119,9 @@ def _by_number(ledger: Ledger, first: Batch, last: Batch, cursor: int) -> Batch 
     low, border = first.sequence, last
     while low < border.sequence:
         middle = (low + border.sequence) // 2
-        found = last_before(ledger, middle + 1)
-        if found is not None and found.sequence >= low and behind(found):
-            border = found
+        candidate = last_before(ledger, middle + 1)
+        if candidate is not None and candidate.sequence >= low and behind(candidate):
+            border = candidate
         else:
             low = middle + 1
     return border

@@ -16,7 +16,7 @@ from unittest import mock
 from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rules.liveness import Observations
+from dagster_leasehold.lease_store.rules.liveness import Looks
 from dagster_leasehold.sensors.hook_delivery import HookDelivery
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ShardBounds
@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant(
         "time without a look counts as silence",
         "the store is away",
-        {f"{Observations.__module__}._Looks._left_out_s": lambda *_: 0.0},
+        {f"{Looks.__module__}.Looks._left_out_s": lambda *_: 0.0},
         "is alive and was evicted",
     ),
 ]

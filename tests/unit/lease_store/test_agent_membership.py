@@ -24,10 +24,10 @@ class Clock:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    found = MemoryStore()
-    found.create_group(Group(KEY, timeout_s=TIMEOUT_S))
-    found.sync_shards(KEY, [ShardListing(ZERO)], observer="test")
-    return found
+    empty = MemoryStore()
+    empty.create_group(Group(KEY, timeout_s=TIMEOUT_S))
+    empty.sync_shards(KEY, [ShardListing(ZERO)], observer="test")
+    return empty
 
 
 def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> AgentMembership:
@@ -35,8 +35,8 @@ def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> Agen
 
 
 def row(store: MemoryStore) -> Node:
-    (found,) = store.snapshot(KEY).nodes
-    return found
+    (only,) = store.snapshot(KEY).nodes
+    return only
 
 
 def test_it_joins_once_and_then_beats_about_every_third_of_the_timeout(store: MemoryStore) -> None:

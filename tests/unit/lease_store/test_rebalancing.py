@@ -288,8 +288,8 @@ def test_a_modulo_group_is_resized_by_new_settings_in_any_order(order: str, toge
     scene = Scene(shards=6, assignment=AssignmentMode.MODULO)
     parties = [("a", "b")] if together else [("a",), ("b",)]
     old = [scene.rebalancer(*names, settings=modulo_settings(2, "a", "b")) for names in parties]
-    said = [scene.tick(each)[0].remembered for each in old]
-    remembered = dict(zip(parties, said, strict=True))
+    memories = [scene.tick(each)[0].remembered for each in old]
+    remembered = dict(zip(parties, memories, strict=True))
     assert scene.owners() == {str(i): "ab"[i % 2] for i in range(6)}
     wanted = modulo_settings(3, "a", "b", "c")
     resized = [tuple(order)] if together else [(name,) for name in order]

@@ -42,14 +42,14 @@ class Scene:
 
     def tick(self) -> list[str]:
         self.now_s += 5
-        return [said for each in self.rebalancers for said in each.tick().decisions]
+        return [line for each in self.rebalancers for line in each.tick().decisions]
 
     def held(self) -> dict[NodeName, set[ShardId]]:
-        found: dict[NodeName, set[ShardId]] = {A: set(), B: set()}
+        held: dict[NodeName, set[ShardId]] = {A: set(), B: set()}
         for lease in self.store.snapshot(KEY).shards:
             if lease.consumer_owner:
-                found[lease.consumer_owner].add(lease.shard)
-        return found
+                held[lease.consumer_owner].add(lease.shard)
+        return held
 
     def consume(self, records: dict[ShardId, int]) -> None:
         """One batch of each shard, by whoever has it."""

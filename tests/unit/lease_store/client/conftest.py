@@ -1,4 +1,4 @@
-"""What the tests of the pull client start from."""
+"""Fixtures for the tests of the pull client."""
 
 from __future__ import annotations
 

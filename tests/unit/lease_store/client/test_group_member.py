@@ -323,7 +323,7 @@ def test_a_displaced_member_learns_it_and_loses_its_shards(clock: VirtualClock):
 def test_a_client_takes_a_shard_over_from_a_run_and_gives_it_back(
     clock: VirtualClock, committed: bool
 ):
-    """What a plain client reads is missing from the ledger: a recorded gap, not a dead end."""
+    """Records that a plain client reads are missing from the ledger: a gap, not a dead end."""
     store = memory_store(["0"])
     run = joined(store, clock, "run")
     run.heartbeat(())
@@ -443,7 +443,7 @@ MODULO_REFUSALS = [
 def test_modulo_settings_that_do_not_fit_are_refused(
     clock: VirtualClock, settings: dict[str, int], error: type[Exception], name: str
 ):
-    """Whether the newcomer's name comes before or after the member's makes no difference."""
+    """The order of the newcomer's name and the member's makes no difference."""
     store = memory_store(["0", "1", "2", "3"], assignment=AssignmentMode.MODULO)
     first = joined(store, clock, "m", source_count=2, node_id=0)
     assert first.heartbeat(()) == ("0", "2")

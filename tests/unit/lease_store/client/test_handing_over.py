@@ -23,7 +23,7 @@ from tests.unit.lease_store.client.world import (
 
 
 def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: ListFeed):
-    """What was confirmed in memory could not be persisted: the caller has to hear of it."""
+    """A checkpoint in memory could not be persisted: the caller has to hear of it."""
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
     for shard in a.partitions():

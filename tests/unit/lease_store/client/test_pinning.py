@@ -35,7 +35,7 @@ def store() -> MemoryStore:
 
 
 def traces(store: MemoryStore) -> tuple[int, int]:
-    """What every member has to read again, and what stays for good."""
+    """The rows that every member has to read again, and those that stay for good."""
     return store.pulse(KEY).group.generation, len(store.journal(KEY))
 
 

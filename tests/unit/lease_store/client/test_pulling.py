@@ -394,8 +394,8 @@ def test_a_slow_log_does_not_hold_up_the_beats(clock: VirtualClock, feed: ListFe
         return real(shard, cursor, records_max=records_max)
 
     feed.fetch = slow  # pyright: ignore
-    found: list[PulledBatch | None] = []
-    poller = threading.Thread(target=lambda: found.append(client.poll(S0)))
+    batches: list[PulledBatch | None] = []
+    poller = threading.Thread(target=lambda: batches.append(client.poll(S0)))
     poller.start()
     assert reading.wait(10)
     for _ in range(8):
@@ -403,8 +403,8 @@ def test_a_slow_log_does_not_hold_up_the_beats(clock: VirtualClock, feed: ListFe
         client.beat()
     may_go_on.set()
     poller.join(10)
-    assert found[0] is not None
-    assert found[0].end == "10"
+    assert batches[0] is not None
+    assert batches[0].end == "10"
 
 
 def test_the_background_thread_beats_and_ends(feed: ListFeed):

@@ -130,13 +130,13 @@ def pull_client(
 
 
 def checkpoint(store: LeaseStore, shard: str = "0") -> str | None:
-    """What the store has as a shard's checkpoint."""
+    """Return the checkpoint of a shard that the store has."""
     rows = store.snapshot(KEY).shards
     return next(row.check_point for row in rows if row.shard == shard)
 
 
 def owner(store: LeaseStore, shard: str = "0") -> str | None:
-    """Who may consume a shard now."""
+    """Return the node that may consume a shard now."""
     rows = store.snapshot(KEY).shards
     return next(row.consumer_owner for row in rows if row.shard == shard)
 

@@ -273,8 +273,8 @@ def test_orphans_are_found() -> None:
         replace(shard("5"), state=ShardState.WAIT, parents=(ShardId("6"),)),
         shard("6", "node-a"),
     ]
-    found = orphans(snapshot([node("node-a"), node("node-b"), gone], leases))
-    assert [line.split()[0] for line in found] == ["0", "1", "2", "3"]
+    lines = orphans(snapshot([node("node-a"), node("node-b"), gone], leases))
+    assert [line.split()[0] for line in lines] == ["0", "1", "2", "3"]
 
 
 def test_an_inbound_shard_whose_holder_has_room_stays_before_one_in_use_moves() -> None:

@@ -28,23 +28,23 @@ def batch(number: int, start: int, end: int, spans: int = 1) -> Batch:
 
 def border(row: ShardLease, ledger: list[Batch], cursor: str) -> int:
     """The place in the ledger of the first batch that is withdrawn; its length for none."""
-    found = first_withdrawn(row, ledger_of(ledger), cursor, key=KEY)
-    return len(ledger) if found is None else ledger.index(found)
+    first = first_withdrawn(row, ledger_of(ledger), cursor, key=KEY)
+    return len(ledger) if first is None else ledger.index(first)
 
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> list[Batch]:
     """Batches in order, with gaps between some of them."""
-    at, found = draw(st.integers(0, 5)), list[Batch]()
+    at, batches = draw(st.integers(0, 5)), list[Batch]()
     number = 0
     for _ in range(draw(st.integers(0, 6))):
         # What was abandoned or withdrawn before leaves holes between the numbers.
         number += draw(st.sampled_from([1, 1, 1, 4]))
         at += draw(st.sampled_from([0, 0, 0, 3]))
         end = at + draw(st.integers(1, 4))
-        found.append(batch(number, at, end))
+        batches.append(batch(number, at, end))
         at = end
-    return found
+    return batches
 
 
 @given(ledgers(), st.integers(0, 40))

@@ -62,8 +62,8 @@ def test_batches_that_are_left_name_tenures_that_were_covered() -> None:
     entries = [entry for entry in true_history().journal if entry.shard == PARENT]
     opened = [entry for entry in entries if entry.kind == "open"][1]
     assert "fence" in cut(len(entries), 2, proven, PARENT)
-    known = Opening(opened.sequence, 2, "run-2", opened.to_owner)
-    assert cut(len(entries), 2, replace(proven, tenures=(known,)), PARENT) == []
+    opening = Opening(opened.sequence, 2, "run-2", opened.to_owner)
+    assert cut(len(entries), 2, replace(proven, tenures=(opening,)), PARENT) == []
 
 
 def test_forced_checkpoints_that_were_covered_still_explain_a_leap() -> None:
@@ -98,16 +98,16 @@ def test_committed_rows_that_change_meanwhile_are_read_again(
     original, readings = store.heads, list[int]()
 
     def swapping(*args: object, **fields: object) -> dict[ShardId, LedgerHead]:
-        found = original(*args, **fields)
-        if PARENT in found:
-            readings.append(found[PARENT].version)
+        heads = original(*args, **fields)
+        if PARENT in heads:
+            readings.append(heads[PARENT].version)
             if len(readings) == 1:
                 monkeypatch.setitem(store._groups[KEY].versions, PARENT, 1)
-        return found
+        return heads
 
     monkeypatch.setattr(store, "heads", swapping)
-    found = audit(store, KEY)
-    assert (found.violations, found.batches) == ((), 8)
+    outcome = audit(store, KEY)
+    assert (outcome.violations, outcome.batches) == ((), 8)
     assert readings == [0, 1, 1, 1]
 
 

@@ -44,26 +44,26 @@ def test_who_may_be_consumed_and_who_counts() -> None:
 
 @pytest.mark.parametrize("state", ShardState)
 def test_a_child_waits_until_its_parent_is_over(state: ShardState) -> None:
-    begins = first_state(ordered=True, parents=("p",), known={"p": state})
+    begins = first_state(ordered=True, parents=("p",), states={"p": state})
     assert begins is (FREE if state is OVER else WAIT)
-    assert may_start(ordered=True, parents=("p",), known={"p": state}) is (state is OVER)
-    assert first_state(ordered=False, parents=("p",), known={"p": state}) is FREE
+    assert may_start(ordered=True, parents=("p",), states={"p": state}) is (state is OVER)
+    assert first_state(ordered=False, parents=("p",), states={"p": state}) is FREE
 
 
 def test_a_merge_waits_for_all_its_parents() -> None:
     for left, right in product(ShardState, ShardState):
-        known = {"l": left, "r": right}
-        ready = may_start(ordered=True, parents=("l", "r"), known=known)
+        states = {"l": left, "r": right}
+        ready = may_start(ordered=True, parents=("l", "r"), states=states)
         assert ready is (left is OVER and right is OVER)
 
 
 def test_a_parent_that_is_unknown_is_waited_for_unless_its_source_calls_it_gone() -> None:
-    assert first_state(ordered=True, parents=("p",), known={}) is WAIT
-    assert first_state(ordered=True, parents=("p",), known={}, gone=("p",)) is FREE
-    assert first_state(ordered=True, parents=("p", "q"), known={"q": OVER}, gone=("q",)) is WAIT
-    assert first_state(ordered=True, parents=("p",), known={"p": HELD}, gone=("p",)) is WAIT
-    assert first_state(ordered=False, parents=("p",), known={}) is FREE
-    assert first_state(ordered=True, parents=(), known={}) is FREE
+    assert first_state(ordered=True, parents=("p",), states={}) is WAIT
+    assert first_state(ordered=True, parents=("p",), states={}, gone=("p",)) is FREE
+    assert first_state(ordered=True, parents=("p", "q"), states={"q": OVER}, gone=("q",)) is WAIT
+    assert first_state(ordered=True, parents=("p",), states={"p": HELD}, gone=("p",)) is WAIT
+    assert first_state(ordered=False, parents=("p",), states={}) is FREE
+    assert first_state(ordered=True, parents=(), states={}) is FREE
 
 
 def test_nothing_to_free_is_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What an edge does to a row: every field, and only from the states that have the edge."""
+"""The effect of an edge on a row: every field, and only from the states that have the edge."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_rule_applies_where_the_table_has_its_edge(name: str, row: ShardLease)
 
 
 def check_sound(step: Step) -> None:
-    """What holds after every change of ownership."""
+    """Check the invariants of every change of ownership."""
     after = step.after
     edges = [note for note in step.notes if note.kind == "edge"]
     assert after.lease_id == step.before.lease_id + len(edges)

@@ -31,7 +31,7 @@ PARENT, CHILD, OTHER = ShardId("0"), ShardId("1"), ShardId("2")
 
 @dataclass
 class History:
-    """What a store says about a group, open to being falsified."""
+    """The rows of a group as a store has them, open to being falsified."""
 
     shards: list[ShardLease]
     journal: list[JournalEntry]
@@ -52,12 +52,12 @@ class History:
         )
 
     def entry(self, kind: str, shard: ShardId, nth: int = 0) -> int:
-        found = [
+        places = [
             place
             for place, entry in enumerate(self.journal)
             if entry.kind == kind and entry.shard == shard
         ]
-        return found[nth]
+        return places[nth]
 
     def change_batch(self, place: int, **fields: object) -> None:
         self.batches[place] = replace(self.batches[place], **fields)
@@ -285,10 +285,10 @@ def test_each_planted_lie_is_found(
 ) -> None:
     history = true_history()
     plant(history)
-    found = history.check()
-    assert (rule, shard) in {(violation.rule, violation.shard) for violation in found}
-    assert all(str(violation).startswith(f"{violation.rule}: shard") for violation in found)
-    assert {violation.shard for violation in found} == {shard}
+    violations = history.check()
+    assert (rule, shard) in {(violation.rule, violation.shard) for violation in violations}
+    assert all(str(violation).startswith(f"{violation.rule}: shard") for violation in violations)
+    assert {violation.shard for violation in violations} == {shard}
 
 
 def test_a_merged_file_in_its_place_is_no_lie() -> None:
@@ -360,10 +360,10 @@ def test_a_store_that_goes_on_meanwhile_does_not_look_wrong() -> None:
     original = store.each_batch
 
     def growing(*args: object, **fields: object) -> Iterator[Batch]:
-        found = original(*args, **fields)
+        batches = original(*args, **fields)
         sequence = next(reads)
         commit(store, tenure, sequence, 9 + sequence - 2, 10 + sequence - 2)
-        return found
+        return batches
 
     store.each_batch = growing
     assert verify(store, KEY) == []

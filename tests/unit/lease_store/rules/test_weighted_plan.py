@@ -60,11 +60,11 @@ def carried_out(snap: Snapshot, decided: Plan) -> Snapshot:
 
 
 def loads(snap: Snapshot) -> dict[NodeName, float]:
-    found = {node.name: 0.0 for node in snap.nodes}
+    sums = {node.name: 0.0 for node in snap.nodes}
     for row in snap.shards:
         if row.lease_owner:
-            found[row.lease_owner] += snap.weights[row.shard]
-    return found
+            sums[row.lease_owner] += snap.weights[row.shard]
+    return sums
 
 
 @st.composite
