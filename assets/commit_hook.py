@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
+from dagster_leasehold.lease_store.times import stored_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class CommittedBatch:
 
 
 def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
+    return stored_time(text) if text else None
 
 
 OnCommit = Callable[[CommittedBatch], None]

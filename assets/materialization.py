@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.times import stored_time
 from dagster_leasehold.shard_sources.source import ProgressMirror
 
 MATERIALIZATION_KIND = "materialization"
@@ -71,7 +72,7 @@ class CommittedRange:
 
 def _times(events: Iterable[OutboxEvent], field: str) -> list[datetime]:
     texts = (event.payload.get(field) for event in events)
-    return [datetime.fromisoformat(text) for text in texts if text]
+    return [stored_time(text) for text in texts if text]
 
 
 def committed_ranges(events: Sequence[OutboxEvent]) -> list[CommittedRange]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, cast
 
 from dagster_leasehold.assets.windows.event_frontier import hour_of
@@ -19,6 +19,7 @@ from dagster_leasehold.assets.windows.hourly_asset import hour_key
 from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.times import stored_time, time_text
 
 RETRY_FIRST_S = 60.0
 RETRY_MAX_S = 6 * 3_600.0
@@ -93,9 +94,9 @@ class AskedHours:
         for at in self.given_up:
             del self.owed[at]
         hours = {
-            at.isoformat(): [hour.version, hour.attempts] for at, hour in sorted(self.owed.items())
+            time_text(at): [hour.version, hour.attempts] for at, hour in sorted(self.owed.items())
         }
-        return json.dumps({"next": self.next.isoformat(), "owed": hours}, separators=(",", ":"))
+        return json.dumps({"next": time_text(self.next), "owed": hours}, separators=(",", ":"))
 
     def ask(self, at: datetime) -> OwedHour:
         """Note that a run is asked for now; the hour as it stands after that."""
@@ -195,16 +196,15 @@ def _parsed(cursor: str | None, since: datetime) -> tuple[datetime, dict[datetim
             content = cast("dict[str, Any]", json.loads(text))
             text = str(content["next"])
             for hour, (version, attempts) in content["owed"].items():
-                at = datetime.fromisoformat(hour)
-                if at.tzinfo is not None and at == hour_of(at) and at >= since:
-                    owed[at.astimezone(UTC)] = OwedHour(max(0, int(version)), max(0, int(attempts)))
+                at = stored_time(hour)
+                if at == hour_of(at) and at >= since:
+                    owed[at] = OwedHour(max(0, int(version)), max(0, int(attempts)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             return since, {}
     try:
-        found = datetime.fromisoformat(text)
+        return max(stored_time(text), since), owed
     except ValueError:
         return since, {}
-    return (max(found, since), owed) if found.tzinfo is not None else (since, {})
 
 
 def _count(hours: Collection[datetime]) -> str:

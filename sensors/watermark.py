@@ -23,6 +23,7 @@ from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LedgerAndWindows
+from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work
 from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
@@ -270,7 +271,7 @@ class WatermarkRounds:
         for window in counted:
             action = self.hourly.late.action.value
             parts.append(f"{window.late} late records of {hour_key(window.start)}: {action}")
-        parts.append(f"next is {self._asked.next.astimezone(UTC).isoformat()}")
+        parts.append(f"next is {time_text(self._asked.next.astimezone(UTC))}")
         return "; ".join([*parts, *self.troubles])
 
 

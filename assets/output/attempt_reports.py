@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.times import stored_time, time_text
 
 # Spark and Arrow take a folder with this first letter for none of the data's.
 REPORTS_FOLDER = "_reports"
@@ -128,8 +129,8 @@ def report_read(folder: Path, shard: str, statistics: RangeStatistics) -> None:
             "shard": shard,
             "records": statistics.records,
             "bytes": statistics.bytes,
-            "first": first.isoformat() if first else None,
-            "last": last.isoformat() if last else None,
+            "first": time_text(first) if first else None,
+            "last": time_text(last) if last else None,
         },
     )
 
@@ -151,8 +152,8 @@ def read_statistics(folder: Path) -> dict[str, RangeStatistics]:
         content["shard"]: RangeStatistics(
             content["records"],
             content["bytes"],
-            datetime.fromisoformat(content["first"]) if content["first"] else None,
-            datetime.fromisoformat(content["last"]) if content["last"] else None,
+            stored_time(content["first"]) if content["first"] else None,
+            stored_time(content["last"]) if content["last"] else None,
         )
         for content in _contents(folder, _READ)
     }
@@ -193,13 +194,13 @@ def latest(one: datetime | None, other: datetime | None) -> datetime | None:
 
 def _plain(file: WrittenFile) -> dict[str, Any]:
     values = asdict(file)
-    return values | {name: time.isoformat() for name in _TIMES if (time := values[name])}
+    return values | {name: time_text(time) for name in _TIMES if (time := values[name])}
 
 
 def _written_file(values: dict[str, Any]) -> WrittenFile:
     read = dict(values)
     for name in _TIMES:
-        read[name] = datetime.fromisoformat(read[name]) if read[name] else None
+        read[name] = stored_time(read[name]) if read[name] else None
     return WrittenFile(**read)
 
 

@@ -28,6 +28,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.event_spans import may_hold
+from dagster_leasehold.lease_store.times import time_text
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -67,7 +68,7 @@ class EventSpan:
         for time in (self.since, self.until):
             if time is not None and time.tzinfo is None:
                 raise InvalidSetting(
-                    f"The event time {time.isoformat()} has no time zone: give one, such as UTC."
+                    f"The event time {time_text(time)} has no time zone: give one, such as UTC."
                 )
 
     @property

@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.ledger import is_before
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger, number_behind
 from dagster_leasehold.lease_store.shard_summary import Expired
-from dagster_leasehold.shard_sources.positions import parse_time
+from dagster_leasehold.lease_store.times import parse_time
 from dagster_leasehold.shard_sources.source import Position
 
 Bound = str | datetime | None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.times import time_text
 
 HOUR = timedelta(hours=1)
 
@@ -73,7 +74,7 @@ def frontier(
     if reached:
         watermark, shard = min(reached)
         until = watermark - out_of_order
-        return Frontier(until, shard, f"shard {shard} has come to {watermark.isoformat()}")
+        return Frontier(until, shard, f"shard {shard} has come to {time_text(watermark)}")
     known = [shard.watermark for shard in shards if shard.watermark is not None]
     if not known:
         return Frontier(None, None, "no shard has any output")
@@ -82,7 +83,7 @@ def frontier(
         until = hour_of(max(known)) + HOUR
         return Frontier(until, None, "all shards are finished")
     until = max(known) - out_of_order
-    return Frontier(until, None, f"all shards are idle since {max(known).isoformat()}")
+    return Frontier(until, None, f"all shards are idle since {time_text(max(known))}")
 
 
 def hour_of(time: datetime) -> datetime:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,7 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
+from dagster_leasehold.lease_store.times import time_text
 
 KEY_FORMAT = "%Y-%m-%d-%H:%M"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,199}")
@@ -83,11 +84,11 @@ class HourlyAsset:
             )
         if self.since.tzinfo is None or hour_of(self.since) != self.since:
             raise InvalidSetting(
-                f"{where}: since is {self.since.isoformat()}: give the beginning of an hour with "
+                f"{where}: since is {time_text(self.since)}: give the beginning of an hour with "
                 "its time zone."
             )
         if self.since.utcoffset() != timedelta(0):
-            raise InvalidSetting(f"{where}: since is {self.since.isoformat()}: give it in UTC.")
+            raise InvalidSetting(f"{where}: since is {time_text(self.since)}: give it in UTC.")
         numbers = {
             "out_of_order_s": self.out_of_order_s,
             "idle_after_s": self.idle_after_s or 0.0,
@@ -143,7 +144,9 @@ def hourly_asset(
 
 def hour_key(start: datetime) -> str:
     """The partition of an hour."""
-    return start.astimezone(UTC).strftime(KEY_FORMAT)
+    import pendulum
+
+    return pendulum.instance(start).in_timezone("UTC").strftime(KEY_FORMAT)
 
 
 class WindowConfig(dg.Config):

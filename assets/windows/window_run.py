@@ -34,6 +34,7 @@ from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.times import time_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,7 +153,7 @@ def make_window(
         store.end_window(stream.key, name)
         shutil.rmtree(root / attempt, ignore_errors=True)
     raise RewriteRefused(
-        f"The hour {start.isoformat()} of {asset} changed {TRIES_MAX} times while this run made "
+        f"The hour {time_text(start)} of {asset} changed {TRIES_MAX} times while this run made "
         "it: it stays as the others left it."
     )
 
@@ -196,7 +197,7 @@ def _check_complete(
     found = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
     if found.until is None or found.until < end:
         raise WindowIncomplete(
-            f"The hour {start.isoformat()} of {asset} is not complete ({found.said}): wait for "
+            f"The hour {time_text(start)} of {asset} is not complete ({found.said}): wait for "
             "its sensor, or set even_if_incomplete in the config."
         )
 

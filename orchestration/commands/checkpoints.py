@@ -154,7 +154,7 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
     Raises:
         CheckpointRefused: the text is none of these, or lies outside what the shard holds.
     """
-    from dagster_leasehold.shard_sources.positions import parse_time
+    from dagster_leasehold.lease_store.times import parse_time
     from dagster_leasehold.shard_sources.source import Limits, Position
 
     if text in (Position.BEGIN, Position.END):

@@ -106,7 +106,7 @@ def _row(record: QuarantinedRecord) -> tuple[Any, ...]:
 
 
 def _time(since: str | None) -> datetime | None:
-    from dagster_leasehold.shard_sources.positions import parse_time
+    from dagster_leasehold.lease_store.times import parse_time
 
     if since is None:
         return None

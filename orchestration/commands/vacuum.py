@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.rewriting.vacuum import VacuumReport
     from dagster_leasehold.lease_store.identifiers import GroupKey
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 AGE_MIN = timedelta(minutes=1)
 SHOWN_MAX = 20
 
@@ -161,4 +161,6 @@ def duration(text: str) -> timedelta:
         raise InvalidSetting(
             f"{shown(text)} is not a duration: use a number with s, m, h or d, like 1h."
         )
-    return timedelta(seconds=int(match[1]) * _UNITS_S[match[2]])
+    import pendulum
+
+    return pendulum.duration(**{_UNITS[match[2]]: int(match[1])})

@@ -13,13 +13,14 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Self
 
 import pyarrow as pa
 
 from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused
+from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
 
 RECORD_BYTES_MAX = 64 * 1024 * 1024
@@ -32,7 +33,7 @@ _ENTRY = struct.Struct("<QQIIQqqI")
 _CHECKSUM = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _ATTRIBUTE_OVERHEAD = 8
-_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _END_MARK_BYTES = 8
 
@@ -141,7 +142,7 @@ def microseconds(moment: datetime) -> int:
         RecordRefused: the time has no time zone.
     """
     if moment.tzinfo is None:
-        raise RecordRefused(f"The time {moment.isoformat()} has no time zone: give it one.")
+        raise RecordRefused(f"The time {time_text(moment)} has no time zone: give it one.")
     return (moment - _EPOCH) // _MICROSECOND
 
 
