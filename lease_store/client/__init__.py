@@ -1,7 +1,11 @@
 """Consumers of a group without Dagster or Spark: the same leases, tenures and checkpoints.
 
-`GroupMember` is the heartbeat surface that any client can be built on. `PullClient` and
-`ProcessorWorker` are two clients: one is asked for records, the other calls the user's code.
+For whoever consumes from a Python program of their own; nothing else in the package calls it.
+`GroupMember` is the heartbeat surface that any client can be built on: `member_shards`,
+`held_shards` and `open_shard` know its shards, `beat_trust` how long it may rely on them.
+`PullClient` is asked for records (`connecting`, `connections`, `deliveries`, `pinning`), and
+`ProcessorWorker` calls the user's code (`shard_worker`); both beat by `beating`, begin by
+`starting`, and read a log through a `ShardFeed`.
 """
 
 from dagster_leasehold.lease_store.client.connections import Offsets, PulledBatch

@@ -1,6 +1,15 @@
 """Pure rules: a snapshot goes in, actions or a verdict come out.
 
-No clock, no I/O and no randomness but what is given. The stores carry out what the rules say, so
-that all of them behave alike; planners, sensors and `leasehold simulate` ask the same rules.
-Nothing in here imports a store.
+No clock, no I/O and no randomness but what is given; `verification` alone reads a store, to prove
+its history by the rules beside it. The stores carry out what the rules say, so that all of them
+behave alike. Any room above may ask a rule: planners, sensors, runs, plain clients, the simulation.
+
+| subject | modules |
+|---|---|
+| a shard's row | `states`, `transitions`, `lineage`, `reopening`, `withdrawal`, `starting_point` |
+| nodes | `liveness`, `tick_memory`, `registration`, `node_settings` |
+| plans | `planning`, `balanced_plan`, `weighted_plan`, `assignment_modes`, `assignment_plan` |
+| the ledger | `ledger`, `gap_policy`, `event_spans`, `deletable_history` |
+| proofs | `verification`, `shard_proof`, `journal_proof`, `ledger_proof`, `order_proof` |
+| one consumer | `consumer_lifecycle`, `failing_steps`, `refusals` |
 """

@@ -165,10 +165,8 @@ def test_finished_waiting_and_unsubscribable_shards_do_not_count() -> None:
         replace(shard("5", "node-a"), subscribable=False),
     ]
     decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
-    assert [(action.shard, action.gains) for action in decided.actions] == [
-        ("0", "node-a"),
-        ("1", "node-b"),
-    ]
+    assert [action.shard for action in decided.actions] == ["0", "1"]
+    assert {action.gains for action in decided.actions} == {"node-a", "node-b"}
 
 
 def test_a_shard_in_transfer_counts_for_the_next_node() -> None:

@@ -132,11 +132,14 @@ def test_the_heaviest_shard_has_a_node_of_its_own() -> None:
     """By count, the node with the busy shard would have three more."""
     shards = {str(number): (None, 100.0 if number == 0 else 10.0) for number in range(8)}
     decided = planned(snapshot(shards, 2))
-    assert dict(decided.loads) == {"node-a": 100, "node-b": 70}
-    assert dict(decided.counts) == {"node-a": 1, "node-b": 7}
+    assert sorted(load for _, load in decided.loads) == [70, 100]
+    counts = dict(decided.counts)
+    busy = next(node for node, load in decided.loads if load == 100)
+    assert counts.pop(busy) == 1
+    assert list(counts.values()) == [7]
     assert all(isinstance(action, Claim) for action in decided.actions)
     assert decided.moves == decided.moves_minimum == 8
-    assert any("node-a then has a load of 100 records/s" in line for line in decided.explain())
+    assert any(f"{busy} then has a load of 100 records/s" in line for line in decided.explain())
 
 
 def test_a_shard_that_got_busy_sends_others_away() -> None:
