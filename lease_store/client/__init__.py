@@ -1,6 +1,7 @@
 """Consumers of a group without Dagster or Spark: the same leases, tenures and checkpoints.
 
-For whoever consumes from a Python program of their own; nothing else in the package calls it.
+For those who consume from a Python program of their own; in the package only the simulation calls
+it, and `shard_sources.record_feed`, which makes feeds.
 `GroupMember` is the heartbeat surface that any client can be built on: `member_shards`,
 `held_shards` and `open_shard` know its shards, `beat_trust` how long it may rely on them.
 `PullClient` is asked for records (`connecting`, `connections`, `deliveries`, `pinning`), and
