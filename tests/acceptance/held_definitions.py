@@ -1,4 +1,4 @@
-"""What Dagster's processes load in the tests of the held stream."""
+"""Definitions that Dagster's processes load in the tests of the held stream."""
 
 from __future__ import annotations
 

@@ -62,12 +62,12 @@ def stream_of(settings: Settings) -> ShardStream:
 
 def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
     """The values of committed output, shard by shard in its order."""
-    found: dict[str, list[bytes]] = {}
+    by_shard: dict[str, list[bytes]] = {}
     for batch in iter_records(store, KEY, output):
         shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
         for shard, value in zip(shards, values, strict=True):
-            found.setdefault(shard, []).append(value)
-    return found
+            by_shard.setdefault(shard, []).append(value)
+    return by_shard
 
 
 def intended(store: LeaseStore, home: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What Dagster's processes load in the test of a Kinesis stream: the settings' own, made slow."""
+"""Definitions of the test of a Kinesis stream: those of the settings, made slow."""
 
 from __future__ import annotations
 

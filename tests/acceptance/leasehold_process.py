@@ -64,7 +64,7 @@ class Running:
 
     @property
     def text(self) -> str:
-        """What it has printed so far."""
+        """All that it has printed so far."""
         return self._output.read_text(errors="replace")
 
     def until(self, reached: Callable[[], bool], timeout_s: float) -> None:
@@ -109,7 +109,7 @@ def running(*arguments: object, folder: Path) -> Iterator[Running]:
 
 def processes_of(home: Path) -> list[str]:
     """Command lines of the processes that work on a home."""
-    found: list[str] = []
+    commands: list[str] = []
     for process in psutil.process_iter():
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
@@ -117,10 +117,10 @@ def processes_of(home: Path) -> list[str]:
             if process.environ().get("LEASEHOLD_HOME") == str(home) or str(home) in " ".join(
                 process.cmdline()
             ):
-                found.append(" ".join(process.cmdline())[:200])
+                commands.append(" ".join(process.cmdline())[:200])
         except psutil.Error:
             continue
-    return found
+    return commands
 
 
 def assert_nothing_runs(home: Path) -> None:

@@ -88,7 +88,7 @@ class Watched:
         return open_store(self.settings.store_url)
 
     def counts(self) -> dict[str, int]:
-        """How many shards each member holds; empty while anything is on its way."""
+        """Return the number of shards of each member; empty while anything is on its way."""
         store = self.store
         if KEY not in {group.key for group in store.groups()}:
             return {}
@@ -99,7 +99,7 @@ class Watched:
         return {node.name: owners.count(node.name) for node in snapshot.nodes if node.member}
 
     def shared_by(self, *names: str) -> bool:
-        """Whether exactly these nodes are members, and balanced to within one shard."""
+        """Return True if exactly these nodes are members, and balanced to within one shard."""
         counts = self.counts()
         if set(counts) != set(names):
             return False
@@ -112,25 +112,25 @@ class Watched:
         return self.store.journal(KEY)[-1].sequence
 
     def kinds_after(self, sequence: int) -> list[str]:
-        """What the journal tells of members and edges: `evict node-b`, `edge 5`."""
-        found: list[str] = []
+        """Return the journal's entries on members and edges: `evict node-b`, `edge 5`."""
+        kinds: list[str] = []
         for entry in self.store.journal(KEY, after=sequence):
             if entry.kind == "edge":
-                found.append(f"edge {entry.edge}")
+                kinds.append(f"edge {entry.edge}")
             elif entry.kind in ("evict", "leave", "join", "resume"):
-                found.append(f"{entry.kind} {entry.from_owner or entry.to_owner}")
-        return found
+                kinds.append(f"{entry.kind} {entry.from_owner or entry.to_owner}")
+        return kinds
 
     def silence_of(self, node: str) -> float:
-        """After how many seconds without a beat the node was evicted for the last time."""
+        """Return the seconds without a beat after which the node was last evicted."""
         reasons = [
             entry.reason
             for entry in self.store.journal(KEY)
             if entry.kind == "evict" and entry.from_owner == node
         ]
-        found = re.search(r"no beat for ([\d.]+) s", reasons[-1])
-        assert found, reasons
-        return float(found[1])
+        match = re.search(r"no beat for ([\d.]+) s", reasons[-1])
+        assert match, reasons
+        return float(match[1])
 
     def sessions(self, node: str) -> list[int]:
         """The process numbers of a node's code servers, as its agent noted them."""

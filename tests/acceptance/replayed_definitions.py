@@ -1,4 +1,4 @@
-"""What Dagster's processes load in the tests of the replayed stream."""
+"""Definitions that Dagster's processes load in the tests of the replayed stream."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class NotingHook:
             lines.write(json.dumps([batch.shard, batch.batch_id, batch.start, batch.end]) + "\n")
 
 
-def told(home: Path) -> list[tuple[str, str, str, str]]:
+def hook_calls(home: Path) -> list[tuple[str, str, str, str]]:
     """The calls of the hook that returned: shard, batch id, start and end."""
     path = home / "told"
     lines = path.read_text().splitlines() if path.exists() else []

@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.held_stream import committed as committed_of
-from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, stream_of, told
+from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, hook_calls, stream_of
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
 
 SHARDS, RECORDS, NEWER = ("0", "1", "2"), 100, 30
@@ -49,17 +49,17 @@ def backfill(deployment: DagsterDeployment, *shards: str, **config: Any) -> str:
 
 
 def ended(deployment: DagsterDeployment, backfill_id: str) -> str:
-    """How a backfill ended."""
+    """Return the status with which a backfill ended."""
 
     def status() -> str | None:
-        found = deployment.graphql(STATUS, id=backfill_id)["partitionBackfillOrError"]["status"]
-        return found if found in ("COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED") else None
+        outcome = deployment.graphql(STATUS, id=backfill_id)["partitionBackfillOrError"]["status"]
+        return outcome if outcome in ("COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED") else None
 
     return wait_for("the backfill to end", status, DONE_S)
 
 
 def failures(deployment: DagsterDeployment, backfill_id: str) -> str:
-    """What the runs of a backfill failed with."""
+    """Return the errors of the runs of a backfill."""
     query = """query ($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs {
         results { eventConnection { events {
             ... on ExecutionStepFailureEvent { error { message } } } } } } } }"""
@@ -110,19 +110,19 @@ def test_shards_are_replayed_beside_live_consumption(tmp_path: Path) -> None:
         check_what_retention_removed(deployment, log, store)
         wait_for("the hook to be told of all", lambda: hook_is_done(store, home), DONE_S)
 
-    found = committed_of(store, output)
+    by_shard = committed_of(store, output)
     for shard in SHARDS:
         middle = "" if shard == "2" else "today "
-        assert found[shard][: 2 * RECORDS_MAX] == [
+        assert by_shard[shard][: 2 * RECORDS_MAX] == [
             *values(shard, 0, RECORDS_MAX),
             *values(shard, RECORDS_MAX, 2 * RECORDS_MAX, middle),
         ]
-        assert [value.removeprefix(b"today ") for value in found[shard]] == values(
+        assert [value.removeprefix(b"today ") for value in by_shard[shard]] == values(
             shard, 0, RECORDS + NEWER
         )
         ledger = [(shard, b.batch_id, b.start, b.end) for b in store.batches(KEY, ShardId(shard))]
         # A call whose outcome could not be noted in time is made again at once.
-        calls = [call for call, _ in groupby(told(home)) if call[0] == shard]
+        calls = [call for call, _ in groupby(hook_calls(home)) if call[0] == shard]
         assert calls == ledger, "each, in order"
     assert verify(store, KEY) == []
 
@@ -141,7 +141,7 @@ def check_held_back(store: LeaseStore) -> None:
 
 
 def hook_is_done(store: LeaseStore, home: Path) -> bool:
-    return not store.waiting_events(KEY, EventKind.HOOK) and len(told(home)) >= len(SHARDS)
+    return not store.waiting_events(KEY, EventKind.HOOK) and len(hook_calls(home)) >= len(SHARDS)
 
 
 def check_refused(deployment: DagsterDeployment, store: LeaseStore) -> None:
@@ -169,6 +169,6 @@ def check_what_retention_removed(
         entry["label"]: entry.get("intValue", entry.get("text"))
         for entry in shown["metadataEntries"]
     }
-    kept = len(store.batches(KEY, ShardId("1")))
-    assert (entries["replayed_batches"], entries["kept_batches"]) == (0, kept)
+    batches = len(store.batches(KEY, ShardId("1")))
+    assert (entries["replayed_batches"], entries["kept_batches"]) == (0, batches)
     assert entries["kept_until"] == str(RECORDS + NEWER)

@@ -42,15 +42,15 @@ def home(tmp_path: Path) -> Path:
 
 
 def content(home: Path) -> dict[str, bytes]:
-    """What a home holds: the rows of its store, and the bytes of its other files."""
-    found: dict[str, bytes] = {}
+    """Return all that a home holds: the rows of its store, and the bytes of its other files."""
+    held: dict[str, bytes] = {}
     for path in sorted(home.rglob("*")):
         if path.name == "leases.db":
             with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
-                found[path.name] = "\n".join(database.iterdump()).encode()
+                held[path.name] = "\n".join(database.iterdump()).encode()
         elif path.is_file() and not path.name.startswith("leases.db"):
-            found[str(path.relative_to(home))] = path.read_bytes()
-    return found
+            held[str(path.relative_to(home))] = path.read_bytes()
+    return held
 
 
 def run(home: Path, command: str, **variables: str) -> Finished:

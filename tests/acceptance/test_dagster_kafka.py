@@ -67,12 +67,12 @@ def checkpoints(store: LeaseStore) -> Mapping[str, str | None]:
 
 
 def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
-    found: dict[str, list[bytes]] = {}
+    by_shard: dict[str, list[bytes]] = {}
     for batch in iter_records(store, KEY, output):
         shards, read = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
         for shard, value in zip(shards, read, strict=True):
-            found.setdefault(shard, []).append(value)
-    return found
+            by_shard.setdefault(shard, []).append(value)
+    return by_shard
 
 
 @pytest.fixture
@@ -108,11 +108,11 @@ def test_a_growing_topic_is_consumed_once_though_runs_are_killed(home: Path) -> 
             fill(broker, 2)
             everything = dict.fromkeys("012", str(RECORDS))
             wait_for("all records", lambda: checkpoints(store) == everything, CONSUMED_S)
-            told = {(GROUP, TOPIC, shard): RECORDS for shard in range(3)}
-            wait_for("all progress told", lambda: broker.committed == told, CONSUMED_S)
+            progress = {(GROUP, TOPIC, shard): RECORDS for shard in range(3)}
+            wait_for("all progress told", lambda: broker.committed == progress, CONSUMED_S)
 
-            found = committed(store, settings.output_folder(KEY.stream, KEY.group))
-            assert found == {str(shard): values(shard) for shard in range(3)}
+            by_shard = committed(store, settings.output_folder(KEY.stream, KEY.group))
+            assert by_shard == {str(shard): values(shard) for shard in range(3)}
             assert verify(store, KEY) == []
             assert len(killed(armed)) == 2
             wait_for("both runs failed", lambda: failed(instance) >= 2, CONSUMED_S)

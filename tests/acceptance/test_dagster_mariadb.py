@@ -106,8 +106,8 @@ def test_a_run_killed_in_the_middle_of_a_batch_leaves_each_record_once(
         wait_for("all records", lambda: checkpoints(store) == everything, CONSUMED_S)
         wait_for("the end of all runs", lambda: idle(instance), IDLE_S)
 
-        found = committed(store, settings.output_folder(KEY.stream, KEY.group))
-        assert found == {shard: expected(shard) for shard in "0123"}
+        by_shard = committed(store, settings.output_folder(KEY.stream, KEY.group))
+        assert by_shard == {shard: expected(shard) for shard in "0123"}
         assert verify(store, KEY) == []
         run = instance.get_run_by_id(killed)
         assert run is not None
@@ -215,8 +215,8 @@ def test_what_a_killed_run_committed_is_reported_once(
         ledger = [batch.batch_id for batch in store.batches(KEY)]
         assert sorted(shown_batches(instance)) == sorted(ledger)
 
-    found = committed(store, settings.output_folder(KEY.stream, KEY.group))
-    assert found == {shard: [*expected(shard), *expected(shard)] for shard in "01"}
+    by_shard = committed(store, settings.output_folder(KEY.stream, KEY.group))
+    assert by_shard == {shard: [*expected(shard), *expected(shard)] for shard in "01"}
     assert verify(store, KEY) == []
 
 

@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def terminate(deployment: DagsterDeployment, run_id: str) -> None:
-    """What the button of the run's page does."""
+    """Terminate a run as the button of its page does."""
     query = """mutation ($id: String!) { terminateRun(runId: $id) {
         __typename ... on TerminateRunFailure { message } } }"""
     done = deployment.graphql(query, id=run_id)["terminateRun"]
@@ -67,6 +67,6 @@ def test_a_terminated_run_closes_its_shards_in_the_middle_of_a_batch(tmp_path: P
             return store.snapshot(KEY).shards[0].check_point == str(RECORDS)
 
         wait_for("all records", consumed, CONSUMED_S)
-        found = committed(store, settings.output_folder(KEY.stream, KEY.group))
-        assert found == {"0": values}
+        by_shard = committed(store, settings.output_folder(KEY.stream, KEY.group))
+        assert by_shard == {"0": values}
         assert verify(store, KEY) == []

@@ -33,9 +33,9 @@ class Machine:
             shutil.copy(ROOT / name, self.project / name)
         shutil.copytree(ROOT / "scripts", self.project / "scripts")
         for name in BARE_PROGRAMS:
-            found = shutil.which(name)
-            if found is not None:
-                (self.programs / name).symlink_to(found)
+            path = shutil.which(name)
+            if path is not None:
+                (self.programs / name).symlink_to(path)
 
     def program(self, name: str, text: str) -> None:
         """Put a program of our own on the path."""

@@ -64,12 +64,12 @@ def write(server: SlsServer, shard: int, first: int) -> list[str]:
 
 
 def committed(store: LeaseStore, output: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_shard: dict[str, list[str]] = {}
     for batch in iter_records(store, KEY, output):
         shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
         for shard, value in zip(shards, values, strict=True):
-            found.setdefault(shard, []).append(json.loads(value)["content"])
-    return found
+            by_shard.setdefault(shard, []).append(json.loads(value)["content"])
+    return by_shard
 
 
 def over(store: LeaseStore) -> set[str]:
@@ -120,16 +120,16 @@ def test_a_split_a_merge_and_a_kill_in_the_middle_leave_each_record_once(
 
             def consumed() -> bool:
                 try:
-                    found = committed(store, settings.output_folder(KEY.stream, KEY.group))
+                    by_shard = committed(store, settings.output_folder(KEY.stream, KEY.group))
                 except LeaseholdError:
                     return False
-                return sum(map(len, found.values())) >= sum(map(len, expected.values()))
+                return sum(map(len, by_shard.values())) >= sum(map(len, expected.values()))
 
             wait_for("all records", consumed, CONSUMED_S)
             wait_for("the parents to be over", lambda: over(store) == {"0", "1", "3"}, CONSUMED_S)
-            found = committed(store, settings.output_folder(KEY.stream, KEY.group))
-            assert found == expected
-            assert max(Counter(v for values in found.values() for v in values).values()) == 1
+            by_shard = committed(store, settings.output_folder(KEY.stream, KEY.group))
+            assert by_shard == expected
+            assert max(Counter(v for values in by_shard.values() for v in values).values()) == 1
             assert verify(store, KEY) == []
             assert killed not in {batch.run for batch in store.batches(KEY)}
 

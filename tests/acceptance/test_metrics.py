@@ -34,11 +34,11 @@ def exporter(home: Path) -> Iterator[str]:
     )
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        assert_printed(("metrics",), said)
-        found = re.search(r"http://127\.0\.0\.1:\d+/metrics", said)
-        assert found, said or process.communicate(timeout=60)
-        yield found[0]
+        line = process.stdout.readline()
+        assert_printed(("metrics",), line)
+        match = re.search(r"http://127\.0\.0\.1:\d+/metrics", line)
+        assert match, line or process.communicate(timeout=60)
+        yield match[0]
     finally:
         process.terminate()
         _, err = process.communicate(timeout=60)

@@ -32,7 +32,7 @@ from tests.unit.docs.recorded_output import assert_printed
 
 START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0
 SLOW_MACHINE_S = 30.0
-"""What a tick may be late on a machine that has other work."""
+"""The time by which a tick may be late on a machine that has other work."""
 
 pytestmark = [
     pytest.mark.dagster_processes,
@@ -88,11 +88,11 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
     assert_nothing_runs(home)
     verified = leasehold("verify", "--home", home, folder=tmp_path)
     assert verified.code == 0, verified.out
-    found: dict[str, list[bytes]] = {}
+    by_shard: dict[str, list[bytes]] = {}
     for record in cat(home):
-        found.setdefault(record.shard, []).append(record.value)
+        by_shard.setdefault(record.shard, []).append(record.value)
     shards = [str(number) for number in range(SHARDS)]
-    assert found == {
+    assert by_shard == {
         shard: [value(shard, number) for number in range(writer.written)] for shard in shards
     }
 
