@@ -1,4 +1,4 @@
-"""The checks of a shard: what a run reports about each partition that it consumed."""
+"""The checks of a shard, which a run reports for each partition that it consumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ShardCheck:
         return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
 
     def evaluation(self, stream: ShardStream, shard: str) -> dg.AssetCheckEvaluation:
-        """The outcome as an event about one partition."""
+        """Return the outcome as an event about one partition."""
         return dg.AssetCheckEvaluation(
             asset_key=asset_key(stream),
             check_name=self.name,
@@ -49,10 +49,10 @@ class ShardCheck:
 
 
 def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
-    """The checks of a stream's asset, one result per partition."""
+    """Return the checks of a stream's asset, with one result per partition."""
     described = {
         NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
-        LAG: f"At most {stream.lag_max} records of the shard are still unread, and that is known.",
+        LAG: f"At most {stream.lag_max} records of the shard are unread, and it is known how many.",
         QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
     }
     partitions = shard_partitions(stream)
@@ -75,11 +75,11 @@ def check_shard(
     gaps: Sequence[Gap],
     lag: int | None,
 ) -> list[ShardCheck]:
-    """All checks of one shard after a run.
+    """Return the outcomes of all checks of one shard after a run.
 
     Args:
         stream: the declaration, for its limits.
-        committed: what the run committed to the shard, or None for nothing.
+        committed: the range that the run committed to the shard, or None.
         gaps: the shard's gaps that nobody has acknowledged.
         lag: the shard's unread records, or None where the source cannot tell.
     """
@@ -90,49 +90,50 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
     contiguous = committed is None or committed.contiguous
     spans = ", ".join(f"[{gap.start}, {gap.end}) ({gap.reason})" for gap in gaps[:5])
     if not contiguous:
-        said = "A committed batch does not start where the one before it ends."
+        description = "A committed batch does not start where the one before it ends."
     elif gaps:
-        said = (
+        description = (
             f"{len(gaps)} ranges were never consumed, and nobody has accepted that: {spans}. "
             "Accept it with `leasehold gap ack`; the check passes with the next run."
         )
     else:
-        said = "Every batch starts where the one before it ends."
-    return ShardCheck(NO_GAP, contiguous and not gaps, said, {"gaps": len(gaps)}, blocking=True)
+        description = "Every batch starts where the one before it ends."
+    passed = contiguous and not gaps
+    return ShardCheck(NO_GAP, passed, description, {"gaps": len(gaps)}, blocking=True)
 
 
 def _lag(stream: ShardStream, lag: int | None) -> ShardCheck:
     if lag is None:
         # A check that passes says that somebody looked: where nobody could, it must not.
-        said = (
+        description = (
             f"It is not known whether more than {stream.lag_max} records are unread: the shard is "
             "behind its end, and its source does not count records, or the source did not answer. "
             "See whether the next run catches up."
         )
-        return ShardCheck(LAG, False, said, {"lag_known": False})
+        return ShardCheck(LAG, False, description, {"lag_known": False})
     passed = lag <= stream.lag_max
-    said = f"{lag} records are unread; the limit is {stream.lag_max}."
-    return ShardCheck(LAG, passed, said, {"lag": lag, "lag_known": True})
+    description = f"{lag} records are unread; the limit is {stream.lag_max}."
+    return ShardCheck(LAG, passed, description, {"lag": lag, "lag_known": True})
 
 
 def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:
     records = committed.total("records") if committed else 0
     quarantined = committed.total("quarantined") if committed else 0
     rate = quarantined / records if records else 0.0
-    said = f"{quarantined} of {records} records could not be parsed."
+    description = f"{quarantined} of {records} records could not be parsed."
     metadata = {"rate": rate, "quarantined": quarantined}
-    return ShardCheck(QUARANTINE_RATE, rate <= QUARANTINE_RATE_MAX, said, metadata)
+    return ShardCheck(QUARANTINE_RATE, rate <= QUARANTINE_RATE_MAX, description, metadata)
 
 
 def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
-    """One result per check over all shards of a run: it passed where it passed for each."""
+    """Return one result per check over all shards of a run: passed if it passed for each."""
     by_name: dict[str, list[ShardCheck]] = {}
     for check in checks:
         by_name.setdefault(check.name, []).append(check)
     results: list[dg.AssetCheckResult] = []
-    for name, found in by_name.items():
-        # What is shown of several shards is the first that did not pass.
-        shown = next((check for check in found if not check.passed), found[0])
+    for name, outcomes in by_name.items():
+        # Of several shards the first that did not pass is shown.
+        shown = next((check for check in outcomes if not check.passed), outcomes[0])
         results.append(
             dg.AssetCheckResult(
                 check_name=name,

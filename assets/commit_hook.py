@@ -1,4 +1,4 @@
-"""What the hook of a stream's declaration is told of a committed batch."""
+"""The hook of a stream's declaration, and the committed batches that it is called with."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ class CommittedBatch:
 
     @classmethod
     def of(cls, event: OutboxEvent, key: GroupKey, output_folder: Path) -> CommittedBatch:
-        """The batch that an event of the outbox tells of."""
-        told = event.payload
+        """Return the batch of an event of the outbox."""
+        payload = event.payload
         return cls(
             key=key,
             shard=event.shard,
             batch_id=event.batch_id,
-            start=told["start"],
-            end=told["end"],
-            records=told["records"],
-            bytes=told["bytes"],
-            written=told["written"],
-            quarantined=told["quarantined"],
-            first_event_time=_time(told["first_event_time"]),
-            last_event_time=_time(told["last_event_time"]),
-            finished=told["finished"],
-            files=tuple(output_folder / path for path in told["files"]),
+            start=payload["start"],
+            end=payload["end"],
+            records=payload["records"],
+            bytes=payload["bytes"],
+            written=payload["written"],
+            quarantined=payload["quarantined"],
+            first_event_time=_time(payload["first_event_time"]),
+            last_event_time=_time(payload["last_event_time"]),
+            finished=payload["finished"],
+            files=tuple(output_folder / path for path in payload["files"]),
             attempt=event.attempts + 1,
         )
 

@@ -17,11 +17,11 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 
 
 class CompactConfig(dg.Config):
-    """What to compact.
+    """The shards to compact, and how far.
 
     Attributes:
         shards: the shards; none means all of the group.
-        target_bytes: how large a merged file shall become.
+        target_bytes: the size of a merged file, in bytes.
     """
 
     shards: list[str] = []  # noqa: RUF012 - pydantic copies it
@@ -29,7 +29,7 @@ class CompactConfig(dg.Config):
 
 
 def build_compact_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
-    """The job `compact_<stream>`; start it by hand, or give it a schedule of your own."""
+    """Return the job `compact_<stream>`; start it by hand, or give it a schedule of your own."""
 
     @dg.op(
         name=compact_op_name(stream),

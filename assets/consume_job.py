@@ -19,12 +19,12 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 
 
 class ConsumeConfig(dg.Config):
-    """Which shards a run serves, as whom.
+    """The shards that a run serves, and the node that holds them.
 
     Attributes:
         node: the node that holds the shards.
-        incarnation: under which incarnation that node is alive; the run beats for it.
-        shards: the shards; one that the node holds no more is left out.
+        incarnation: the incarnation under which the node is alive; the run beats for it.
+        shards: the shards; one that the node no longer holds is left out.
     """
 
     node: str
@@ -33,7 +33,7 @@ class ConsumeConfig(dg.Config):
 
 
 def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
-    """The job `consume_<stream>`, launched by the rebalance sensor and the schedule."""
+    """Return the job `consume_<stream>`, launched by the rebalance sensor and the schedule."""
 
     @dg.op(
         name=consume_op_name(stream),
@@ -82,10 +82,10 @@ def _consume(
     )
     done.add(reports, seconds=seconds)
     for report in reports:
-        said = f" {report.error}" if report.error else ""
+        error = f" {report.error}" if report.error else ""
         context.log.info(
             f"Shard {report.shard}: {report.records} records in {report.batches} batches, "
-            f"{report.stopped.value}.{said}"
+            f"{report.stopped.value}.{error}"
         )
     delivered = done.deliver(context)
     context.log.info(f"{delivered} of {len(reports)} shards had something to commit.")

@@ -42,13 +42,13 @@ class Deployment:
     Attributes:
         store: opens the lease store on first use and returns the same one from then on.
         nodes: the nodes that this deployment keeps alive by itself, where there are no agents.
-        agents: whether its nodes have agents (`leasehold node`), which beat for them; then
+        agents: True if its nodes have agents (`leasehold node`), which beat for them; then
             whoever registers with the instance's address is a node of this deployment.
         timing: the durations of the protocol for groups that this deployment creates.
-        output_folder: where committed output of a stream's group lives.
-        upkeep_file: where the rebalance sensor notes what it costs, for `leasehold status`; None
+        output_folder: gives the folder of the committed output of a stream's group.
+        upkeep_file: gives the file of the rebalance sensor's costs, for `leasehold status`; None
             where nobody looks.
-        leaving: asked by runs between two batches; once true, they stop at that checkpoint,
+        leaving: asked by runs between two batches; once it is true, they stop at that checkpoint,
             because the node of this process leaves.
         history_age: the age from which on the janitor deletes rows of history; None keeps them.
     """
@@ -63,14 +63,14 @@ class Deployment:
     history_age: timedelta | None = None
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
-        """The nodes for which this deployment claims shards and launches runs.
+        """Return the nodes for which this deployment claims shards and launches runs.
 
         `nodes` are the group's; `address` is the one that this deployment's nodes register with.
         """
         if not self.agents:
             return self.nodes
-        found = (node.name for node in nodes if node.member and node.address == address)
-        return tuple(sorted(found, key=rank_key))
+        names = (node.name for node in nodes if node.member and node.address == address)
+        return tuple(sorted(names, key=rank_key))
 
     def own(self, nodes: Iterable[Node], address: str) -> tuple[Node, ...]:
         """Return the served nodes that are members of the group from this deployment.

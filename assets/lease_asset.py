@@ -42,12 +42,12 @@ PICTURE_ROWS_MAX = 20_000
 
 
 def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
-    """The key of the stream's lease table; no stream can have a key of two parts."""
+    """Return the key of the stream's lease table; no stream can have a key of two parts."""
     return dg.AssetKey(["leases", stream.name])
 
 
 def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
-    """The asset `leases/<stream>`; materializing it reads the lease store and changes nothing."""
+    """Return the asset `leases/<stream>`; materializing it only reads."""
     key = lease_asset_key(stream)
     spec = dg.AssetSpec(
         key,
@@ -85,12 +85,12 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
 
 
 def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -> dict[str, Any]:
-    """What the asset shows; numbers stay numbers, so that they plot."""
+    """Return the metadata of the asset; numbers stay numbers, so that they plot."""
     snapshot = store.snapshot(stream.key)
     lags, _ = lags_of(stream.source, snapshot.shards)
     holdings = recent_holdings(store, snapshot, now)
     points = recent_growth(store, stream.key)
-    known = [lag for lag in lags.values() if lag is not None]
+    counted = [lag for lag in lags.values() if lag is not None]
     ownership = as_markdown(ownership_picture(holdings), "Who held which shard")
     committed = as_markdown(growth_picture(points), "Committed records")
     shards = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
@@ -107,7 +107,7 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
         else "No shard has been listed yet.",
         "shard_count": len(shards),
         "node_count": sum(node.member for node in snapshot.nodes),
-        "lag": sum(known),
+        "lag": sum(counted),
         "records": points[-1][1] if points else 0,
         "generation": snapshot.group.generation,
     }
@@ -116,7 +116,7 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
 def recent_holdings(
     store: Ledger, snapshot: Snapshot, now: datetime, limit: int = PICTURE_ROWS_MAX
 ) -> list[Holding]:
-    """Who held what when, by the newest entries of the journal."""
+    """Return the nodes that held each shard over time, by the newest entries of the journal."""
     journal = store.journal(snapshot.group.key, limit=limit, newest=True)
     if len(journal) < limit:
         return holdings_over_time(journal, now)
@@ -127,9 +127,9 @@ def recent_holdings(
 def recent_growth(
     store: Ledger, key: GroupKey, limit: int = PICTURE_ROWS_MAX
 ) -> list[tuple[datetime, int]]:
-    """How the output grew, by the newest batches of each shard.
+    """Return the growth of the output, by the newest batches of each shard.
 
-    It begins where the batches of all shards are known; what came before is in its first value.
+    It begins where the batches of all shards are known; its first value includes all before.
     """
     totals = [own for own in store.totals(key) if own.batches]
     share = max(limit // max(len(totals), 1), 1)

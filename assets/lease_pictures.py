@@ -39,16 +39,16 @@ def holdings_over_time(
     *,
     held_before: Mapping[ShardId, NodeName] | None = None,
 ) -> list[Holding]:
-    """Who held what when, in order of shards and time; what is still held ends at `until`.
+    """Return the holdings in order of shards and time; those that go on end at `until`.
 
     Args:
         journal: the entries; the newest of them where there are very many.
         until: now.
-        held_before: who held what when the first of the entries was written.
+        held_before: the holders of shards when the first of the entries was written.
     """
     since = journal[0].at if journal else until
     begun = {shard: (node, since) for shard, node in (held_before or {}).items()}
-    found: list[Holding] = []
+    holdings: list[Holding] = []
     for entry in journal:
         if entry.kind != "edge" or entry.shard is None or entry.to_state is ShardState.TRANSFER:
             continue  # In a transfer the holder stays; the edge after it tells how it ended.
@@ -58,36 +58,36 @@ def holdings_over_time(
             begun[entry.shard] = before
             continue
         if before is not None:
-            found.append(Holding(entry.shard, *before, entry.at))
+            holdings.append(Holding(entry.shard, *before, entry.at))
         if held and entry.to_owner is not None:
             begun[entry.shard] = (entry.to_owner, entry.at)
-    found += [Holding(shard, *before, max(until, before[1])) for shard, before in begun.items()]
-    return sorted(found, key=lambda held: (rank_key(held.shard), held.begin))
+    holdings += [Holding(shard, *before, max(until, before[1])) for shard, before in begun.items()]
+    return sorted(holdings, key=lambda held: (rank_key(held.shard), held.begin))
 
 
 def holders_before(
     journal: Sequence[JournalEntry], now: Mapping[ShardId, NodeName]
 ) -> dict[ShardId, NodeName]:
-    """Who held what before some entries, by their first edge of each shard, or else by now."""
-    found = dict(now)
+    """Return the holders before some entries, by each shard's first edge, or else now."""
+    holders = dict(now)
     for entry in reversed(journal):
         if entry.kind != "edge" or entry.shard is None:
             continue
-        found.pop(entry.shard, None)
+        holders.pop(entry.shard, None)
         held = entry.from_state in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
         if held and entry.from_owner is not None:
-            found[entry.shard] = entry.from_owner
-    return found
+            holders[entry.shard] = entry.from_owner
+    return holders
 
 
 def growth(
     committed: Iterable[tuple[datetime, int]], *, before: int = 0, since: datetime | None = None
 ) -> list[tuple[datetime, int]]:
-    """How many records were committed up to each commit, in order of time.
+    """Return the number of records committed up to each commit, in order of time.
 
     Args:
-        committed: when how many records were.
-        before: how many were before all of these.
+        committed: times of commits, and the number of records of each.
+        before: the number of records before all of these.
         since: commits of an earlier time are counted, but are no points.
     """
     total = before
@@ -100,7 +100,7 @@ def growth(
 
 
 def ownership_picture(holdings: Sequence[Holding]) -> bytes:
-    """A PNG: one line per shard, one colour per node; only the first shards of very many."""
+    """Return a PNG: one line per shard, one colour per node; only the first shards of very many."""
     shards = sorted({held.shard for held in holdings}, key=rank_key)[:ROWS_MAX]
     rows = {shard: row for row, shard in enumerate(shards)}
     nodes = sorted({held.node for held in holdings}, key=rank_key)
@@ -120,7 +120,7 @@ def ownership_picture(holdings: Sequence[Holding]) -> bytes:
 
 
 def growth_picture(points: Sequence[tuple[datetime, int]]) -> bytes:
-    """A PNG: committed records over time."""
+    """Return a PNG: committed records over time."""
     axes = _axes(2.6)
     axes.step([at for at, _ in points], [total for _, total in points], where="post")
     axes.set_ylabel("records")
@@ -130,7 +130,7 @@ def growth_picture(points: Sequence[tuple[datetime, int]]) -> bytes:
 
 
 def as_markdown(picture: bytes, title: str) -> str:
-    """A picture as Markdown that carries it along."""
+    """Return Markdown that carries a picture along."""
     return f"![{title}](data:image/png;base64,{base64.b64encode(picture).decode()})"
 
 

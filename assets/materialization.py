@@ -53,16 +53,16 @@ class CommittedRange:
 
     @property
     def contiguous(self) -> bool:
-        """Whether each batch starts where the one before it ends."""
+        """True if each batch starts where the one before it ends."""
         pairs = zip(self.events, self.events[1:], strict=False)
         return all(before.payload["end"] == after.payload["start"] for before, after in pairs)
 
     def total(self, field: str) -> int:
-        """The sum of a statistic; a batch that could not count counts nothing."""
+        """Return the sum of a statistic; a batch that could not count counts nothing."""
         return sum(int(event.payload.get(field) or 0) for event in self.events)
 
     def event_times(self) -> tuple[datetime, datetime] | None:
-        """The smallest and the largest event time read, or None where none was seen."""
+        """Return the smallest and the largest event time read, or None if none was seen."""
         first = _times(self.events, "first_event_time")
         last = _times(self.events, "last_event_time")
         if not first or not last:
@@ -76,7 +76,7 @@ def _times(events: Iterable[OutboxEvent], field: str) -> list[datetime]:
 
 
 def committed_ranges(events: Sequence[OutboxEvent]) -> list[CommittedRange]:
-    """Outbox rows grouped by run and shard, in order of their first commit."""
+    """Return outbox rows grouped by run and shard, in order of their first commit."""
     groups: dict[tuple[str, ShardId], list[OutboxEvent]] = {}
     for event in sorted(events, key=lambda event: event.sequence):
         if event.kind == MATERIALIZATION_KIND:
@@ -85,7 +85,7 @@ def committed_ranges(events: Sequence[OutboxEvent]) -> list[CommittedRange]:
 
 
 def range_metadata(committed: CommittedRange) -> dict[str, Any]:
-    """Metadata of what a run committed to one shard; numbers stay numbers, so that they plot."""
+    """Return metadata of a shard's committed range; numbers stay numbers, so that they plot."""
     metadata: dict[str, Any] = {
         "records": committed.total("records"),
         "written": committed.total("written"),
@@ -107,7 +107,7 @@ def range_metadata(committed: CommittedRange) -> dict[str, Any]:
 
 
 def materialization_of(stream: ShardStream, committed: CommittedRange) -> dg.AssetMaterialization:
-    """The event for a range whose run could not deliver it itself."""
+    """Return the event for a range whose run could not deliver it itself."""
     return dg.AssetMaterialization(
         asset_key=asset_key(stream),
         partition=committed.shard,
@@ -117,7 +117,7 @@ def materialization_of(stream: ShardStream, committed: CommittedRange) -> dg.Ass
 
 
 def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId]) -> str:
-    """Tell the service the checkpoints of these shards, if the stream's source does that.
+    """Send the checkpoints of these shards to the source's service, if the source does that.
 
     It hears the stored checkpoints, not those of the commits at hand: a dead run's commits are
     reported after newer ones, and progress would go back. They are read again afterwards: another

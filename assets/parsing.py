@@ -1,4 +1,4 @@
-"""Parsing inside a transform: what cannot be parsed goes to quarantine, with its raw bytes."""
+"""Parsing inside a transform: a record that cannot be parsed goes to quarantine as it came."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parse_csv(
         records: the records of a batch.
         schema: the fields in their order, as a Spark schema or its DDL text.
         column: the column of bytes or text to parse.
-        separator: what stands between two fields, one character.
+        separator: the one character between two fields.
 
     Raises:
         TransformError: a field has the name of a column that records already have, or the
@@ -121,11 +121,11 @@ def _joined(
     wrong: Column | None,
     why: str,
 ) -> DataFrame:
-    """The records with their fields, and the error of those that could not be parsed."""
+    """Return the records with their fields, and the error of those that could not be parsed."""
     from pyspark.sql import functions
 
-    found = functions.col(_PARSED)
-    failed = found.isNull() | found[_CORRUPT].isNotNull()
+    fields = functions.col(_PARSED)
+    failed = fields.isNull() | fields[_CORRUPT].isNotNull()
     failed = failed if wrong is None else failed | functions.coalesce(wrong, functions.lit(False))
     # Spark would replace bytes that are no text, and nobody would see that they were there.
     no_text = ~functions.is_valid_utf8(_text(column))
@@ -134,6 +134,6 @@ def _joined(
     )
     return records.withColumn(_PARSED, parsed).select(
         *records.columns,
-        *(found[name].alias(name) for name in checked.names if name != _CORRUPT),
+        *(fields[name].alias(name) for name in checked.names if name != _CORRUPT),
         error.alias(ERROR_COLUMN),
     )

@@ -14,17 +14,17 @@ PROCESS_TAG = "leasehold/process"
 
 
 def asset_key(stream: ShardStream) -> dg.AssetKey:
-    """The key of a stream's asset: the stream's name."""
+    """Return the key of a stream's asset: the stream's name."""
     return dg.AssetKey([stream.name])
 
 
 def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:
-    """The partitions of a stream's asset: one per shard, finished shards included."""
+    """Return the partitions of a stream's asset: one per shard, finished shards included."""
     return dg.DynamicPartitionsDefinition(name=stream.name)
 
 
 def definition_name(stream: ShardStream) -> str:
-    """The stream's name as Dagster allows it in names of jobs, ops and sensors.
+    """Return the stream's name as Dagster allows it in names of jobs, ops and sensors.
 
     Dots and hyphens become underscores; `orchestration.build` refuses two streams whose names
     become the same.
@@ -33,28 +33,29 @@ def definition_name(stream: ShardStream) -> str:
 
 
 def consume_job_name(stream: ShardStream) -> str:
-    """The job whose runs serve several shards of one node."""
+    """Return the name of the job whose runs serve several shards of one node."""
     return f"consume_{definition_name(stream)}"
 
 
 def consume_op_name(stream: ShardStream) -> str:
-    """The only op of that job. Dagster wants ops, jobs and assets to differ in their names.
+    """Return the name of the only op of that job.
 
-    No stream's name begins with an underscore, so that no other name can look like this one.
+    Dagster wants ops, jobs and assets to differ in their names. No stream's name begins with an
+    underscore, so that no other name can look like this one.
     """
     return f"consume__{definition_name(stream)}"
 
 
 def compact_job_name(stream: ShardStream) -> str:
-    """The job that merges small files of a stream's committed output."""
+    """Return the name of the job that merges small files of a stream's committed output."""
     return f"compact_{definition_name(stream)}"
 
 
 def compact_op_name(stream: ShardStream) -> str:
-    """The only op of that job; see `consume_op_name`."""
+    """Return the name of the only op of that job; see `consume_op_name`."""
     return f"compact__{definition_name(stream)}"
 
 
 def asset_op_name(stream: ShardStream) -> str:
-    """The op behind a stream's asset."""
+    """Return the name of the op behind a stream's asset."""
     return f"materialize__{definition_name(stream)}"

@@ -36,10 +36,10 @@ MaterializeEvents = Iterator[dg.MaterializeResult[Any]]
 
 
 class ShardConfig(dg.Config):
-    """What the launchpad offers for a materialization; everything may be left out.
+    """The launchpad's config of a materialization; everything may be left out.
 
     Attributes:
-        node: consume as this node; by default, as whichever node holds the shard.
+        node: consume for this node; by default, for whichever node holds the shard.
         wait_s: how long to wait for another run of the shard to end, in seconds.
         from: replay what was committed from here on, instead of consuming: `begin`, a cursor or
             an ISO 8601 time.
@@ -55,7 +55,7 @@ class ShardConfig(dg.Config):
 
 
 def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
-    """The asset of a stream: its key is the stream's name, its partitions are the shards."""
+    """Return the asset of a stream: its key is the stream's name, its partitions are the shards."""
     key, partitions = asset_key(stream), shard_partitions(stream)
     spec = dg.AssetSpec(
         key,
@@ -131,7 +131,7 @@ def _shown(
     shards: Sequence[ShardId],
     done: ShardRun | ReplayedPartitions,
 ) -> dg.MaterializeResult[Any]:
-    """What a run did, as the event of its partitions; a range has one result per check."""
+    """Return the event of a run's partitions; a range of them has one result per check."""
     checks = {shard: done.checks(shard) for shard in shards}
     for shard in shards:
         context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)

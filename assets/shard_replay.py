@@ -23,14 +23,14 @@ FROM, TO, QUARANTINED = "from", "to", "quarantined"
 
 
 def is_replay(config: Mapping[str, Any]) -> bool:
-    """Whether the config of a materialization asks for a replay instead of consumption."""
+    """Return True if the config of a materialization asks for a replay, not for consumption."""
     bounded = config.get(FROM) is not None or config.get(TO) is not None
     return bounded or bool(config.get(QUARANTINED))
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPartitions:
-    """What a run replayed, as Dagster shows it."""
+    """The results of a replay, as Dagster shows them."""
 
     stream: ShardStream
     deployment: Deployment
@@ -38,14 +38,14 @@ class ReplayedPartitions:
     seconds: float
 
     def failure(self) -> str:
-        """Why shards kept their old output, one sentence each; empty when none had to."""
+        """Return a sentence for each shard that kept its old output, or an empty text."""
         failed = [report for report in self.reports.values() if report.error]
         return " ".join(
             f"Shard {report.shard} was not replayed: {report.error}" for report in failed
         )
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
-        """Metadata of a shard's materialization."""
+        """Return metadata of a shard's materialization."""
         report = self.reports[shard]
         metadata: dict[str, Any] = {
             "replayed_batches": report.batches,
@@ -60,7 +60,7 @@ class ReplayedPartitions:
         return metadata
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
-        """The shard's checks as it stands; a replay adds nothing to what they look at."""
+        """Return the shard's checks as it is now; a replay changes nothing that they look at."""
         store, key = self.deployment.store(), self.stream.key
         gaps = store.gaps(key, shard, acknowledged=False)
         own = (lease for lease in store.snapshot(key).shards if lease.shard == shard)
@@ -77,7 +77,7 @@ def replay_partitions(
     shards: Sequence[ShardId],
     span: ReplaySpan,
 ) -> ReplayedPartitions:
-    """Replay what a span names of some shards, in this run."""
+    """Replay a span of some shards, in this run."""
     run, began_s = context.run.run_id, time.monotonic()
     reports = replay_on_spark(
         stream,
@@ -90,12 +90,12 @@ def replay_partitions(
         ended=lambda other: rewriter_ended(context.instance, other),
     )
     for report in reports.values():
-        kept = (
+        unchanged = (
             f", {report.kept} kept as they were: retention has removed their records up to "
             f"{report.kept_until}"
             if report.kept
             else ""
         )
-        said = report.error or f"{report.batches} batches replayed{kept}."
-        context.log.info(f"Shard {report.shard}: {said}")
+        outcome = report.error or f"{report.batches} batches replayed{unchanged}."
+        context.log.info(f"Shard {report.shard}: {outcome}")
     return ReplayedPartitions(stream, deployment, reports, time.monotonic() - began_s)

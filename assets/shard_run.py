@@ -1,4 +1,4 @@
-"""What a run did for its shards, told to Dagster: events, metadata, checks."""
+"""The results of a run as Dagster gets them: events, metadata and checks of its shards."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ class ShardRun:
         self._gaps: dict[ShardId, list[Gap]] = {}
 
     def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
-        """Take over what one consumer did in `seconds`."""
+        """Take over the reports of one consumer, which worked for `seconds`."""
         for report in reports:
             self._reports[report.shard] = report
             self._seconds[report.shard] = seconds
         self._ranges = None
 
     def committed(self, shard: ShardId) -> CommittedRange | None:
-        """What the run committed to a shard and nobody has reported yet."""
+        """Return the range that the run committed to a shard and nobody has reported yet."""
         return self._undelivered().get(shard)
 
     def undelivered(self) -> list[ShardId]:
-        """The shards to which the run committed what nobody has reported yet."""
+        """Return the shards with commits of the run that nobody has reported yet."""
         return list(self._undelivered())
 
     def _undelivered(self) -> dict[ShardId, CommittedRange]:
@@ -70,7 +70,7 @@ class ShardRun:
             pending = self._store.pending_events(
                 self._stream.key, run=self._run_id, limit=EVENTS_PER_RUN_MAX
             )
-            self._ranges = {found.shard: found for found in committed_ranges(pending)}
+            self._ranges = {committed.shard: committed for committed in committed_ranges(pending)}
             self._mirror_error = mirror_progress(self._store, self._stream, self._ranges)
             self._gaps = {}
             for gap in self._store.gaps(self._stream.key, acknowledged=False):
@@ -78,7 +78,7 @@ class ShardRun:
         return self._ranges
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
-        """Metadata of a shard's materialization; numbers stay numbers, so that they plot."""
+        """Return metadata of a shard's materialization; numbers stay numbers, so that they plot."""
         committed, report = self.committed(shard), self._reports.get(shard)
         nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
         metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)
@@ -98,7 +98,7 @@ class ShardRun:
         return metadata
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
-        """The outcomes of a shard's checks."""
+        """Return the outcomes of a shard's checks."""
         report, committed = self._reports.get(shard), self.committed(shard)
         return check_shard(
             self._stream,
@@ -108,7 +108,7 @@ class ShardRun:
         )
 
     def failure(self) -> str:
-        """Why shards of the run failed, as one sentence for each cause; empty when none did."""
+        """Return the causes why shards of the run failed, one sentence each, or an empty text."""
         by_cause: dict[str, list[ShardId]] = {}
         for report in self._reports.values():
             if report.stopped is StopReason.FAILED:
@@ -126,7 +126,7 @@ class ShardRun:
         )
 
     def refusal(self, shards: Sequence[ShardId]) -> str:
-        """Why a run that was asked for these shards by name has not consumed them; or nothing."""
+        """Return why one of these shards was not consumed to its end, or an empty text."""
         for shard in shards:
             report = self._reports.get(shard)
             if report is None or report.stopped in _ANSWERED:
@@ -136,7 +136,7 @@ class ShardRun:
         return ""
 
     def deliver(self, context: RunContext) -> int:
-        """Report what was committed, shard by shard, then flag it; returns how many shards.
+        """Report the commits, shard by shard, then flag them; return the number of shards.
 
         May be called again and again: each batch is in one report.
         """
@@ -161,7 +161,7 @@ class ShardRun:
     def mark_delivered(self) -> None:
         """Flag everything that was reported."""
         ranges = (self._ranges or {}).values()
-        sequences = [event.sequence for found in ranges for event in found.events]
+        sequences = [event.sequence for committed in ranges for event in committed.events]
         if sequences:
             failpoints.reach(Failpoint.AFTER_REPORT)
             self._store.mark_delivered(self._stream.key, sequences)
@@ -192,7 +192,7 @@ class ProgressReports:
     """Reports a run's commits while it goes on, now and then, so that a long run shows progress.
 
     Attributes:
-        done: what the run did so far.
+        done: the results of the run so far.
         context: of the run.
         clock: monotonic seconds.
     """
@@ -203,7 +203,7 @@ class ProgressReports:
     _due_s: float | None = None
 
     def __call__(self, commits: Sequence[BatchCommit]) -> None:
-        """To be told of every commit; the first one starts the count."""
+        """Take note of a commit; the first one starts the count."""
         if not commits:
             return
         if self._due_s is not None and self.clock() >= self._due_s:

@@ -1,4 +1,4 @@
-"""How a user declares a stream: where its records come from and what becomes of them."""
+"""The declaration of a stream: the source of its records, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -59,22 +59,23 @@ class ShardStream:
             the output.
         group: the consumer group.
         ordered: True if the children of a split or merge wait for their parents.
-        assignment: how shards are shared among the nodes.
+        assignment: the rule by which shards are shared among the nodes.
         nodes: node name to the settings of that node: a `Modulo` for the assignment `modulo`, a
             `Pinned` for `pinned`.
-        gap_policy: what becomes of records that were removed before they were read.
+        gap_policy: the rule for records that were removed before they were read.
         initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
         watermark_of: the event times that say how far a shard has come.
-        limits: how much one batch of one shard may hold.
+        limits: the most that one batch of one shard may hold.
         shards_per_run: the most shards that one sensor or schedule run serves.
-        run_budget_s: how long a run goes on before it leaves the rest to the next, in seconds.
-        stall_limit_s: how long a run may make no progress before it gives its shards up and fails,
-            in seconds. Progress is a source or Dagster that answers, or records that move in Spark.
+        run_budget_s: the time after which a run leaves the rest to the next, in seconds.
+        stall_limit_s: the longest time without progress, in seconds, after which a run gives its
+            shards up and fails. Progress is a source or Dagster that answers, or records that move
+            in Spark.
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.
         output_days: how old committed output may become before it expires, in days; None keeps it
-            for good. See `docs/operations.md`.
+            for good.
         on_commit: called with each committed batch, at least once, in the order of the commits of
             its shard. It runs in the code server, not in Spark.
 
@@ -133,7 +134,7 @@ class ShardStream:
         return output_age(self.output_days)
 
     def check_nodes(self, served: Sequence[NodeName]) -> None:
-        """Whether the settings of nodes are those of the nodes that a deployment serves.
+        """Check that the settings of nodes are those of the nodes that a deployment serves.
 
         Raises:
             InvalidSetting: settings of a node that it does not serve.
@@ -142,11 +143,11 @@ class ShardStream:
         check_served(self.name, self.assignment, self.nodes, served)
 
     def node(self, name: NodeName, *, address: str) -> Node:
-        """The row that a served node registers with in the stream's group."""
+        """Return the row that a served node registers with in the stream's group."""
         return node_row(name, self.nodes.get(name), address=address)
 
     def new_group(self, timeout_s: float) -> Group:
-        """The consumer group as this declaration wants it, with lease timeout T in seconds."""
+        """Return the consumer group of this declaration, with lease timeout T in seconds."""
         return Group(
             key=self.key,
             ordered=self.ordered,

@@ -261,7 +261,7 @@ class WatermarkRounds:
         early: int,
         counted: Sequence[EventWindow],
     ) -> str:
-        parts = [found.said]
+        parts = [found.clause]
         if launched:
             parts.append(f"asked for {len(launched)} hours from {hour_key(launched[0])} on")
         if early:

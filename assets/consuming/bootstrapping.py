@@ -19,7 +19,7 @@ from dagster_leasehold.shard_sources.source import ShardSource
 
 
 def bootstrap_cursors(pulse: Pulse, node: NodeName) -> dict[ShardId, str]:
-    """The shards that a node pins, each with the cursor at which it begins, where it names one."""
+    """Return the shards that a node pins with a cursor, and the cursor at which each begins."""
     if pulse.group.assignment is not AssignmentMode.PINNED:
         return {}
     row = next((row for row in pulse.nodes if row.name == node), None)

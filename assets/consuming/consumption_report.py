@@ -1,4 +1,4 @@
-"""What a run did for each of its shards, and why it stopped."""
+"""The report of a run: its results for each shard, and the reason why it stopped."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ class StopReason(StrEnum):
 
     @property
     def healthy(self) -> bool:
-        """Whether this is how a shard's consumption may end without anybody looking at it."""
+        """True if nobody has to look at a shard whose consumption ended like this."""
         return self not in (StopReason.LEASE_LOST, StopReason.UNTRUSTED, StopReason.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumptionReport:
-    """What a run did for one shard.
+    """The results of a run for one shard.
 
     Attributes:
         stopped: why it stopped.
         records: records read and committed; None when a transform stopped its reader early.
         bytes: bytes of their keys and values, or None likewise.
         batches: batches committed.
-        start: the cursor at which the run began, or None where it never came to that.
+        start: the cursor at which the run began, or None if it never did.
         end: the cursor up to which it committed.
         lag_before: unread records when it began, where the source can tell.
         lag_after: unread records when it stopped.
         quarantined: committed records that could not be parsed.
         written: records in committed output.
         error: what went wrong, as one sentence; empty when nothing did.
-        open_by: the run that has the shard open, for `open_by_other`.
+        open_by: the run that has the shard open, if `stopped` is `open_by_other`.
     """
 
     shard: ShardId
@@ -76,7 +76,7 @@ class ConsumptionReport:
     open_by: str = ""
 
     def with_batch(self, end: str, statistics: BatchStatistics) -> Self:
-        """This report after one more committed batch."""
+        """Return this report after one more committed batch."""
         return replace(
             self,
             records=_sum(self.records, statistics.records),
@@ -99,13 +99,13 @@ def with_lag_after(
 ) -> dict[ShardId, ConsumptionReport]:
     """Return the reports with the lag of each shard at its end, where the source tells it."""
     ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
-    found = dict(reports)
+    results = dict(reports)
     try:
         bounds = bounds_for(source, ends) if ends else {}
         for shard in ends.keys() & bounds.keys():
             lag = source.lag(shard, ends[shard], bounds[shard])
-            found[shard] = replace(reports[shard], lag_after=lag)
+            results[shard] = replace(reports[shard], lag_after=lag)
     except Exception as error:
-        # Lag is for people to look at: a source that is away costs no result.
+        # Lag is for people to look at: a source that is away costs no report.
         _LOG.warning("The lag of %s is not known: %s", ", ".join(ends), sentence_of(error))
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""What a run does about records that were removed before it could read them.
+"""Gaps: the way of a run past records that were removed before it could read them.
 
 The group's policy decides; every such range is recorded first, so that nothing is ever skipped
 without a trace.

@@ -38,9 +38,9 @@ def consume_shards(
     shards: Sequence[ShardId],
     after_commit: Callable[[Sequence[BatchCommit]], None],
 ) -> tuple[list[ConsumptionReport], float]:
-    """Consume shards that `node` holds; one report per shard, and the seconds that it took.
+    """Consume shards that `node` holds; return a report per shard, and the duration in seconds.
 
-    `after_commit` is told of every batch right after its commit.
+    `after_commit` is called with every batch right after its commit.
 
     The run beats for its node: should the sensor's process die, the node lives on as long as the
     run works, and no shard changes hands for nothing.

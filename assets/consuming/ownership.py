@@ -1,4 +1,4 @@
-"""Whether a run may consume a shard it was asked for by name, and as which node."""
+"""Ownership: may a run consume a shard that it was asked for by name, and for which node?"""
 
 from __future__ import annotations
 
@@ -58,11 +58,15 @@ def standing_of(
     address: str,
     wanted: str | None,
 ) -> Standing:
-    """What a run of a deployment that serves `served` may do with a shard now.
+    """Return what a run of a deployment may do with a shard now.
 
-    `address` is where the served nodes answer; a node of the same name that answers elsewhere is
-    another deployment's. `wanted` is the node that the launcher named, or None to take whichever
-    fits.
+    Args:
+        snapshot: the group as it is.
+        shard: the shard that was asked for.
+        served: the nodes that the deployment serves.
+        address: the address where they answer; a node of the same name that answers elsewhere is
+            another deployment's.
+        wanted: the node that the launcher named, or None for whichever fits.
     """
     row = next((row for row in snapshot.shards if row.shard == shard), None)
     if row is None:
@@ -85,7 +89,7 @@ def standing_of(
 def _obstacle(
     snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
 ) -> str | None:
-    """What keeps every node of the deployment from consuming the shard now, as a sentence."""
+    """Return the sentence why no node of the deployment may consume the shard now, or None."""
     key = snapshot.group.key
     if wanted is not None and wanted not in served:
         return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."
@@ -102,7 +106,7 @@ def _obstacle(
 def _claimant(
     snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
 ) -> Standing:
-    """Whom the plan gives the free shard, so that asking for it by name moves nothing later.
+    """Give the free shard to the node that the plan gives it to, so that nothing moves later.
 
     Every member counts as live: the next rebalancing settles what a dead one leaves.
     """
@@ -134,7 +138,7 @@ def _claimant(
 
 
 def _why_left(planned: Plan, row: ShardLease) -> str:
-    """Why the plan gives a free shard to nobody."""
+    """Return the reason why the plan gives a free shard to nobody."""
     if not row.subscribable:
         return "its source lets nobody subscribe to it now"
     left = (each.reason for each in planned.unassigned if each.shard == row.shard)

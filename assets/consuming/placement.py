@@ -1,4 +1,4 @@
-"""As which node a run consumes each of the shards that it was launched for."""
+"""The placement of a run: the node for which it consumes each of its shards."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LOOKS_MAX = 20
 
 @dataclass(slots=True)
 class Placement:
-    """Where each shard of a run stands.
+    """The nodes of a run's shards.
 
     Attributes:
         nodes: the node that holds the shard, for each that may be consumed.
-        incarnations: under which incarnation each of those nodes is alive.
+        incarnations: the incarnation under which each of those nodes is alive.
         finished: shards that are over.
     """
 
@@ -42,19 +42,19 @@ class Placement:
     finished: set[ShardId] = field(default_factory=set)
 
     def by_node(self) -> dict[NodeName, list[ShardId]]:
-        """The shards to consume as each node."""
-        found: dict[NodeName, list[ShardId]] = {}
+        """Return the shards to consume for each node."""
+        shards: dict[NodeName, list[ShardId]] = {}
         for shard, node in self.nodes.items():
-            found.setdefault(node, []).append(shard)
-        return found
+            shards.setdefault(node, []).append(shard)
+        return shards
 
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Finds out as which node one run consumes each of its shards.
+    """Finds the node for which one run consumes each of its shards.
 
     Attributes:
-        instance: tells whether another run has ended.
+        instance: knows which other runs have ended.
         key: the group.
         deployment: whose nodes may consume.
         run: the run's id, for the journal.
@@ -84,7 +84,7 @@ class Placer:
         Raises:
             Failure: a shard may not be consumed by this run; one sentence says why.
         """
-        placement, deadline, told = Placement(), clock() + wait_s, set[str]()
+        placement, deadline, announced = Placement(), clock() + wait_s, set[str]()
         for shard in shards:
             while blocker := self._blocking_run(shard, placement):
                 if clock() >= deadline:
@@ -94,8 +94,8 @@ class Placer:
                         metadata={"run": dg.MetadataValue.dagster_run(blocker)},
                         allow_retries=False,
                     )
-                if blocker not in told:
-                    told.add(blocker)
+                if blocker not in announced:
+                    announced.add(blocker)
                     log(f"Waiting for run {blocker}, which is consuming shard {shard}.")
                 sleep(LOOK_AGAIN_S)
         return placement
@@ -117,7 +117,7 @@ class Placer:
                     placement.finished.add(shard)
                     return ""
                 case MayClaim():
-                    # Whether or not the claim wins, the next look tells who holds the shard.
+                    # Win or lose, the next look shows who holds the shard.
                     claim_for_run(store, self.key, shard, standing, run=self.run)
                 case MayConsume(node, incarnation, ""):
                     placement.nodes[shard] = node

@@ -59,8 +59,8 @@ def pack(ranges: Sequence[ReadRange], tasks_max: int) -> list[tuple[ReadRange, .
     A shard's range stays whole, so that its records stay in order and in one file. A range of
     unknown length counts as long.
     """
-    known = [range_.records for range_ in ranges if range_.records > 0]
-    unknown = max([RECORDS_PER_TASK_MIN, *known])
+    sizes = [range_.records for range_ in ranges if range_.records > 0]
+    unknown = max([RECORDS_PER_TASK_MIN, *sizes])
     sized = [(range_.records or unknown, range_) for range_ in ranges]
     worth = max(1, sum(size for size, _ in sized) // RECORDS_PER_TASK_MIN)
     tasks = max(1, min(tasks_max, len(sized), worth))
@@ -76,7 +76,7 @@ def pack(ranges: Sequence[ReadRange], tasks_max: int) -> list[tuple[ReadRange, .
 def read_options(
     source_options: Mapping[str, str], ranges: Sequence[ReadRange], tasks_max: int, folder: Path
 ) -> dict[str, str]:
-    """The options that carry a sweep's ranges to Spark; `folder` takes the reports."""
+    """Return the options that carry a sweep's ranges to Spark; `folder` takes the reports."""
     return {
         READER: json.dumps(dict(source_options)),
         RANGES: json.dumps([asdict(range_) for range_ in ranges]),
@@ -90,21 +90,21 @@ class ShardDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> str:
-        """The columns of every source."""
+        """Return the columns of every source."""
         return RECORD_DDL
 
     def reader(self, schema: StructType) -> ShardRangesReader:
-        """The reader of these options."""
+        """Return the reader of these options."""
         del schema
         return ShardRangesReader(dict(self.options))
 
 
 class ShardRangesReader(DataSourceReader):
-    """Yields the records of ranges as Arrow batches and reports what it saw of each."""
+    """Yields the records of ranges as Arrow batches, and reports the statistics of each range."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._reader_options: dict[str, str] = json.loads(options[READER])
@@ -116,12 +116,12 @@ class ShardRangesReader(DataSourceReader):
         self._folder = Path(options[FOLDER])
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One part a task; a single empty one where there is nothing to read."""
+        """Return one part per task; a single empty one if there is nothing to read."""
         packed = pack(self._ranges, self._tasks_max) if self._ranges else [()]
         return [RangesOfTask(ranges) for ranges in packed]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a task's ranges, each range in order."""
+        """Yield the records of a task's ranges, each range in order."""
         from dagster_leasehold.shard_sources.registry import reader_from_options
 
         assert isinstance(partition, RangesOfTask)
@@ -153,7 +153,7 @@ class ShardRangesReader(DataSourceReader):
 
 
 def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """A batch with exactly the columns and types that Spark was promised.
+    """Return a batch with exactly the columns and types that Spark was promised.
 
     Spark checks the first batch of a task alone; a later one of another form would fail deep
     inside its reader.
@@ -168,7 +168,7 @@ def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def add(seen: RangeStatistics, batch: pa.RecordBatch) -> RangeStatistics:
-    """Statistics that include one more batch."""
+    """Return statistics that include one more batch."""
     import pyarrow.compute
 
     # Its functions are made when it is imported, where a type checker cannot see them.

@@ -43,18 +43,18 @@ REGISTER_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class SweepJob:
-    """All that a sweep needs besides a session and ranges.
+    """The parts of a sweep that are the same for all its jobs.
 
     Attributes:
         stream: the stream's name, for messages.
-        source_options: what a worker needs to build the reader.
+        source_options: the options from which a worker builds the reader.
         transform: the user's, or None to keep records as they are.
         output_root: the folder of the stream's output, which Spark's workers reach too.
         new_attempt: gives a name that was never used, for the folder of one try.
         tag: marks the jobs of this run, so that they can be interrupted.
         tasks_max: the most tasks a job is cut into.
-        doomed: asked while a job runs; once true, the job is interrupted.
-        progressed: told while a job makes progress, and when one begins.
+        doomed: asked while a job runs; once it is true, the job is interrupted.
+        progressed: called while a job makes progress, and when one begins.
     """
 
     stream: StreamName
@@ -178,10 +178,10 @@ def _register_one(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
-    """The user's transform applied, and what it returned checked before anything is read.
+    """Return the output of the user's transform, checked before anything is read.
 
     Raises:
-        TransformError: it raised, or what it returned cannot be committed.
+        TransformError: it raised, or its output cannot be committed.
     """
     from pyspark.sql import DataFrame
 
@@ -217,7 +217,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
 
 @contextmanager
 def _interruptible(spark: SparkSession, job: SweepJob, folder: Path) -> Generator[None]:
-    """Tag what runs inside, and interrupt it when the lease is lost or this process is told to.
+    """Tag the work inside, and interrupt it when the lease is lost or this process is to end.
 
     Killing a client does not stop its job on a Connect server, so leaving early must say so.
     """
@@ -240,7 +240,7 @@ def _interruptible(spark: SparkSession, job: SweepJob, folder: Path) -> Generato
     except Exception:
         raise
     except BaseException:
-        # Whether Spark still hears of it or not, this process is on its way out.
+        # This process is on its way out, even if Spark does not hear of it any more.
         with suppress(Exception):
             spark.interruptTag(job.tag)
         raise
@@ -267,7 +267,7 @@ def _failpoint_during_write(folder: Path) -> Generator[None]:
 
 
 def _explain(error: Exception, folder: Path, job: SweepJob, shards: Sequence[ShardId]) -> Exception:
-    """The failure of a job in our own words, and for whom it counts."""
+    """Return the failure of a job in our own words, for the shards that it concerns."""
     if session_is_gone(error):
         return _unavailable(error)
     failures = attempt_reports.failures(folder)
@@ -291,7 +291,7 @@ def _outcomes(folder: Path, attempt: str, shards: Sequence[ShardId]) -> dict[Sha
     files = attempt_reports.written_files(folder)
     if files is None:
         raise SparkUnavailable(
-            f"Spark said that it wrote {attempt} but left no report in {folder}: let Spark's "
+            f"Spark reported that it wrote {attempt} but left no report in {folder}: let Spark's "
             "workers and this process share the output folder."
         )
     read = attempt_reports.read_statistics(folder)

@@ -99,8 +99,8 @@ class SparkSweeper:
         session: gives the Spark session; called for the first sweep.
         output_root: the folder of the stream's and group's output.
         run: the id of the run, for the tag of its jobs.
-        doomed: asked while a job runs; once true, the job is interrupted.
-        progressed: told while a job makes progress.
+        doomed: asked while a job runs; once it is true, the job is interrupted.
+        progressed: called while a job makes progress.
         new_attempt: gives a name that was never used, for an attempt's folder.
         tasks_max: the most tasks of a job; by default two per core of this machine.
     """

@@ -1,4 +1,4 @@
-"""A run's own watch over its progress: what makes none for too long is given up.
+"""A run's own watch over its progress: a call that makes none for too long is given up.
 
 A node beats while its run hangs, so that its lease says nothing about the run's work. Whatever a
 run waits for outside of itself (its source, Spark, Dagster's storage) therefore runs on a thread
@@ -21,6 +21,8 @@ from datetime import datetime
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -96,12 +98,12 @@ class StallGuard:
 
     @property
     def stalled(self) -> RunStalled | None:
-        """Why the run was given up; None while it was not."""
+        """The error with which the run was given up; None while it was not."""
         return self._stalled
 
     @property
     def ending(self) -> bool:
-        """Whether nobody waits any more for the call that is at work, which should end."""
+        """True if nobody waits any more for the call at work, which should end."""
         return self._ending.is_set()
 
     def progressed(self) -> None:
@@ -109,11 +111,11 @@ class StallGuard:
         self._progress_at = self._clock()
 
     def call(self, what: str, work: Callable[[], T]) -> T:
-        """Carry out some work, and wait for it while it makes progress; its result.
+        """Carry out some work, and wait for its result while it makes progress.
 
         Args:
-            what: what the run waits for, as part of a sentence.
-            work: what to do; whatever it raises is raised here.
+            what: the awaited answer, as part of a sentence.
+            work: the call; whatever it raises is raised here.
 
         Raises:
             RunStalled: there was no progress for the limit, now or in an earlier call.
@@ -171,63 +173,64 @@ class GuardedSweeper:
         self._guard = guard
 
     def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
-        """See `assets.consuming.sweep.Sweeper`."""
+        """Carry out a sweep; see `assets.consuming.sweep.Sweeper`."""
         return self._guard.call("Spark", lambda: self._sweeper(ranges))
 
 
-class GuardedSource:
+class GuardedSource(ShardSource):
     """A source whose calls are waited for no longer than the guard allows."""
 
     def __init__(self, source: ShardSource, guard: StallGuard) -> None:
         self._source = source
         self._guard = guard
 
+    @override
     def list_shards(self) -> list[ShardListing]:
-        """See `ShardSource`."""
         return self._guard.call("the source's list of shards", self._source.list_shards)
 
+    @override
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """See `ShardSource`."""
         return self._guard.call(
             "the source's bounds of its shards", lambda: self._source.bounds(shards)
         )
 
+    @override
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """See `ShardSource`."""
         return self._guard.call(
             f"the source's cursor of shard {shard}",
             lambda: self._source.cursor_at(shard, position),
         )
 
+    @override
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """See `ShardSource`."""
         return self._guard.call(
             f"the source to plan a batch of shard {shard}",
             lambda: self._source.plan(shard, start, limits),
         )
 
+    @override
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """See `ShardSource`."""
         return self._source.lag(shard, cursor, bounds)
 
+    @override
     def spark_options(self) -> Mapping[str, str]:
-        """See `ShardSource`."""
         return self._source.spark_options()
 
+    @override
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """See `ShardReader`; a run reads in Spark's workers alone."""
+        # Not under guard: a run reads in Spark's workers alone.
         return self._source.read(range_)
 
 
 class _GuardedCursorsSource(GuardedSource):
-    """A guarded source whose bounds are told from its readers' cursors."""
+    """A guarded source that finds its bounds from its readers' cursors."""
 
     def __init__(self, source: BoundedFromCursors, inner: ShardSource, guard: StallGuard) -> None:
         super().__init__(inner, guard)
         self._from_cursors = source
 
     def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
-        """See `BoundedFromCursors`."""
+        """Return the bounds of shards that are read at these cursors."""
         return self._guard.call(
             "the source's bounds of its shards", lambda: self._from_cursors.bounds_after(cursors)
         )

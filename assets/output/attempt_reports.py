@@ -1,4 +1,4 @@
-"""What Spark's workers tell the process that started the job: small files beside the output.
+"""Reports of Spark's workers to the process that started the job: small files beside the output.
 
 A Python data source runs in processes of Spark's own, where neither a variable nor an exception's
 type finds its way back. So every task leaves its report in the attempt's folder, written whole
@@ -35,7 +35,7 @@ _TIMES = ("first_event_time", "last_event_time")
 
 @dataclass(frozen=True, slots=True)
 class RangeStatistics:
-    """What was read of one range: all of it.
+    """Statistics of one range that was read to its end.
 
     Attributes:
         records: the number of records.
@@ -54,7 +54,7 @@ class RangeStatistics:
 class WrittenFile:
     """A file that a task of a successful job wrote, and the shard it belongs to.
 
-    The event times bound those of its records; None where they are not known.
+    The event times bound those of its records; None if nobody knows them.
     """
 
     shard: str
@@ -66,7 +66,7 @@ class WrittenFile:
     last_event_time: datetime | None = None
 
     def data_file(self, attempt: str) -> DataFile:
-        """The file as the ledger keeps it, relative to the stream's output folder."""
+        """Return the file as the ledger keeps it, relative to the stream's output folder."""
         return DataFile(
             f"{attempt}/{self.path}",
             self.records,
@@ -79,7 +79,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class ShardFailure:
-    """An error that a worker raised, and the shard it belongs to where that is known."""
+    """An error that a worker raised, and the shard that it belongs to, or None."""
 
     shard: ShardId | None
     error: LeaseholdError
@@ -120,7 +120,7 @@ def signs_of_work(folder: Path) -> frozenset[tuple[str, int]]:
 
 
 def report_read(folder: Path, shard: str, statistics: RangeStatistics) -> None:
-    """Tell that the range of a shard was read to its end."""
+    """Report that the range of a shard was read to its end."""
     first, last = statistics.first_event_time, statistics.last_event_time
     _write(
         folder,
@@ -136,18 +136,18 @@ def report_read(folder: Path, shard: str, statistics: RangeStatistics) -> None:
 
 
 def report_error(folder: Path, shard: str | None, error: BaseException) -> None:
-    """Tell why a task failed."""
+    """Report why a task failed."""
     content = {"shard": shard, "kind": type(error).__name__, "message": str(error)}
     _write(folder, f"{_ERROR}-{uuid.uuid4().hex}", content)
 
 
 def report_written(folder: Path, files: Iterable[WrittenFile]) -> None:
-    """Tell which files the tasks that counted wrote; the job has succeeded."""
+    """Report the files of the tasks that counted; the job has succeeded."""
     _write(folder, _WRITTEN, [_plain(file) for file in files])
 
 
 def read_statistics(folder: Path) -> dict[str, RangeStatistics]:
-    """The statistics of every shard whose range was read to its end."""
+    """Return the statistics of every shard whose range was read to its end."""
     return {
         content["shard"]: RangeStatistics(
             content["records"],
@@ -160,16 +160,16 @@ def read_statistics(folder: Path) -> dict[str, RangeStatistics]:
 
 
 def failures(folder: Path) -> list[ShardFailure]:
-    """The errors that workers reported, in the types of this project where they had one."""
-    found: list[ShardFailure] = []
+    """Return the errors that workers reported, in their own types if they are this project's."""
+    reported: list[ShardFailure] = []
     for content in _contents(folder, _ERROR):
         shard = ShardId(content["shard"]) if content["shard"] is not None else None
-        found.append(ShardFailure(shard, _error(content["kind"], content["message"])))
-    return found
+        reported.append(ShardFailure(shard, _error(content["kind"], content["message"])))
+    return reported
 
 
 def written_files(folder: Path) -> list[WrittenFile] | None:
-    """The files of the job; None when it did not succeed."""
+    """Return the files of the job; None if it did not succeed."""
     for content in _contents(folder, _WRITTEN):
         return [_written_file(file) for file in content]
     return None
@@ -181,15 +181,15 @@ def remove_reports(folder: Path) -> None:
 
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """The smaller of two times, either of which may be unknown."""
-    known = [time for time in (one, other) if time is not None]
-    return min(known, default=None)
+    """Return the smaller of two times, either of which may be unknown."""
+    times = [time for time in (one, other) if time is not None]
+    return min(times, default=None)
 
 
 def latest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """The larger of two times, either of which may be unknown."""
-    known = [time for time in (one, other) if time is not None]
-    return max(known, default=None)
+    """Return the larger of two times, either of which may be unknown."""
+    times = [time for time in (one, other) if time is not None]
+    return max(times, default=None)
 
 
 def _plain(file: WrittenFile) -> dict[str, Any]:
@@ -205,9 +205,9 @@ def _written_file(values: dict[str, Any]) -> WrittenFile:
 
 
 def _error(kind: str, message: str) -> LeaseholdError:
-    for known in _kinds(LeaseholdError):
-        if known.__name__ == kind:
-            error = known.__new__(known)
+    for candidate in _kinds(LeaseholdError):
+        if candidate.__name__ == kind:
+            error = candidate.__new__(candidate)
             # Some errors take other arguments than their message; the sentence is what counts.
             Exception.__init__(error, message)
             return error

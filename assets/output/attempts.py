@@ -1,7 +1,7 @@
 """Folders of attempts: each is written by one try of one run, under a name that was never used.
 
-Nothing in them is renamed or overwritten. Whether a file of an attempt counts is for the ledger to
-say; what it does not name is removed by vacuum, once it is old enough.
+Nothing in them is renamed or overwritten. A file counts if the ledger names it; vacuum removes the
+others, once they are old enough.
 """
 
 from __future__ import annotations

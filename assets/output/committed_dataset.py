@@ -41,7 +41,7 @@ def committed_dataset(
     span: EventSpan = ALWAYS,
     time_column: str = TIME_COLUMN,
 ) -> ds.Dataset:
-    """Committed output at this instant as an Arrow dataset, in order of shard and batch.
+    """Return committed output at this instant as an Arrow dataset, in order of shard and batch.
 
     It begins, in each shard, where output has not expired. Its columns are those of all files; one
     that a transform added later is null before. DuckDB reads it as a table.
@@ -79,7 +79,7 @@ def committed_dataset(
 
 
 def no_time_column(key: GroupKey, column: str, columns: Sequence[str]) -> OutputUnreadable:
-    """What to say where output has no column to choose times by."""
+    """Return the error for output that has no column to choose times by."""
     return OutputUnreadable(
         f"The output of {key} has no column {shown(column)} to choose times by: it has "
         f"{', '.join(columns)}."
@@ -87,7 +87,7 @@ def no_time_column(key: GroupKey, column: str, columns: Sequence[str]) -> Output
 
 
 def dataset_of(parts: Sequence[CommittedPart]) -> ds.Dataset:
-    """The dataset of these files, in their order; see `committed_dataset`."""
+    """Return the dataset of these files, in their order; see `committed_dataset`."""
     import pyarrow as pa
     import pyarrow.dataset as ds
     from pyarrow import fs
@@ -123,7 +123,7 @@ def dataset_of(parts: Sequence[CommittedPart]) -> ds.Dataset:
 
 
 def _rows_of(dataset: ds.Dataset, rows: tuple[int, int]) -> ds.Dataset:
-    """Some rows of a merged file, read now: a dataset of files knows whole files only."""
+    """Return some rows of a merged file, read now: a dataset of files knows whole files only."""
     import pyarrow.dataset as ds
 
     first, end = rows
@@ -133,14 +133,14 @@ def _rows_of(dataset: ds.Dataset, rows: tuple[int, int]) -> ds.Dataset:
 def write_parquet(
     dataset: ds.Dataset, file: Path, progress: Callable[[int], None] = lambda _: None
 ) -> int:
-    """Write all rows of a dataset, in its order, into a new file; their number.
+    """Write all rows of a dataset, in its order, into a new file; return their number.
 
     The file appears under its name when it is whole and on the disk; memory holds a few batches.
 
     Args:
-        dataset: what to write.
+        dataset: the rows.
         file: the new file, in a folder that exists.
-        progress: told the number of rows written so far.
+        progress: called with the number of rows written so far.
 
     Raises:
         OSError: the file cannot be written.

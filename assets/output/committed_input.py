@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 COMMITTED_OUTPUT = "committed_output"
 TIME_COLUMN_KEY = "event_time_column"
-"""Of an input's metadata: which column a time window means, where it is not `event_time`."""
+"""Key in an input's metadata: the column that a time window means, if not `event_time`."""
 KINDS = {
     ("pyarrow", "Table"): "table",
     ("pyarrow", "Dataset"): "dataset",
@@ -38,7 +38,7 @@ KINDS = {
 
 
 def kind_of(annotation: object) -> str | None:
-    """What to load for a type annotation, without importing what it belongs to."""
+    """Return the kind of input for a type annotation, without importing its library."""
     package = getattr(annotation, "__module__", "").partition(".")[0]
     return KINDS.get((package, getattr(annotation, "__name__", "")))
 
@@ -51,8 +51,8 @@ class CommittedInput(dg.IOManager):
     partition mapping names, and one without partitions the whole stream.
 
     Args:
-        streams: whose output it knows.
-        deployment: where the ledger and the files are.
+        streams: the streams whose output it can load.
+        deployment: gives the ledger and the files.
     """
 
     def __init__(self, streams: Sequence[ShardStream], deployment: Deployment) -> None:
@@ -73,7 +73,7 @@ class CommittedInput(dg.IOManager):
         )
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The committed output that an input asks for.
+        """Return the committed output that an input asks for.
 
         Raises:
             Failure: the input has no type that can be loaded, or the output cannot be read.
@@ -118,7 +118,7 @@ class CommittedInput(dg.IOManager):
 
 
 def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventSpan]:
-    """Which shards and event times a run's input is about; None is all shards."""
+    """Return the shards and event times that a run's input asks for; None is all shards."""
     partitions = context.step_context.run_partitions_def
     if partitions is None or not context.has_asset_partitions:
         return None, ALWAYS
@@ -131,7 +131,7 @@ def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventS
 def committed_input(
     streams: Sequence[ShardStream], deployment: Deployment
 ) -> dg.IOManagerDefinition:
-    """The resource `committed_output` of some streams; Spark is only started if it is needed."""
+    """Return the resource `committed_output` of some streams; Spark is only started if needed."""
 
     @dg.io_manager(
         required_resource_keys={"spark"},

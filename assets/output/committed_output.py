@@ -1,6 +1,6 @@
 """Committed output: the files that the ledger names, in its order, and nothing else.
 
-What lies in the output folder besides was written by attempts that never counted.
+Other files in the output folder were written by attempts that never counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def committed_files(
     *,
     quarantine: bool = False,
 ) -> list[CommittedFile]:
-    """The files of committed batches by shard and batch, of one shard or of all.
+    """Return the files of committed batches by shard and batch, of one shard or of all.
 
     With `quarantine`, those of the records that could not be parsed instead.
     """
@@ -62,7 +62,7 @@ def each_committed_file(
     *,
     quarantine: bool = False,
 ) -> Iterator[CommittedFile]:
-    """As `committed_files`, listed shard by shard: each shard's files are those of one moment."""
+    """Yield what `committed_files` returns, shard by shard, each as it was at one moment."""
 
     def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedFile]]:
         for batch in each_committed(store, key, heads):
@@ -73,14 +73,14 @@ def each_committed_file(
 
     shards = [shard] if shard is not None else list(store.heads(key))
     for each in shards:
-        for found in at_one_moment(store, key, [each], read)[0].values():
-            yield from found
+        for files in at_one_moment(store, key, [each], read)[0].values():
+            yield from files
 
 
 def committed_paths(
     store: Ledger, key: GroupKey, output_root: Path, shard: ShardId | None = None
 ) -> list[str]:
-    """The paths of committed output, for DuckDB's `read_parquet` or an Arrow dataset."""
+    """Return the paths of committed output, for DuckDB's `read_parquet` or an Arrow dataset."""
     return [str(file.path) for file in committed_files(store, key, output_root, shard)]
 
 
@@ -92,7 +92,7 @@ def iter_records(
     *,
     quarantine: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Committed records as Arrow batches, shard after shard, each shard's in order.
+    """Yield committed records as Arrow batches, shard after shard, each shard's in order.
 
     Raises:
         LogCorrupt: a file that the ledger names is missing or damaged.
@@ -119,7 +119,7 @@ def read_committed(
     span: EventSpan = ALWAYS,
     time_column: str = TIME_COLUMN,
 ) -> DataFrame:
-    """Committed output as a Spark DataFrame: what the ledger names at this moment.
+    """Return committed output as a Spark DataFrame: what the ledger names at this moment.
 
     Args:
         spark: the session.
@@ -145,7 +145,7 @@ def parquet_frame(
     span: EventSpan = ALWAYS,
     time_column: str = TIME_COLUMN,
 ) -> DataFrame:
-    """Whole files of committed output as a Spark DataFrame; see `read_committed`."""
+    """Return whole files of committed output as a Spark DataFrame; see `read_committed`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if not parts:

@@ -73,15 +73,15 @@ class EventSpan:
 
     @property
     def everything(self) -> bool:
-        """Whether nothing is left out."""
+        """True if nothing is left out."""
         return self.since is None and self.until is None
 
     def may_hold(self, file: DataFile) -> bool:
-        """Whether a file can have records of the span, by what the ledger knows of it."""
+        """Return True if a file can have records of the span, by its bounds in the ledger."""
         return may_hold(file, self.since, self.until)
 
     def expression(self, column: str = TIME_COLUMN) -> ds.Expression | None:
-        """The span as a filter on a column; None where nothing is left out."""
+        """Return the span as a filter on a column; None if nothing is left out."""
         import pyarrow.dataset as ds
 
         field: Any = ds.field(column)
@@ -105,7 +105,7 @@ def committed_parts(
     numbers: BatchNumbers | None = None,
     span: EventSpan = ALWAYS,
 ) -> list[CommittedPart]:
-    """The files that hold what is asked for, by shard and batch, as they are at this moment.
+    """Return the files of some shards, batches or event times, as they are at this moment.
 
     Args:
         store: the lease store.
@@ -132,7 +132,7 @@ def listed_parts(
     numbers: BatchNumbers | None = None,
     span: EventSpan = ALWAYS,
 ) -> tuple[list[CommittedPart], Heads]:
-    """As `committed_parts`, with the heads of the shards: the parts hold all that lies below."""
+    """Return `committed_parts`, and the heads of the shards: the parts hold all batches below."""
 
     def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedPart]]:
         if numbers is not None:
@@ -152,12 +152,12 @@ def listed_parts(
     wanted = shards
     if numbers is not None:
         wanted = [shard for shard in numbers if shards is None or shard in shards]
-    found, heads = at_one_moment(store, key, wanted, read)
+    parts_of_shards, heads = at_one_moment(store, key, wanted, read)
     if numbers is not None:
         _refuse_expired(store, key, numbers)
     parts = [
         part
-        for own in found.values()
+        for own in parts_of_shards.values()
         for part in sorted(own, key=lambda part: part.first)
         if span.may_hold(part.file)
     ]
@@ -182,17 +182,17 @@ def _refuse_expired(store: Ledger, key: GroupKey, numbers: BatchNumbers) -> None
 def _batches(
     store: Ledger, key: GroupKey, heads: Heads, span: EventSpan, *, every: bool
 ) -> Iterator[Batch]:
-    """Committed batches of these shards with output in a span: of all times shard by shard."""
+    """Return committed batches of these shards with output in a span."""
     if not span.everything:
-        found = store.batches_within(
+        batches = store.batches_within(
             key, span.since, span.until, shards=None if every else list(heads)
         )
-        return (batch for batch in found if batch.shard in heads)
+        return (batch for batch in batches if batch.shard in heads)
     return chain.from_iterable(store.each_batch(key, shard) for shard in heads)
 
 
 def _parts_of(unit: Unit, output_root: Path, wanted: range | None) -> list[CommittedPart]:
-    """The files of a unit, cut to the batches that are wanted."""
+    """Return the files of a unit, cut to the batches that are wanted."""
     chosen = [batch for batch in unit if wanted is None or _overlap(batch, wanted)]
     if not chosen:
         return []

@@ -1,8 +1,8 @@
 """The ledger as it was at one moment, shard by shard, though it is read in pages.
 
-Consumption goes on beside a reader, and so do runs that swap files. Batches below the number at
-which a shard's ledger ended do not join any more; whether files were swapped meanwhile, the shard's
-version tells, and then the shard is read once more. So of a batch that is being replayed or merged
+Consumption goes on beside a reader, and so do runs that swap files. No batch joins below the number
+at which a shard's ledger ended. Its version tells if files were swapped meanwhile, and then the
+shard is read once more. So of a batch that is being replayed or merged
 a reader sees all old files, or all new ones. The old ones stay readable for as long as vacuum lets
 what was swapped out lie.
 """
@@ -35,7 +35,7 @@ def at_one_moment(
     shards: Collection[ShardId] | None,
     read: Callable[[Heads], Iterable[tuple[ShardId, Value]]],
 ) -> tuple[dict[ShardId, list[Value]], Heads]:
-    """Read something of shards of which each was as it is read at one moment.
+    """Read values of shards, all values of one shard as they were at one moment.
 
     Args:
         store: the lease store.
@@ -49,16 +49,16 @@ def at_one_moment(
     Raises:
         OutputUnreadable: a shard's output changed each time that it was read.
     """
-    found: dict[ShardId, list[Value]] = {}
+    values: dict[ShardId, list[Value]] = {}
     heads = moving = store.heads(key, shards)
     for _ in range(READINGS_MAX):
         if not moving:
-            return {shard: found[shard] for shard in sorted(found)}, heads
-        found |= {shard: [] for shard in moving}
+            return {shard: values[shard] for shard in sorted(values)}, heads
+        values |= {shard: [] for shard in moving}
         unreadable: OutputUnreadable | None = None
         try:
             for shard, value in read(moving):
-                found[shard].append(value)
+                values[shard].append(value)
         except OutputUnreadable as error:
             # Rows of two moments need not fit together.
             unreadable = error
@@ -125,13 +125,13 @@ def refuse_expired_times(
 
 
 def each_committed(store: Ledger, key: GroupKey, heads: Heads) -> Iterator[Batch]:
-    """The committed batches below the heads of shards, by shard and number."""
+    """Yield the committed batches below the heads of shards, by shard and number."""
     for shard, head in heads.items():
         yield from store.each_batch(key, shard, numbers=range(head.next_number))
 
 
 def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
-    """The units of a shard that hold any of some committed batches, by number.
+    """Yield the units of a shard that hold any of some committed batches, by number.
 
     A unit that begins before the first of them is looked for backwards, no further than to the
     next file of output.
@@ -146,7 +146,7 @@ def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> It
 
 
 def _carrier(store: Ledger, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
-    """The row before a number whose file, or which itself, holds that batch; None if none does."""
+    """Return the row before a number that holds that batch, itself or in its file, or None."""
     first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
     if number == 0 or (first is not None and _lists_output(first)):
         return None

@@ -39,7 +39,7 @@ SHARDS, FOLDER, TRANSFORM = "shards", "folder", "transform"
 
 
 def write_options(shards: Sequence[ShardId], folder: Path, transform: str) -> dict[str, str]:
-    """The options of a sweep's output: shards, the attempt's own folder, the transform's name."""
+    """Return the options of a sweep's output: shards, attempt's folder, transform's name."""
     return {SHARDS: json.dumps(list(shards)), FOLDER: str(folder), TRANSFORM: transform}
 
 
@@ -55,11 +55,11 @@ class ShardFilesSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return FORMAT
 
     def writer(self, schema: StructType, overwrite: bool) -> ShardFilesWriter:
-        """The writer of these options; there is nothing that it could overwrite."""
+        """Return the writer of these options; there is nothing that it could overwrite."""
         del schema, overwrite
         return ShardFilesWriter(dict(self.options))
 
@@ -96,12 +96,12 @@ class ShardFilesWriter(DataSourceArrowWriter):
             raise
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks succeeded: tell which files they wrote."""
+        """Report the files of all tasks, which succeeded."""
         tasks = [message for message in messages if isinstance(message, WrittenByTask)]
         report_written(self._folder, [file for task in tasks for file in task.files])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The job failed: delete what other tasks had finished."""
+        """Delete the files that tasks of a failed job had finished."""
         for message in messages:
             if isinstance(message, WrittenByTask):
                 for file in message.files:

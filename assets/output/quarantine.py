@@ -1,4 +1,4 @@
-"""What could not be parsed: records in quarantine, as the ledger names them."""
+"""Records in quarantine, which could not be parsed, as the ledger names them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quarantined_records(
     *,
     since: datetime | None = None,
 ) -> Iterator[QuarantinedRecord]:
-    """Records in quarantine, shard by shard, each shard's in order; read as they are asked for.
+    """Yield records in quarantine, shard by shard, each shard's in order.
 
     With `since`, those whose event time is not before it; one without an event time is included.
 
@@ -84,5 +84,5 @@ def _record(committed: CommittedFile, row: dict[str, Any]) -> QuarantinedRecord:
 
 
 def quarantined_count(store: Ledger, key: GroupKey, shard: ShardId | None = None) -> int:
-    """How many records of committed batches are in quarantine."""
+    """Return the number of records of committed batches in quarantine."""
     return sum(batch.statistics.quarantined for batch in store.each_batch(key, shard))

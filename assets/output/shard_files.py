@@ -1,7 +1,7 @@
 """One Parquet file per shard and task, written as Arrow batches come, with bounded memory.
 
-Knows Arrow alone: `assets.output.parquet_sink` is what Spark sees of it. A file that exists under
-its name is durable in content; whether it counts is for the ledger to say.
+Knows Arrow alone: Spark calls it through `assets.output.parquet_sink`. A file that exists under
+its name is durable in content; it counts if the ledger names it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RUNS_PER_SHARD_MAX = 4
 
 @dataclass
 class _OpenFile:
-    """A file that is being written, and what waits to become its next row group."""
+    """A file that is being written, and the rows that wait to become its next row group."""
 
     shard: ShardId
     path: Path
@@ -61,7 +61,7 @@ class _OpenFile:
         self.last_event_time = latest(self.last_event_time, last)
 
     def flush(self) -> None:
-        """Write what waits as one row group."""
+        """Write the waiting rows as one row group."""
         import pyarrow as pa
 
         if self.buffered:
@@ -75,7 +75,7 @@ class ShardFiles:
     Args:
         folder: the attempt's folder; nobody else writes these names into it.
         task: the number of the task within its job.
-        attempt: what tells this try of the task from others.
+        attempt: the number of this try of the task.
         shards: the shards that the sweep reads; rows of any other are refused.
         transform: the name of the transform that made the rows, which each file bears.
     """
@@ -121,7 +121,7 @@ class ShardFiles:
             self._take(shard, rows.filter(pc.invert(failed)).drop_columns([ERROR_COLUMN]), False)
 
     def close(self) -> list[WrittenFile]:
-        """Finish all files and make them durable; what was written, in order of first rows."""
+        """Finish all files, make them durable, and return them in order of their first rows."""
         written: list[WrittenFile] = []
         while self._open:
             key = next(iter(self._open))
@@ -193,7 +193,7 @@ class ShardFiles:
 
 
 def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of a batch, shard by shard, each shard's rows in their order.
+    """Yield the rows of a batch, shard by shard, each shard's rows in their order.
 
     Raises:
         TransformError: a row names no shard at all.
@@ -224,7 +224,7 @@ def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 
 
 def event_times(rows: pa.RecordBatch) -> tuple[datetime | None, datetime | None]:
-    """The smallest and largest event time of rows; None where the column tells no moments."""
+    """Return the smallest and largest event time of rows; None if the column has no moments."""
     import pyarrow as pa
     import pyarrow.compute
 

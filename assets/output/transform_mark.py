@@ -24,7 +24,7 @@ _KEY = b"leasehold.transform"
 
 
 def name_of(transform: Callable[..., object] | None) -> str:
-    """The name that files bear of a transform; empty where there is none."""
+    """Return the name that files bear of a transform; empty if there is none."""
     if transform is None:
         return ""
     named = transform if hasattr(transform, "__qualname__") else type(transform)
@@ -32,14 +32,14 @@ def name_of(transform: Callable[..., object] | None) -> str:
 
 
 def marked(schema: pa.Schema, transform: str) -> pa.Schema:
-    """A file's schema with the name of its transform; as it is where the name is empty."""
+    """Return a file's schema with the name of its transform; unchanged if the name is empty."""
     if not transform:
         return schema
     return schema.with_metadata({**(schema.metadata or {}), _KEY: transform.encode()})
 
 
 def mark_of(metadata: Mapping[bytes, bytes] | None) -> str:
-    """The name of the transform in a file's metadata; empty where there is none."""
+    """Return the name of the transform in a file's metadata; empty if there is none."""
     return (metadata or {}).get(_KEY, b"").decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""What replay and compaction share: units of output, claims on a shard, and what is replaced.
+"""Units of output, claims on a shard, and swaps of files: shared by replay and compaction.
 
 A unit is what a rewrite may replace alone: a batch, or the consecutive batches whose records lie
 together in merged files.
@@ -27,12 +27,12 @@ DOING = {RewriteKind.REPLAY: "replaying", RewriteKind.COMPACTION: "compacting"}
 
 
 def units(batches: Iterable[Batch]) -> list[Unit]:
-    """The committed batches of one shard, in order, in units."""
+    """Return the committed batches of one shard, in order, in units."""
     return list(each_unit(batches))
 
 
 def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
-    """The committed batches of one shard, in order, unit by unit."""
+    """Yield the committed batches of one shard, in order, unit by unit."""
     unit: list[Batch] = []
     left = 0
     for batch in batches:
@@ -49,7 +49,7 @@ def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
 
 
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
-    """The files of a unit, in order: those of records, or those of quarantined ones."""
+    """Return the files of a unit, in order: those of records, or those of quarantined ones."""
     return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
 
 
@@ -64,7 +64,7 @@ def swap(
     output_root: Path,
     reason: str,
 ) -> bool:
-    """Put new output into the ledger; False where the claim or a batch is not as it was."""
+    """Put new output into the ledger; return False if the claim or a batch is not as it was."""
     files = list(replaced)
     touch_replaced(output_root, files)
     failpoints.reach(Failpoint.BEFORE_SWAP)
@@ -89,7 +89,7 @@ def rewriting(
 ) -> Generator[None]:
     """Hold the claim on a shard's output; given back at the end, whatever happens inside.
 
-    `ended` tells whether another run is known to have ended: its claim is then taken over.
+    `ended` returns True for a run that has certainly ended: its claim is then taken over.
 
     Raises:
         RewriteRefused: another run is rewriting the shard.

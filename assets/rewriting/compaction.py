@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What a compaction did to one shard.
+    """The results of a compaction for one shard.
 
     Attributes:
         batches: batches whose records lie in merged files now.
@@ -82,8 +82,8 @@ class Compactor:
         output_root: the folder of the stream's and group's output.
         run: an id that was never used.
         new_attempt: gives a name that was never used, for a folder of files.
-        target_bytes: how large a merged file shall become.
-        ended: whether another run, which holds the claim on a shard, is known to have ended.
+        target_bytes: the size of a merged file, in bytes.
+        ended: returns True for a run that has certainly ended, whose claims are taken over.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Compactor:
     def compact(
         self, shards: Sequence[ShardId], progress: Callable[[int], None] = lambda _: None
     ) -> dict[ShardId, CompactionReport]:
-        """Compact these shards, one after the other; one report per shard.
+        """Compact these shards, one after the other; return one report per shard.
 
-        `progress` is told how many are done.
+        `progress` is called with the number of shards that are done.
         """
         reports: dict[ShardId, CompactionReport] = {}
         for shard in dict.fromkeys(shards):
@@ -135,7 +135,7 @@ class Compactor:
         return replace(report, files_before=files, files_after=files + report.files_after)
 
     def _rows(self, shard: ShardId, counted: _Counted) -> Iterator[Batch]:
-        """The committed batches up to now, in pages: under the claim nobody else merges them."""
+        """Yield the committed batches up to now: under the claim nobody else merges them."""
         head = self._store.heads(self._key, [shard])[shard]
         for row in self._store.each_batch(self._key, shard, numbers=range(head.next_number)):
             counted.files += len(row.files)
@@ -222,7 +222,7 @@ class Compactor:
 
 
 def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | None]:
-    """Between which event times the records of files lie; None where one of them does not say."""
+    """Return the bounds of the files' event times; None if one of them has no bounds."""
     firsts = [part.first_event_time for part in parts]
     lasts = [part.last_event_time for part in parts]
     if None in firsts or None in lasts:
@@ -234,10 +234,10 @@ def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | 
 
 
 def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, int]:
-    """Write the rows of files, in order, into a new one; its rows and bytes.
+    """Write the rows of files, in order, into a new one; return its rows and bytes.
 
     Raises:
-        LogCorrupt: a file is missing, damaged, or has not the rows that the ledger says.
+        LogCorrupt: a file is missing or damaged, or has another number of rows than in the ledger.
         OSError: the target cannot be written.
     """
     import pyarrow as pa

@@ -23,33 +23,33 @@ def each_merge(
     target_bytes: int,
     columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
 ) -> Iterator[list[Unit]]:
-    """Consecutive units of a shard to merge: each list makes one file of records.
+    """Yield consecutive units of a shard to merge: each list makes one file of records.
 
     A merge ends when it has reached the target or very many rows, before a file that is large
     enough already, and where the columns change. One that would leave as many files as there are
     is left out. No more units are taken than the one behind a merge.
     """
     merge: list[Unit] = []
-    size, rows, known = 0, 0, NO_COLUMNS
+    size, rows, schemas = 0, 0, NO_COLUMNS
     for unit in shard_units:
         own = columns(unit)
         bytes_ = sum(file.bytes for file in unit_files(unit, quarantine=False))
         large = bytes_ >= target_bytes * LARGE_ENOUGH
         full = size >= target_bytes or rows + len(unit) > MERGED_ROWS_MAX
-        if large or full or not _uniform(joined(known, own)):
+        if large or full or not _uniform(joined(schemas, own)):
             if _saves_files(merge):
                 yield merge
             merge = []
-            size, rows, known = 0, 0, NO_COLUMNS
+            size, rows, schemas = 0, 0, NO_COLUMNS
         if not _uniform(own):
             continue  # an attempt whose tasks wrote different columns cannot become one file
         merge.append(unit)
-        size, rows, known = size + bytes_, rows + len(unit), joined(known, own)
+        size, rows, schemas = size + bytes_, rows + len(unit), joined(schemas, own)
         if large:
             if _saves_files(merge):
                 yield merge
             merge = []
-            size, rows, known = 0, 0, NO_COLUMNS
+            size, rows, schemas = 0, 0, NO_COLUMNS
     if _saves_files(merge):
         yield merge
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay did to one shard.
+    """The results of a replay for one shard.
 
     Attributes:
         batches: batches whose output was replaced.
@@ -95,7 +95,7 @@ def replay_on_spark(
     of_settings: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[ShardId, ReplayReport]:
-    """Replay what a span names of some shards with Spark; see `Replayer` for the arguments.
+    """Replay a span of some shards with Spark; see `Replayer` for the arguments.
 
     `session` gives the Spark session; it is called for the first sweep.
     """
@@ -122,10 +122,10 @@ class Replayer:
         output_root: the folder of the stream's and group's output.
         sweeper: reads, transforms and writes.
         run: an id that was never used.
-        ended: whether another run, which holds the claim on a shard, is known to have ended.
+        ended: returns True for a run that has certainly ended, whose claims are taken over.
         of_settings: the stream is known from the settings, which name no transform: a shard whose
             output was made by one is refused.
-        progress: told the number of batches that were made anew so far.
+        progress: called with the number of batches that were made anew so far.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class Replayer:
         self._reports: dict[ShardId, ReplayReport] = {}
 
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
-        """Replay what the span names of these shards; one report per shard.
+        """Replay a span of these shards; return one report per shard.
 
-        What concerns one shard is in its report. Whatever ends the whole replay early, an
+        An error of one shard is in its report. Whatever ends the whole replay early, an
         interrupt included, goes on to the caller after all claims were given back.
         """
         named = list(dict.fromkeys(shards))
@@ -194,18 +194,18 @@ class Replayer:
         first = span.first_number(partial(self._store.each_batch, key, shard))
         numbers = range(first, head.next_number)
         chosen = span.chosen(units_of(self._store, key, shard, numbers) if numbers else ())
-        kept = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
-        replay.chosen = chosen[kept:]
+        unchanged = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
+        replay.chosen = chosen[unchanged:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
         if self._of_settings:
             refuse_raw_over_parsed(key.stream, replay.waiting, self._output_root)
-        gone = [batch for unit in chosen[:kept] for batch in unit]
+        gone = [batch for unit in chosen[:unchanged] for batch in unit]
         replay.report = replace(
             replay.report, kept=len(gone), kept_until=gone[-1].end if gone else None
         )
 
     def _still_there(self, shard: ShardId, unit: Unit) -> bool:
-        """Whether the source still has the records of a unit; retention takes the oldest first."""
+        """Return True if the source still has a unit's records; the oldest go first."""
         try:
             self._stream.source.plan(shard, unit[0].start, Limits(records_max=1))
         except CursorExpired:

@@ -1,4 +1,4 @@
-"""Which committed batches a replay is asked for: from and to, as cursors or times."""
+"""The span of a replay: the committed batches between two bounds, as cursors or times."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ReplaySpan:
 
     With `quarantined`, only those of them that have records in quarantine.
 
-    A time is compared with the event times that were seen when a batch was read; a batch of which
-    they are not known is replayed.
+    A time is compared with the event times of a batch's records; a batch without known event times
+    is replayed.
     """
 
     start: Bound = None
@@ -37,7 +37,7 @@ class ReplaySpan:
 
     @classmethod
     def parse(cls, start: str | None, end: str | None, *, quarantined: bool = False) -> Self:
-        """The span that `begin`, `end`, cursors or ISO 8601 times mean; UTC without an offset.
+        """Return the span of `begin`, `end`, cursors or ISO 8601 times; UTC without an offset.
 
         Raises:
             RewriteRefused: it ends before it starts.
@@ -77,7 +77,7 @@ class ReplaySpan:
         return open_start and expired.may_hold(since, until)
 
     def first_number(self, ledger: Ledger) -> int:
-        """The number of a batch before which a shard's ledger holds nothing of the span."""
+        """Return the number of a batch before which a shard's ledger holds nothing of the span."""
         match self.start:
             case str() as cursor if cursor.isdecimal():
                 return number_behind(ledger, cursor)
@@ -85,7 +85,7 @@ class ReplaySpan:
                 return 0
 
     def chosen(self, units: Iterable[Unit]) -> list[Unit]:
-        """The units of which any batch is in the span: batches merged together go together.
+        """Return the units of which any batch is in the span: batches merged together go together.
 
         Args:
             units: of one shard in order, from `first_number` on; no more than needed are taken.
@@ -93,16 +93,16 @@ class ReplaySpan:
         Raises:
             RewriteRefused: a cursor is none of this shard's ledger.
         """
-        found: list[Unit] = []
+        chosen_units: list[Unit] = []
         sides = _Sides(self)
         for unit in units:
             inside = [sides.take(batch) and self._wanted(batch) for batch in unit]
             if any(inside):
-                found.append(unit)
+                chosen_units.append(unit)
             if sides.over:
                 break
         sides.check()
-        return found
+        return chosen_units
 
     def _wanted(self, batch: Batch) -> bool:
         return not self.quarantined or batch.statistics.quarantined > 0
@@ -123,7 +123,7 @@ class _Sides:
         """No later batch can be in the span."""
 
     def take(self, batch: Batch) -> bool:
-        """Tell whether the next batch is inside."""
+        """Take in the next batch; return True if it is inside."""
         self._last = batch
         self._numbered = batch.start.isdecimal() and batch.end.isdecimal()
         if batch.start in (self._span.start, self._span.end):

@@ -36,7 +36,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """What a vacuum removed, or would remove.
+    """The files that a vacuum removed, or would remove.
 
     Attributes:
         removed: files, relative to the output folder, in order.
@@ -54,7 +54,7 @@ class VacuumReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Entry:
     path: str
     age: timedelta
     bytes: int
@@ -85,11 +85,11 @@ def vacuum(
     working |= {head.intent for head in store.heads(key).values() if head.intent is not None}
     named = {file.path for batch in store.each_batch(key) for file in batch.files}
     named |= {file.path for window in store.windows(key) for file in window.files}
-    kept = attempts_of(working, {Path(found.path).parts[1] for found in (*files, *folders)})
-    kept |= making
-    others = [found for found in files if found.path not in named]
-    idle = [found for found in others if Path(found.path).parts[1] not in kept]
-    old = [found for found in idle if found.age > older_than]
+    busy = attempts_of(working, {Path(entry.path).parts[1] for entry in (*files, *folders)})
+    busy |= making
+    others = [entry for entry in files if entry.path not in named]
+    idle = [entry for entry in others if Path(entry.path).parts[1] not in busy]
+    old = [entry for entry in idle if entry.age > older_than]
     if old and not dry_run:
         failpoints.reach(Failpoint.BEFORE_VACUUM)
     old = _still_old(output_root, old, now_ns, older_than, remove=not dry_run)
@@ -97,14 +97,14 @@ def vacuum(
         _remove_empty(
             output_root,
             [
-                found
-                for found in folders
-                if found.age > older_than and Path(found.path).parts[1] not in kept
+                entry
+                for entry in folders
+                if entry.age > older_than and Path(entry.path).parts[1] not in busy
             ],
         )
     return VacuumReport(
-        removed=tuple(found.path for found in old),
-        removed_bytes=sum(found.bytes for found in old),
+        removed=tuple(entry.path for entry in old),
+        removed_bytes=sum(entry.bytes for entry in old),
         committed=len(files) - len(others),
         young=len(idle) - len(old),
         in_progress=len(others) - len(idle),
@@ -116,13 +116,13 @@ def _file_system_time_ns(folder: Path) -> int:
         return os.stat(probe.name).st_mtime_ns
 
 
-def _listed(output_root: Path, now_ns: int) -> tuple[list[_Found], list[_Found]]:
-    """Regular files in the attempts' folders, and these folders; links are never followed."""
-    files: list[_Found] = []
-    folders: list[_Found] = []
+def _listed(output_root: Path, now_ns: int) -> tuple[list[_Entry], list[_Entry]]:
+    """Return regular files in the attempts' folders, and these folders; links are not followed."""
+    files: list[_Entry] = []
+    folders: list[_Entry] = []
     top = output_root / ATTEMPTS_FOLDER
     for at, names, entries in os.walk(top, followlinks=False):
-        for kind, found in ((names, folders), (entries, files)):
+        for kind, entries_of_kind in ((names, folders), (entries, files)):
             for name in kind:
                 path = Path(at) / name
                 try:
@@ -132,30 +132,30 @@ def _listed(output_root: Path, now_ns: int) -> tuple[list[_Found], list[_Found]]
                 if path.is_symlink():
                     continue
                 relative = path.relative_to(output_root).as_posix()
-                found.append(_Found(relative, _age(status, now_ns), status.st_size))
+                entries_of_kind.append(_Entry(relative, _age(status, now_ns), status.st_size))
     return sorted(files, key=_path), sorted(folders, key=_path)
 
 
-def _path(found: _Found) -> str:
-    return found.path
+def _path(entry: _Entry) -> str:
+    return entry.path
 
 
 def _still_old(
     output_root: Path,
-    old: Collection[_Found],
+    old: Collection[_Entry],
     now_ns: int,
     older_than: timedelta,
     *,
     remove: bool,
-) -> list[_Found]:
-    """Those of these files that are still old when their turn comes; removed on the spot, or not.
+) -> list[_Entry]:
+    """Return those of these files that are still old when their turn comes; remove them, or not.
 
     Raises:
         RewriteRefused: a file cannot be removed.
     """
-    still: list[_Found] = []
-    for found in old:
-        path = output_root / found.path
+    still: list[_Entry] = []
+    for entry in old:
+        path = output_root / entry.path
         try:
             # By the time of the listing: whatever happened to the file since makes it younger.
             if _age(path.lstat(), now_ns) <= older_than:
@@ -169,7 +169,7 @@ def _still_old(
                 f"{path} cannot be removed ({error.strerror}): let this account write to the "
                 "output folder."
             ) from error
-        still.append(found)
+        still.append(entry)
         if remove:
             failpoints.reach(Failpoint.DURING_VACUUM)
     return still
@@ -179,10 +179,10 @@ def _age(status: os.stat_result, now_ns: int) -> timedelta:
     return timedelta(microseconds=(now_ns - status.st_mtime_ns) // 1_000)
 
 
-def _remove_empty(output_root: Path, folders: Collection[_Found]) -> None:
+def _remove_empty(output_root: Path, folders: Collection[_Entry]) -> None:
     """The deepest first; one that is not empty stays."""
-    for found in sorted(folders, key=_path, reverse=True):
+    for entry in sorted(folders, key=_path, reverse=True):
         try:
-            (output_root / found.path).rmdir()
+            (output_root / entry.path).rmdir()
         except OSError:
             continue

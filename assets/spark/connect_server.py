@@ -53,7 +53,7 @@ class ConnectServer:
         process: the one that watches over it, leader of its process group.
         port: where it listens, on the loopback.
         session_id: the one session that all runs share: every new one would cost 200 MB.
-        version: what it was started with; another version needs another server.
+        version: of Spark and Python; another version needs another server.
     """
 
     process: ProcessIdentity
@@ -63,7 +63,7 @@ class ConnectServer:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The state file's content; None when there is none or it is not readable."""
+        """Return the state file's content; None if there is none or it is not readable."""
         try:
             state = json.loads((folder / STATE_FILE).read_text())
             process = ProcessIdentity.parse(state["process"])
@@ -97,20 +97,20 @@ class ConnectServer:
 
     @staticmethod
     def read_token(folder: Path) -> str:
-        """The access token of the server of this folder."""
+        """Return the access token of the server of this folder."""
         return (folder / TOKEN_FILE).read_text().strip()
 
     def alive(self) -> bool:
-        """Whether its process still runs, as far as it can be seen from here."""
+        """Return True if its process still runs, as far as it can be seen from here."""
         return self.process.existence() is Existence.ALIVE
 
     def answers(self) -> bool:
-        """Whether its process runs and its port takes connections."""
+        """Return True if its process runs and its port takes connections."""
         return self.alive() and _port_open(self.port)
 
 
 def running(folder: Path) -> ConnectServer | None:
-    """The server of this folder, if one runs and answers."""
+    """Return the server of this folder, if one runs and answers."""
     server = ConnectServer.read(folder)
     return server if server is not None and server.answers() else None
 
@@ -122,14 +122,14 @@ def connect_server(
     *,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> ConnectServer:
-    """The server of this folder, started now if none runs.
+    """Return the server of this folder, started now if none runs.
 
     Args:
-        folder: where its state, token and log live.
+        folder: the folder of its state, token and log.
         conf: its Spark configuration; it holds no secrets.
         environment: makes that of a new process, with JAVA_HOME and the Python of its workers;
             called only to start one, because looking for a Java starts one.
-        start_timeout_s: how long a start may take, in seconds.
+        start_timeout_s: the longest time of a start, in seconds.
 
     Raises:
         SparkUnavailable: it did not start in time.
@@ -155,9 +155,9 @@ def connect_server(
 def stop(
     folder: Path, *, timeout_s: float = STOP_TIMEOUT_S, only: ConnectServer | None = None
 ) -> bool:
-    """Stop the server of this folder; False when none was running.
+    """Stop the server of this folder; return False if none was running.
 
-    Where it is not `only` any more, somebody has started another one since, which stays.
+    If it is not `only` any more, somebody has started another one since, which stays.
     """
     if not folder.is_dir():
         return False
@@ -234,7 +234,7 @@ def _end(folder: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
 
 
 def _orphans(server: ConnectServer, folder: Path) -> list[psutil.Process]:
-    """The Spark servers of a process group whose leader is gone.
+    """Return the Spark servers of a process group whose leader is gone.
 
     In another container the number of the group may be that of another folder's server.
     """

@@ -3,8 +3,8 @@
 `assets.spark.connect_server` starts it, as
 `python -m dagster_leasehold.assets.spark.connect_watch FOLDER`.
 
-It starts the server, keeps its log free of known noise, and ends it when it is told to or when
-the folder it serves is gone, so that a deleted home leaves nothing running.
+It starts the server, keeps its log free of known noise, and ends it on a signal or when the folder
+that it serves is gone, so that a deleted home leaves nothing running.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CHECK_S = 2.0
 STOP_TIMEOUT_S = 10.0
 TRACE_BEGIN = "Traceback (most recent call last):"
 NOISE = "BrokenPipeError"
-"""What Spark's Python daemon prints of a worker that was told to end; no row is lost by it."""
+"""The error that Spark's Python daemon prints of a worker that it ended; no row is lost by it."""
 
 
 def without_noise(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of a log without the stack traces that end in a broken pipe."""
+    """Yield the lines of a log without the stack traces that end in a broken pipe."""
     trace: list[str] = []
     for line in lines:
         if line.startswith(TRACE_BEGIN):
@@ -47,7 +47,7 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 
 def watch(folder: Path) -> int:
-    """Run the server of `folder` until it ends, is told to end, or the folder is gone."""
+    """Run the server of `folder` until it ends, a signal comes, or the folder is gone."""
     server = subprocess.Popen(
         _command(folder),
         stdin=subprocess.DEVNULL,
@@ -57,17 +57,17 @@ def watch(folder: Path) -> int:
         errors="replace",
         bufsize=1,
     )
-    told = threading.Event()
+    ending = threading.Event()
 
-    def tell(number: int, frame: FrameType | None) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
         del number, frame
-        told.set()
+        ending.set()
 
-    signal.signal(signal.SIGTERM, tell)
-    signal.signal(signal.SIGINT, tell)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
     copier = threading.Thread(target=_copy_log, args=(server, folder), daemon=True)
     copier.start()
-    while server.poll() is None and not told.wait(CHECK_S):
+    while server.poll() is None and not ending.wait(CHECK_S):
         if not (folder / PROPERTIES_FILE).exists():
             break
     if server.poll() is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTypeArgument]
-    """Spark as the deployment's settings say.
+    """Spark as the deployment's settings describe it.
 
     Attributes:
         mode: `connect`, `classic`, `sc://…`, or the address of a Spark master.

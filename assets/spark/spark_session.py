@@ -1,4 +1,4 @@
-"""How Spark is configured, and under which address a session is reached.
+"""The configuration of Spark, and the address of a session.
 
 `connect` is a Spark Connect server on the loopback that runs share; `classic` is a session in the
 process itself; anything else is an address, `sc://…` of a Connect server or a Spark master.
@@ -46,7 +46,7 @@ DRIVER_MEMORY = "2g"
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -54,7 +54,7 @@ def cores() -> int:
 
 
 def server_conf(folder: Path) -> dict[str, str]:
-    """The Spark configuration of a local session or server whose files live in `folder`."""
+    """Return the Spark configuration of a local session or server whose files live in `folder`."""
     conf = {
         "spark.app.name": "leasehold",
         "spark.master": f"local[{cores()}]",
@@ -74,7 +74,7 @@ def server_conf(folder: Path) -> dict[str, str]:
 
 
 def session_conf() -> dict[str, str]:
-    """The settings that the project relies on; a running session takes them too."""
+    """Return the settings that the project relies on; a running session takes them too."""
     return {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -94,7 +94,7 @@ def _socket_conf() -> dict[str, str]:
 
 
 def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Spark process: its Java, and Python workers that find our modules.
+    """Return the environment of a Spark process: its Java, and a path that has our modules.
 
     Raises:
         JavaNotFound: there is no Java to run Spark.
@@ -104,9 +104,9 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     folders = [entry for entry in sys.path if Path(entry or ".").is_dir()]
     search = [str(Path(entry).absolute()) for entry in folders]
     outside = [entry for entry in search if not entry.startswith((sys.prefix, sys.base_prefix))]
-    known = environ.get("PYTHONPATH", "").split(os.pathsep)
+    inherited = environ.get("PYTHONPATH", "").split(os.pathsep)
     project = str(Path(dagster_leasehold.__file__).absolute().parents[1])
-    path = dict.fromkeys([*filter(None, known), *outside, project])
+    path = dict.fromkeys([*filter(None, inherited), *outside, project])
     return {
         **environ,
         "JAVA_HOME": str(java_home(folder / "java", environ=environ)),
@@ -116,13 +116,13 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _local_environment(folder: Path) -> dict[str, str]:
-    """The environment of a Spark on this machine; a Spark that its user has chosen stays."""
+    """Return the environment of a Spark on this machine; a Spark that its user has chosen stays."""
     home = spark_home(folder / "home")
     return {"SPARK_HOME": str(home), **spark_environment(folder, os.environ)}
 
 
 def check_mode(mode: str) -> str:
-    """`mode` itself, if it says how to reach Spark and gives no secret away.
+    """Return `mode`, if it names a way to reach Spark and gives no secret away.
 
     Raises:
         InvalidSetting: it is neither a word nor an address, or the address carries a token.
@@ -141,7 +141,7 @@ def check_mode(mode: str) -> str:
 
 
 def connect_address(folder: Path) -> str:
-    """The address of the embedded Connect server, started now if none runs.
+    """Return the address of the embedded Connect server, started now if none runs.
 
     The token goes into this process's environment, where Spark's client looks for it; the
     address itself holds no secret.
@@ -190,7 +190,7 @@ def _require_listener(address: str) -> None:
 
 
 def builder_conf(mode: str, folder: Path) -> dict[str, str]:
-    """What to give to Spark's session builder, or to `dagster_pyspark`, to get the session.
+    """Return the configuration with which Spark's builder, or `dagster_pyspark`, gives the session.
 
     Raises:
         InvalidSetting: the mode is not valid.

@@ -1,4 +1,4 @@
-"""The user's code on Spark: how it gets to the workers, and what a failure of it says."""
+"""The user's code on Spark: how it gets to the workers, and its failures in one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GONE = (
 
 
 def session_is_gone(error: BaseException) -> bool:
-    """Whether an error means that Spark itself went away, whatever it was doing."""
+    """Return True if an error means that Spark itself went away, whatever it was doing."""
     if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError"):
         return True
     text = str(error)
@@ -35,7 +35,7 @@ def session_is_gone(error: BaseException) -> bool:
 
 
 def users_error(error: BaseException) -> str:
-    """The type and message of what went wrong, as one short line.
+    """Return the type and message of an error as one short line.
 
     An exception raised in a Python worker arrives as the text of its stack trace inside Spark's
     own exception: its last line is what the user wrote.

@@ -1,4 +1,4 @@
-"""Up to which event time a stream's committed output is complete: pure rules of shards' watermarks.
+"""Pure rules for the event time up to which a stream's committed output is complete.
 
 A shard that may still deliver records holds back every hour that its watermark has not passed. Two
 kinds of shards hold nothing back: those that are finished, and those that are idle, where the
@@ -19,7 +19,7 @@ HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class ShardTime:
-    """How far one shard has come in event time.
+    """The event time up to which one shard has come.
 
     Attributes:
         watermark: the largest event time of its committed output; None where it has none.
@@ -35,17 +35,17 @@ class ShardTime:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Before which event time nothing is missing.
+    """The event time before which nothing is missing.
 
     Attributes:
-        until: that time; None where nothing is known to be complete.
+        until: that time; None if nothing is known to be complete.
         held_by: the shard that is the farthest back of those that hold, if any holds.
-        said: the same as one clause for people.
+        clause: the same for people, as one clause.
     """
 
     until: datetime | None
     held_by: ShardId | None
-    said: str
+    clause: str
 
 
 def frontier(
@@ -54,12 +54,12 @@ def frontier(
     unlisted: Collection[ShardId] = (),
     out_of_order: timedelta = timedelta(0),
 ) -> Frontier:
-    """Before which event time the output of all these shards is complete.
+    """Return the event time before which the output of all these shards is complete.
 
     Args:
         shards: all shards that the lease tables know.
         unlisted: shards of the source that the lease tables do not know yet.
-        out_of_order: how much older than its newest record a shard's next record may be.
+        out_of_order: the most by which a shard's next record may be older than its newest.
     """
     if unlisted:
         first = min(unlisted)
@@ -75,29 +75,29 @@ def frontier(
         watermark, shard = min(reached)
         until = watermark - out_of_order
         return Frontier(until, shard, f"shard {shard} has come to {time_text(watermark)}")
-    known = [shard.watermark for shard in shards if shard.watermark is not None]
-    if not known:
+    watermarks = [shard.watermark for shard in shards if shard.watermark is not None]
+    if not watermarks:
         return Frontier(None, None, "no shard has any output")
     if all(shard.finished for shard in shards):
         # Nothing can follow: the last hour is complete although nobody has passed it.
-        until = hour_of(max(known)) + HOUR
+        until = hour_of(max(watermarks)) + HOUR
         return Frontier(until, None, "all shards are finished")
-    until = max(known) - out_of_order
-    return Frontier(until, None, f"all shards are idle since {time_text(max(known))}")
+    until = max(watermarks) - out_of_order
+    return Frontier(until, None, f"all shards are idle since {time_text(max(watermarks))}")
 
 
 def hour_of(time: datetime) -> datetime:
-    """The beginning of the hour that a time lies in."""
+    """Return the beginning of the hour that a time lies in."""
     return time.replace(minute=0, second=0, microsecond=0)
 
 
 def complete_hours(since: datetime, until: datetime | None, limit: int) -> list[datetime]:
-    """The hours from `since` on that end at or before `until`, at most `limit` of them.
+    """Return the hours from `since` on that end at or before `until`, at most `limit` of them.
 
     Both are in UTC, and `since` is the beginning of an hour.
     """
-    found: list[datetime] = []
-    while until is not None and since + HOUR <= until and len(found) < limit:
-        found.append(since)
+    hours: list[datetime] = []
+    while until is not None and since + HOUR <= until and len(hours) < limit:
+        hours.append(since)
         since += HOUR
-    return found
+    return hours

@@ -38,8 +38,9 @@ class LatePolicy:
     """Treatment of late records: those whose hour was made before they were committed.
 
     Attributes:
-        action: what becomes of them.
-        within_s: how far behind the newest complete hour they are looked for, in seconds.
+        action: drop them, or make their hour again.
+        within_s: the distance behind the newest complete hour within which they are looked for, in
+            seconds.
         wait_s: the shortest time between two runs of one hour for late records, in seconds.
     """
 
@@ -53,15 +54,15 @@ class HourlyAsset:
     """The declaration of a downstream asset by hours of event time.
 
     Attributes:
-        stream: whose committed output it is made from.
+        stream: the stream of whose committed output it is made.
         name: the asset's key.
         transform: applied by Spark to the records of one hour, of all shards.
         since: the first hour; earlier records belong to no partition.
-        late: how records that come after their hour was made are treated.
-        out_of_order_s: how much older than its shard's newest record a record may be without
+        late: the treatment of records that come after their hour was made.
+        out_of_order_s: the most by which a record may be older than its shard's newest without
             being late, in seconds.
-        idle_after_s: after how many seconds without news a shard that is caught up no longer
-            holds hours back; None means that it always does.
+        idle_after_s: the time without news, in seconds, after which a shard that is caught up no
+            longer holds hours back; None means that it always does.
 
     Raises:
         InvalidSetting: the name is not of letters, digits and underscores, `since` is not the
@@ -143,14 +144,14 @@ def hourly_asset(
 
 
 def hour_key(start: datetime) -> str:
-    """The partition of an hour."""
+    """Return the partition of an hour."""
     import pendulum
 
     return pendulum.instance(start).in_timezone("UTC").strftime(KEY_FORMAT)
 
 
 class WindowConfig(dg.Config):
-    """What the launchpad offers for an hour.
+    """The launchpad's config of an hour.
 
     Attributes:
         even_if_incomplete: make the hour although a shard may still deliver records of it.
@@ -160,7 +161,7 @@ class WindowConfig(dg.Config):
 
 
 def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.AssetsDefinition:
-    """The asset; materializing a partition makes that hour anew, in the old one's place."""
+    """Return the asset; materializing a partition makes that hour anew, in the old one's place."""
 
     @dg.asset(
         name=hourly.name,
@@ -198,7 +199,7 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
 
 
 def window_metadata(made: WindowMade) -> dict[str, Any]:
-    """What a materialization of an hour shows; numbers stay numbers, so that they plot."""
+    """Return metadata of an hour's materialization; numbers stay numbers, so that they plot."""
     window = made.window
     return {
         "records": window.records,

@@ -1,4 +1,4 @@
-"""One run of a window of event time: read what is committed, transform, write, put in its place."""
+"""One run of a window of event time: read, transform, write, and swap the files in."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TRIES_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class WindowMade:
-    """What a run made of a window.
+    """The results of a run for a window.
 
     Attributes:
         window: its row as it was written.
@@ -56,7 +56,7 @@ class WindowMade:
 
 
 def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], frozenset[ShardId]]:
-    """How far each shard has come, and the shards that only the source knows yet.
+    """Return how far each shard has come, and the shards that only the source knows yet.
 
     The lease tables are read first, or an hour could be taken for complete too early:
 
@@ -75,7 +75,7 @@ def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], fr
 
 
 def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
-    """How far each shard has come, as the lease tables say it."""
+    """Return how far each shard has come, as the lease tables say it."""
     return [
         ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
         for lease in leases
@@ -83,7 +83,7 @@ def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
 
 
 def next_numbers(heads: Heads) -> dict[ShardId, int]:
-    """For each shard with a ledger the number of the batch after its last."""
+    """Return for each shard with a ledger the number of the batch after its last."""
     return {shard: head.next_number for shard, head in heads.items() if head.next_number}
 
 
@@ -104,10 +104,10 @@ def make_window(
     """Make `[start, end)` of a downstream asset from all that is committed now.
 
     The files are written into a folder that belongs to this attempt alone; the window's row then
-    names them in the place of the old ones, if nobody wrote the row meanwhile. Else what was made
-    may lack records that somebody counted in, and is made again. The attempt is in the store before
+    names them in the place of the old ones, if nobody wrote the row meanwhile. Else the files may
+    lack records that somebody counted in, and are made again. The attempt is in the store before
     its first file, and ends with the write of the row: vacuum leaves its files alone until then.
-    `ended` tells whether another run is known to have ended: its attempts are then forgotten.
+    `ended` returns True for a run that has certainly ended: its attempts are then forgotten.
 
     Raises:
         WindowIncomplete: a shard may still deliver records of the window.
@@ -124,7 +124,7 @@ def make_window(
             store.end_window(stream.key, each.attempt)
     for _ in range(TRIES_MAX):
         overlapping = store.windows(stream.key, asset, since=start, until=end)
-        known = next((window for window in overlapping if window.start == start), None)
+        before = next((window for window in overlapping if window.start == start), None)
         span = EventSpan(start, end)
         parts, heads = listed_parts(store, stream.key, root, span=span)
         refuse_expired_times(store, stream.key, start, end)
@@ -144,8 +144,8 @@ def make_window(
             with suppress(StoreError):
                 store.end_window(stream.key, name)
             raise
-        window = _window_row(known, asset, start, end, run=run, files=files, heads=heads)
-        replaced = known.files if known else ()
+        window = _window_row(before, asset, start, end, run=run, files=files, heads=heads)
+        replaced = before.files if before else ()
         touch_replaced(root, replaced)
         if isinstance(store.put_window(stream.key, window, attempt=name), Changed):
             touch_replaced(root, replaced)
@@ -159,7 +159,7 @@ def make_window(
 
 
 def _window_row(
-    known: EventWindow | None,
+    before: EventWindow | None,
     asset: str,
     start: datetime,
     end: datetime,
@@ -168,18 +168,18 @@ def _window_row(
     files: tuple[DataFile, ...],
     heads: Heads,
 ) -> EventWindow:
-    """The row of a window that was made from all batches below the heads; `known` was before."""
+    """Return the row of a window made from all batches below the heads, in place of `before`."""
     return EventWindow(
         asset,
         start,
         end,
-        version=known.version + 1 if known else 1,
-        generation=known.generation + 1 if known else 1,
+        version=before.version + 1 if before else 1,
+        generation=before.generation + 1 if before else 1,
         run=run,
         files=files,
         records=sum(file.records for file in files),
         covered=next_numbers(heads),
-        late=known.late if known else 0,
+        late=before.late if before else 0,
         made_at=datetime.now(UTC),
     )
 
@@ -194,10 +194,10 @@ def _check_complete(
     out_of_order: timedelta,
 ) -> None:
     shards, unlisted = shard_times(store, stream)
-    found = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
-    if found.until is None or found.until < end:
+    reached = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
+    if reached.until is None or reached.until < end:
         raise WindowIncomplete(
-            f"The hour {time_text(start)} of {asset} is not complete ({found.said}): wait for "
+            f"The hour {time_text(start)} of {asset} is not complete ({reached.clause}): wait for "
             "its sensor, or set even_if_incomplete in the config."
         )
 
@@ -233,14 +233,14 @@ def _write(
 
 
 def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
-    """What Spark wrote, durable before a row names it."""
+    """Return the files that Spark wrote, durable before a row names them."""
     import pyarrow.parquet as pq
 
     paths = sorted((root / attempt).glob("*.parquet"))
     if not paths:
         raise SparkUnavailable(
-            f"Spark said that it wrote {attempt} but left no file in {root / attempt}: let Spark's "
-            "workers and this process share the output folder."
+            f"Spark reported that it wrote {attempt} but left no file in {root / attempt}: let "
+            "Spark's workers and this process share the output folder."
         )
     for path in paths:
         with path.open("rb") as file:
@@ -262,7 +262,7 @@ def window_paths(
     *,
     hours: Collection[datetime] | None = None,
 ) -> list[str]:
-    """The files of a downstream asset's output by hour, of some hours or of all."""
+    """Return the files of a downstream asset's output by hour, of some hours or of all."""
     return [
         str(output_root / file.path)
         for window in store.windows(stream.key, asset)
