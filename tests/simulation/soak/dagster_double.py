@@ -185,7 +185,7 @@ class DagsterDouble:
                 self.world.watch.tick_failed(self, name, error)
                 continue
             spent = self.world.store.cost.since(before)
-            self.world.watch.tick_cost(self, name, spent)
+            self.world.watch.growth.tick_cost(self, name, spent)
             self._carry_out(name, result)
 
     def _evaluate(self, name: str, sensor: dg.SensorDefinition) -> dg.SensorResult:

@@ -206,10 +206,10 @@ class RunDouble:
 
     def _make_hour(self, partition: str) -> str:
         start = datetime.strptime(partition, KEY_FORMAT).replace(tzinfo=UTC)
-        self.deployment.world.watch.failed_hours.add(start)
+        self.deployment.world.watch.hours.failed.add(start)
         failure = self._write_hour(partition, start)
         if not failure:
-            self.deployment.world.watch.failed_hours.discard(start)
+            self.deployment.world.watch.hours.failed.discard(start)
         return failure
 
     def _write_hour(self, partition: str, start: datetime) -> str:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.simulation.soak import script
+from tests.simulation.soak.doubles import quiet, world
 from tests.simulation.soak.script import DAY_S, HOUR_S, SMALL, Builder
-from tests.simulation.soak.world import Incident, Pace, Shape, World, quiet, world
+from tests.simulation.soak.world import Incident, Pace, Shape, World
 
 BEGIN_S = 1.5 * HOUR_S
 SCENE_PACE = Pace(quiet_s=300.0, traffic_s=1_800.0)
@@ -44,7 +45,7 @@ class Scene:
         given: dict[str, Any] = {"pace": SCENE_PACE, "parcels": 0}
         with quiet(), world(self.shape, **(given | self.options)) as played:
             played.run(self.until_s, self.incidents(), first=True)
-            return list(played.watch.findings.values())
+            return played.watch.findings
 
 
 def _both_daemons(at_s: float, lengths: script.Lengths, number: int) -> list[Incident]:

@@ -269,7 +269,7 @@ def hours_fail(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
         world.moods(STREAM).failing_hours = lambda _: True
 
     def late(world: World) -> None:
-        hour = world.watch.next_hour
+        hour = world.watch.hours.next_hour
         log = world.logs[STREAM]
         log.append(log.open_shards()[0], 1, hour, late=True)
 

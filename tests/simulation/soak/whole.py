@@ -10,8 +10,9 @@ from datetime import datetime
 
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.store import LeaseStore
+from tests.simulation.soak.doubles import quiet, world
 from tests.simulation.soak.script import Lengths, calendar
-from tests.simulation.soak.world import Pace, Shape, World, quiet, world
+from tests.simulation.soak.world import Pace, Shape, World
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def soak(
     with quiet(), world(shape, pace=pace, seed=seed, new_store=new_store) as played:
         played.say = lambda text: say(f"{text}, {time.monotonic() - began:,.0f} s")
         played.run(until_s, calendar(until_s, lengths))
-        played.watch.look_at_sizes()
+        played.watch.growth.look_at_sizes()
         return _outcome(played, time.monotonic() - began)
 
 
@@ -85,5 +86,5 @@ def _outcome(played: World, seconds: float) -> Outcome:
         entries_kept_max=figures.entries_max,
         incidents=len(played.incidents),
         seconds=round(seconds, 1),
-        findings=tuple(played.watch.findings.values()),
+        findings=tuple(played.watch.findings),
     )

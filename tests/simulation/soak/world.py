@@ -8,19 +8,14 @@ else would have been due, and those beats are made up for in one.
 
 from __future__ import annotations
 
-import logging
 import random
-import tempfile
-import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -28,17 +23,17 @@ from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, LatePolicy
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.group_rows import GapPolicy, Snapshot
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import Limits
-from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST, DagsterDouble
-from tests.simulation.soak.run_double import Moods, SweeperDouble
+from tests.simulation.soak.dagster_double import DagsterDouble
+from tests.simulation.soak.findings import TICK_S
+from tests.simulation.soak.run_double import Moods
 from tests.simulation.soak.synthetic_log import SyntheticLog
-from tests.simulation.soak.virtual_time import VirtualQueue, VirtualTime
-from tests.simulation.soak.watch import TICK_S, Watch
+from tests.simulation.soak.virtual_time import VirtualTime
+from tests.simulation.soak.watch import Watch
 from tests.simulation.soak.watched_store import WatchedStore
 
 BEGAN = datetime(2020, 1, 1, tzinfo=UTC)
@@ -54,7 +49,7 @@ RECORDS_PER_APPEND = 10
 
 
 class Shape(StrEnum):
-    """How the nodes are deployed."""
+    """The ways in which nodes are deployed."""
 
     EMBEDDED = "embedded"
     AGENTS = "agents"
@@ -63,7 +58,7 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True)
 class Pace:
-    """How a soak is coarsened.
+    """The coarsening of a soak.
 
     Attributes:
         quiet_s: the longest step.
@@ -185,25 +180,25 @@ class World:
 
     @property
     def shards_ever(self) -> int:
-        """How many shards the logs ever had."""
+        """The number of shards that the logs ever had."""
         return sum(len(log.shards) for log in self.logs.values())
 
     def moods(self, stream: str) -> Moods:
-        """What goes wrong in the runs of a stream."""
+        """Return the things that go wrong in the runs of a stream."""
         return self._moods[stream]
 
     def snapshot(self, key: GroupKey) -> Snapshot | None:
-        """A group as the store has it, without anybody's asking; None before it is made."""
+        """Return a group as the store has it, at no cost to anybody; None before it is made."""
         try:
             return self.store.store.snapshot(key)
         except UnknownGroup:
             return None
 
     def frontier(self, stream: str) -> datetime | None:
-        """Up to which event time the output of a stream is complete."""
+        """Return the event time up to which the output of a stream is complete."""
         snapshot = self.snapshot(self.keys[stream])
-        known = {lease.shard for lease in snapshot.shards} if snapshot else set()
-        if snapshot is None or known < self.logs[stream].shards.keys():
+        listed = {lease.shard for lease in snapshot.shards} if snapshot else set()
+        if snapshot is None or listed < self.logs[stream].shards.keys():
             return None
         marks = [row.watermark for row in snapshot.shards if row.state is not ShardState.OVER]
         return None if None in marks or not marks else min(mark for mark in marks if mark)
@@ -220,12 +215,13 @@ class World:
 
     def append_late(self, stream: str, records: int) -> None:
         """Append records to one shard for an hour that was made a while ago."""
-        hour = self.watch.next_hour - 5 * HOUR
-        if hour < self.since or not self.watch.made(hour):
+        hours = self.watch.hours
+        hour = hours.next_hour - 5 * HOUR
+        if hour < self.since or not hours.made(hour):
             return
         log = self.logs[stream]
         log.append(log.open_shards()[0], records, hour, late=True)
-        self.watch.late_expected[hour] += records + self.watch.late_of(hour)
+        hours.late_expected[hour] += records + hours.late_of(hour)
 
     # -- time -----------------------------------------------------------------------------------
 
@@ -270,14 +266,12 @@ class World:
                 f"{len(self.watch.findings)} findings"
             )
         if self.steps % SIZES_EVERY == 0:
-            self.watch.look_at_sizes()
-            self.watch.look_at_outbox()
-            self.watch.look_at_history()
+            self.watch.look_at_all_that_grows()
             for deployment in self.deployments:
                 deployment.delete_old_runs()
 
     def _go_on(self, next_s: float) -> None:
-        busy = self.watch.due or any(deployment.runs for deployment in self.deployments)
+        busy = self.watch.progress.due or any(deployment.runs for deployment in self.deployments)
         left_s = next_s - self.time.now_s
         if busy or self.time.now_s < self._alert_until_s or left_s <= TICK_S:
             self.time.now_s += TICK_S
@@ -286,63 +280,9 @@ class World:
         self._make_up()
 
     def _make_up(self) -> None:
-        """The beats of the ticks that were left out, as one."""
+        """Beat once for all the ticks that were left out."""
         for key in self.keys.values():
             snapshot = self.snapshot(key)
             for node in snapshot.nodes if snapshot and not self.store.down else ():
                 if node.member and any(each.alive(node.name) for each in self.deployments):
                     self.store.store.beat(key, node.name, node.incarnation)
-
-
-@contextmanager
-def world(shape: Shape, **options: Any) -> Generator[World]:
-    """A world whose code sees virtual time and doubles of processes and of Spark."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
-        virtual = VirtualTime()
-        worlds: list[World] = []
-
-        def sweeper(*, stream: ShardStream, run: str, doomed: Any, output_root: Path, **_: Any):
-            made = worlds[0]
-            deployment = next(each for each in made.deployments if run in each.runs)
-            log, moods = made.logs[stream.name], made.moods(stream.name)
-            return SweeperDouble(deployment, run, log, moods, output_root, doomed)
-
-        doubles = {
-            "dagster_leasehold.orchestration.supervision.node_agent.threading": virtual.threading(),
-            "dagster_leasehold.orchestration.supervision.node_agent.say": lambda _: None,
-            "dagster_leasehold.orchestration.supervision.node_runs.say": lambda _: None,
-            "dagster_leasehold.orchestration.supervision.node_runs.process_gone": lambda note: (
-                note in (DEAD, DEAD_ON_A_HOST)
-            ),
-            "dagster_leasehold.sensors.janitor.process_gone": lambda note: note == DEAD,
-            "dagster_leasehold.lease_store.heartbeat.threading": virtual.threading(),
-            "dagster_leasehold.assets.consuming.stall_guard.threading": virtual.threading(),
-            "dagster_leasehold.assets.consuming.stall_guard.SimpleQueue": partial(
-                VirtualQueue, virtual
-            ),
-            "dagster_leasehold.assets.consuming.node_consumption.Heartbeat": partial(
-                Heartbeat, clock=virtual.clock
-            ),
-            "dagster_leasehold.assets.consuming.node_consumption.SparkSweeper": sweeper,
-            "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),
-            "dagster_leasehold.assets.consume_job.time": virtual.time(),
-            "dagster_leasehold.assets.run_process.process_note": lambda: "a strand of the soak",
-        }
-        for place, double in doubles.items():
-            stack.enter_context(mock.patch(place, double))
-        worlds.append(World(shape, folder, virtual, **options))
-        yield worlds[0]
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """No logs and no warnings: those of years are for nobody."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

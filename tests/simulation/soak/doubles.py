@@ -1,0 +1,74 @@
+"""Doubles in the places where the code under soak meets processes, Spark and time."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST
+from tests.simulation.soak.run_double import SweeperDouble
+from tests.simulation.soak.virtual_time import VirtualQueue, VirtualTime
+from tests.simulation.soak.world import Shape, World
+
+
+@contextmanager
+def world(shape: Shape, **options: Any) -> Generator[World]:
+    """Make a world whose code sees virtual time and doubles of processes and of Spark."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        virtual = VirtualTime()
+        worlds: list[World] = []
+
+        def sweeper(*, stream: ShardStream, run: str, doomed: Any, output_root: Path, **_: Any):
+            made = worlds[0]
+            deployment = next(each for each in made.deployments if run in each.runs)
+            log, moods = made.logs[stream.name], made.moods(stream.name)
+            return SweeperDouble(deployment, run, log, moods, output_root, doomed)
+
+        doubles = {
+            "dagster_leasehold.orchestration.supervision.node_agent.threading": virtual.threading(),
+            "dagster_leasehold.orchestration.supervision.node_agent.say": lambda _: None,
+            "dagster_leasehold.orchestration.supervision.node_runs.say": lambda _: None,
+            "dagster_leasehold.orchestration.supervision.node_runs.process_gone": lambda note: (
+                note in (DEAD, DEAD_ON_A_HOST)
+            ),
+            "dagster_leasehold.sensors.janitor.process_gone": lambda note: note == DEAD,
+            "dagster_leasehold.lease_store.heartbeat.threading": virtual.threading(),
+            "dagster_leasehold.assets.consuming.stall_guard.threading": virtual.threading(),
+            "dagster_leasehold.assets.consuming.stall_guard.SimpleQueue": partial(
+                VirtualQueue, virtual
+            ),
+            "dagster_leasehold.assets.consuming.node_consumption.Heartbeat": partial(
+                Heartbeat, clock=virtual.clock
+            ),
+            "dagster_leasehold.assets.consuming.node_consumption.SparkSweeper": sweeper,
+            "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),
+            "dagster_leasehold.assets.consume_job.time": virtual.time(),
+            "dagster_leasehold.assets.run_process.process_note": lambda: "a strand of the soak",
+        }
+        for place, double in doubles.items():
+            stack.enter_context(mock.patch(place, double))
+        worlds.append(World(shape, folder, virtual, **options))
+        yield worlds[0]
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep logs and warnings back: those of years are for nobody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
