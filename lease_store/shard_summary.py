@@ -109,11 +109,6 @@ class ShardSummary:
             violations=self.violations,
         )
 
-    @property
-    def deleted_entries(self) -> int:
-        """The number of journal entries that were deleted."""
-        return sum(self.entries.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Portion:

@@ -89,15 +89,6 @@ class MemoryLedger(MemoryRows, Ledger):
         return reversed(wanted) if newest_first else iter(wanted)
 
     @override
-    def batches(
-        self,
-        key: GroupKey,
-        shard: ShardId | None = None,
-        state: BatchState | None = BatchState.COMMITTED,
-    ) -> list[Batch]:
-        return list(self.each_batch(key, shard, state))
-
-    @override
     def batches_within(
         self,
         key: GroupKey,

@@ -75,7 +75,7 @@ class Ledger(Protocol):
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
         """Return all that `each_batch` gives, at once: for a ledger that is known to be small."""
-        ...
+        return list(self.each_batch(key, shard, state))
 
     def batches_within(
         self,

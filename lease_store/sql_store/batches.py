@@ -29,14 +29,15 @@ from dagster_leasehold.lease_store.rules.transitions import FINISHED, finished, 
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.history_mapping import (
     batch_from,
     batch_values,
     event_values,
 )
 from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
-from dagster_leasehold.lease_store.sql_store.outbox_statements import insert_events
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
+from dagster_leasehold.lease_store.tables import batch, outbox
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
@@ -88,7 +89,7 @@ class SqlBatches(SqlVerbs, Tenures):
                 | batch_values(batch)
                 for batch in batches
             ]
-            tx.connection.execute(ledger_statements.insert_batches(), rows)
+            tx.connection.execute(insert_into(batch), rows)
 
     def _write_intended(self, tx: Transaction, key: GroupKey, batches: Sequence[Batch]) -> None:
         if batches:
@@ -170,7 +171,7 @@ class SqlBatches(SqlVerbs, Tenures):
             for batch, commit in zip(batches, commits, strict=True)
             for event in events_of(batch, commit)
         ]
-        tx.connection.execute(insert_events(), events)
+        tx.connection.execute(insert_into(outbox), events)
         for commit in commits:
             if commit.finished:
                 row = rows[commit.tenure.shard]

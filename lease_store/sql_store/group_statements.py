@@ -37,6 +37,11 @@ def of_group(table: Table, key: GroupKey) -> ColumnElement[bool]:
     return and_(table.c.consume_group == key.group, table.c.logstream_sig == key.stream)
 
 
+def insert_into(table: Table) -> Insert:
+    """Add rows to a table, whose key refuses one that is there already."""
+    return insert(table)
+
+
 def select_groups(stream: StreamName | None) -> Select[Any]:
     """All groups, or those of a stream, in order of stream and name."""
     chosen = select(consumer_group).order_by(
@@ -63,11 +68,6 @@ def bump_generation(key: GroupKey) -> Update:
         .where(of_group(consumer_group, key))
         .values(generation=consumer_group.c.generation + 1)
     )
-
-
-def insert_group(values: dict[str, Any]) -> Insert:
-    """A new group."""
-    return insert(consumer_group).values(values)
 
 
 def update_settings(key: GroupKey, values: dict[str, Any]) -> Update:
@@ -119,11 +119,6 @@ def select_node(key: GroupKey, node: NodeName, *, lock: bool = False) -> Select[
     """One node's row."""
     chosen = select(worker_instance).where(_one_node(key, node))
     return chosen.with_for_update() if lock else chosen
-
-
-def insert_node(values: dict[str, Any]) -> Insert:
-    """A name that nobody has answered to before."""
-    return insert(worker_instance).values(values)
 
 
 def update_node(

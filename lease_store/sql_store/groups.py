@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.rules.refusals import (
 from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.lease_mapping import (
     group_from,
     group_values,
@@ -34,7 +35,7 @@ from dagster_leasehold.lease_store.sql_store.lease_mapping import (
     shard_from,
 )
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
-from dagster_leasehold.lease_store.tables import GROUP_TABLES
+from dagster_leasehold.lease_store.tables import GROUP_TABLES, consumer_group
 from dagster_leasehold.lease_store.transactions import Transaction
 
 SNAPSHOT_LOOKS = 3
@@ -56,7 +57,7 @@ class SqlGroups(SqlVerbs, Groups):
                 raise group_limit(key, len(siblings))
             values = key_values(key) | group_values(group) | {"generation": 0}
             try:
-                tx.connection.execute(group_statements.insert_group(values))
+                tx.connection.execute(insert_into(consumer_group), values)
             except IntegrityError as error:
                 raise group_exists(key) from error
 

@@ -99,15 +99,6 @@ class SqlLedger(SqlVerbs, Ledger):
         return self._each(key, listing, batch_from)
 
     @override
-    def batches(
-        self,
-        key: GroupKey,
-        shard: ShardId | None = None,
-        state: BatchState | None = BatchState.COMMITTED,
-    ) -> list[Batch]:
-        return list(self.each_batch(key, shard, state))
-
-    @override
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
         self._read("batches", lambda tx: self._group(tx, key))
         return chain.from_iterable(

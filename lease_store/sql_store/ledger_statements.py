@@ -7,12 +7,10 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Insert,
     Select,
     Update,
     and_,
     bindparam,
-    insert,
     literal,
     select,
     update,
@@ -30,19 +28,9 @@ from dagster_leasehold.lease_store.tables import (
 )
 
 
-def insert_journal() -> Insert:
-    """Journal entries."""
-    return insert(lease_journal)
-
-
 def journalled(transaction_id: str) -> Select[Any]:
     """A row if a transaction's entries are there."""
     return select(literal(1)).where(lease_journal.c.transaction_id == transaction_id).limit(1)
-
-
-def insert_batches() -> Insert:
-    """New ledger rows."""
-    return insert(batch)
 
 
 def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
@@ -88,11 +76,6 @@ def withdraw_batches(key: GroupKey, shard: ShardId, numbers: range) -> Update:
     )
 
 
-def insert_gap(values: dict[str, Any]) -> Insert:
-    """A new gap."""
-    return insert(gap).values(values)
-
-
 def select_gaps_at(key: GroupKey, shard: ShardId, start: str) -> Select[Any]:
     """The gaps of a shard that begin at one cursor, by their end."""
     at = and_(of_group(gap, key), gap.c.shard_id == shard, gap.c.start_cursor == start)
@@ -129,11 +112,6 @@ def select_claim(key: GroupKey, shard: ShardId) -> Select[Any]:
     return select(rewrite_claim).where(
         of_group(rewrite_claim, key), rewrite_claim.c.shard_id == shard
     )
-
-
-def insert_claim(values: dict[str, Any]) -> Insert:
-    """The first claim of a shard; the shard's row is locked."""
-    return insert(rewrite_claim).values(values)
 
 
 def update_claim(key: GroupKey, shard: ShardId, values: dict[str, Any]) -> Update:
@@ -175,11 +153,6 @@ def _one_summary(key: GroupKey, shard: ShardId | None) -> ColumnElement[bool]:
 def lock_summary(key: GroupKey, shard: ShardId | None) -> Select[Any]:
     """One summary, locked, so that two processes delete one after the other."""
     return select(shard_summary).where(_one_summary(key, shard)).with_for_update()
-
-
-def insert_summary(values: dict[str, Any]) -> Insert:
-    """The first summary of a shard; its key refuses a second one."""
-    return insert(shard_summary).values(values)
 
 
 def update_summary(

@@ -27,8 +27,10 @@ from dagster_leasehold.lease_store.rules.registration import (
 )
 from dagster_leasehold.lease_store.rules.transitions import departed
 from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values, node_from, node_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.tables import worker_instance
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
@@ -127,7 +129,7 @@ class SqlNodes(SqlVerbs, Nodes):
         if entry.before is None:
             values = key_values(key) | {"worker_instance": after.name} | node_values(after)
             try:
-                tx.connection.execute(group_statements.insert_node(values))
+                tx.connection.execute(insert_into(worker_instance), values)
             except IntegrityError as error:
                 raise Raced from error
             return

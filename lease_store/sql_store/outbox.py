@@ -12,8 +12,10 @@ from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, Outbox, WaitingEvents
 from dagster_leasehold.lease_store.sql_store import outbox_statements as statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.tables import delivery_claim
 from dagster_leasehold.lease_store.transactions import Transaction
 
 DELIVERIES_PER_STATEMENT = 500
@@ -82,7 +84,7 @@ class SqlOutbox(SqlVerbs, Outbox):
             epoch = (turn["epoch"] if turn is not None else 0) + 1
             values = {"worker_instance": node, "incarnation": incarnation, "epoch": epoch}
             if turn is None:
-                tx.connection.execute(statements.insert_turn(key_values(key) | values))
+                tx.connection.execute(insert_into(delivery_claim), key_values(key) | values)
             else:
                 self._change_row(tx, statements.update_turn(key, values))
             return DeliveryClaim(key, node, epoch)

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, and_, func, insert, select, update
+from sqlalchemy import Select, Update, and_, func, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
 from dagster_leasehold.lease_store.sql_store.group_statements import of_group
 from dagster_leasehold.lease_store.tables import delivery_claim, outbox, worker_instance
-
-
-def insert_events() -> Insert:
-    """New outbox rows."""
-    return insert(outbox)
 
 
 def select_pending(
@@ -90,11 +85,6 @@ def select_alive(key: GroupKey, node: NodeName, incarnation: str) -> Select[Any]
         worker_instance.c.incarnation == incarnation,
         worker_instance.c.incarnation != "",
     )
-
-
-def insert_turn(values: dict[str, Any]) -> Insert:
-    """The first turn of a group; the group's row is locked."""
-    return insert(delivery_claim).values(values)
 
 
 def update_turn(key: GroupKey, values: dict[str, Any]) -> Update:

@@ -26,6 +26,7 @@ from dagster_leasehold.lease_store.shard_summary import (
 )
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.history_mapping import (
     batch_from,
     batch_values,
@@ -36,6 +37,7 @@ from dagster_leasehold.lease_store.sql_store.history_mapping import (
 )
 from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.tables import shard_summary
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 BATCH_ROWS = 200
@@ -237,7 +239,7 @@ class SqlRetention(SqlVerbs, Retention):
             return
         values |= key_values(key) | {"shard_id": before.shard or ""}
         try:
-            tx.connection.execute(ledger_statements.insert_summary(values))
+            tx.connection.execute(insert_into(shard_summary), values)
         except IntegrityError:
             # Another process was first between our look and our insert: look again.
             raise Raced from None

@@ -17,12 +17,14 @@ from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
 from dagster_leasehold.lease_store.sql_store import ledger_statements as statements
 from dagster_leasehold.lease_store.sql_store import shard_statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.history_mapping import (
     output_values,
 )
 from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
 from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.tables import rewrite_claim
 from dagster_leasehold.lease_store.transactions import Transaction
 
 
@@ -50,7 +52,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
                 self._change_row(tx, statements.update_claim(key, shard, values))
             else:
                 values |= key_values(key) | {"shard_id": shard}
-                tx.connection.execute(statements.insert_claim(values))
+                tx.connection.execute(insert_into(rewrite_claim), values)
             return Changed((shard,))
 
         return self._write("claim_rewrite", work)

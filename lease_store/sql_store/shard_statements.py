@@ -7,11 +7,9 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Insert,
     Select,
     Update,
     and_,
-    insert,
     select,
     tuple_,
     update,
@@ -79,11 +77,6 @@ def review(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
         .select_from(consumer_group.outerjoin(shard_lease, chosen))
         .where(of_group(consumer_group, key))
     )
-
-
-def insert_shards() -> Insert:
-    """New shards."""
-    return insert(shard_lease)
 
 
 def update_shards(

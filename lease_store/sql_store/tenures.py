@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
+from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import (
@@ -26,6 +27,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.history_mapping import gap_from, gap_values
 from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values, shard_from
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
@@ -174,7 +176,7 @@ class SqlTenures(SqlVerbs, Tenures):
             values = gap_values(write.gap)
             if write.replaces is None:
                 values |= key_values(key) | {"shard_id": gap.shard}
-                tx.connection.execute(ledger_statements.insert_gap(values))
+                tx.connection.execute(insert_into(tables.gap), values)
             else:
                 before = write.replaces
                 self._change_row(

@@ -20,6 +20,7 @@ from dagster_leasehold.lease_store.sql_store import (
     shard_statements,
 )
 from dagster_leasehold.lease_store.sql_store import history_statements as history
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.history_mapping import batch_from, note_values
 from dagster_leasehold.lease_store.sql_store.lease_mapping import (
     group_from,
@@ -28,6 +29,7 @@ from dagster_leasehold.lease_store.sql_store.lease_mapping import (
     shard_values,
 )
 from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
+from dagster_leasehold.lease_store.tables import lease_journal, shard_lease
 from dagster_leasehold.lease_store.transactions import (
     Mark,
     Outcome,
@@ -142,7 +144,7 @@ class SqlVerbs(SqlReadiness):
             for note in notes
         ]
         if rows:
-            tx.connection.execute(ledger_statements.insert_journal(), rows)
+            tx.connection.execute(insert_into(lease_journal), rows)
 
     def _newest(
         self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
@@ -161,7 +163,7 @@ class SqlVerbs(SqlReadiness):
     def _insert_shards(self, tx: Transaction, key: GroupKey, shards: list[ShardLease]) -> None:
         rows = [key_values(key) | {"shard_id": row.shard} | shard_values(row) for row in shards]
         if rows:
-            tx.connection.execute(shard_statements.insert_shards(), rows)
+            tx.connection.execute(insert_into(shard_lease), rows)
 
     def _journalled_of_shard(self, key: GroupKey, shard: ShardId) -> Mark:
         def mark(tx: Transaction) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, insert, select, update
+from sqlalchemy import Select, Update, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.sql_store.group_statements import of_group
@@ -39,11 +39,6 @@ def select_window(key: GroupKey, asset: str, start: datetime) -> Select[Any]:
     )
 
 
-def insert_window(values: dict[str, Any]) -> Insert:
-    """A window's first row; its key refuses a second one."""
-    return insert(event_window).values(values)
-
-
 def update_window(
     key: GroupKey, asset: str, start: datetime, seen_version: int, values: dict[str, Any]
 ) -> Update:
@@ -65,11 +60,6 @@ def select_attempts(key: GroupKey, *, lock: bool = False) -> Select[Any]:
     chosen = select(window_attempt).where(of_group(window_attempt, key))
     chosen = chosen.order_by(window_attempt.c.slot)
     return chosen.with_for_update() if lock else chosen
-
-
-def insert_attempt(values: dict[str, Any]) -> Insert:
-    """A row for one more attempt at the same time; its key refuses a second one."""
-    return insert(window_attempt).values(values)
 
 
 def fill_slot(key: GroupKey, slot: int, values: dict[str, Any]) -> Update:

@@ -12,9 +12,11 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt, Windows
 from dagster_leasehold.lease_store.sql_store import window_statements as statements
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.history_mapping import file_from, file_values
 from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.tables import event_window, window_attempt
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
@@ -66,7 +68,7 @@ class SqlWindows(SqlVerbs, Windows):
                 return Changed()
             named = {"asset": window.asset, "window_start": window.start}
             try:
-                tx.connection.execute(statements.insert_window(key_values(key) | named | values))
+                tx.connection.execute(insert_into(event_window), key_values(key) | named | values)
             except IntegrityError:
                 # Somebody was first between our look and our insert: look again.
                 raise Raced from None
@@ -94,7 +96,7 @@ class SqlWindows(SqlVerbs, Windows):
             slot = max((row["slot"] for row in rows), default=-1) + 1
             try:
                 added = key_values(key) | {"slot": slot} | values
-                tx.connection.execute(statements.insert_attempt(added))
+                tx.connection.execute(insert_into(window_attempt), added)
             except IntegrityError:
                 # Somebody took the slot between our look and our insert: look again.
                 raise Raced from None

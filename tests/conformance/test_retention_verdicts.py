@@ -279,7 +279,7 @@ def test_the_histories_reach_every_outcome_of_settings() -> None:
         for _ in range(10):
             prune(store, chance)
         folded += sum(batch.batches > 1 for batch in store.batches(KEY))
-        deleted += sum(summary.deleted_entries for summary in store.summaries(KEY))
+        deleted += sum(sum(each.entries.values()) for each in store.summaries(KEY))
         expired += sum(each.expired.batches for each in store.summaries(KEY) if each.expired)
         unknown_run(rows_of(store))
         lied += bool(verdict(store))
