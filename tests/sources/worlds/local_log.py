@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
@@ -10,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log import LocalLog, Record, writing
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 from dagster_leasehold.shard_sources.local_log.catalog import Catalog, load_catalog, save_catalog
 from tests.sources.world import NewRecord, Notion, SourceWorld
 from tests.unit.shard_sources.local_logs import data_files, new_log
@@ -32,8 +33,8 @@ class LocalLogWorld(SourceWorld):
         super().__init__(folder)
         self._patch = pytest.MonkeyPatch()
         # No power fails here, so nothing waits for the disk.
-        self._patch.setattr(writing.os, "fsync", lambda _: None)
-        self._patch.setattr(writing.os, "fdatasync", lambda _: None)
+        self._patch.setattr(os, "fsync", lambda _: None)
+        self._patch.setattr(os, "fdatasync", lambda _: None)
         self.source = new_log(folder / "log", segment_bytes_max=2_000)
 
     def close(self) -> None:
