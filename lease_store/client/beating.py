@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
+from dagster_leasehold.lease_store.heartbeat import RETRIES_PER_BEAT
 
 _LOG = logging.getLogger(__name__)
-RETRIES_PER_BEAT = 4
 # Two heartbeats fit into one interval between beats, so that a change is noticed sooner; the
 # beat itself, which writes a row, is due at every second one.
 HEARTBEATS_PER_BEAT = 1 / 0.45

@@ -50,17 +50,6 @@ class ShardConsumer:
         """True while the shard is to be named as held: until everything about it has ended."""
         return self.state is not ConsumerState.STOP_COMPLETED
 
-    @property
-    def may_process(self) -> bool:
-        """True if records may be given to the user's code."""
-        return self.state is ConsumerState.PROCESSING
-
-    @property
-    def may_persist(self) -> bool:
-        """True if a checkpoint may be saved or a batch committed."""
-        open_states = (ConsumerState.PROCESSING, ConsumerState.STOPPING)
-        return not self.fenced and self.state in open_states
-
     def initialized(self) -> ShardConsumer:
         """Begin to process: the tenure is open and the user's code ready; an earlier stop stays."""
         if self.state is ConsumerState.INITIALIZING:

@@ -26,32 +26,29 @@ def apply(consumer: ShardConsumer, event: str) -> ShardConsumer:
 def test_the_way_through_all_states():
     consumer = ShardConsumer()
     assert consumer.state is ConsumerState.INITIALIZING
-    assert not consumer.may_process
-    assert not consumer.may_persist
     consumer = consumer.initialized()
-    assert consumer.may_process
-    assert consumer.may_persist
+    assert consumer.state is ConsumerState.PROCESSING
+    assert not consumer.fenced
     consumer = consumer.stop("wanted elsewhere")
-    assert not consumer.may_process
-    assert consumer.may_persist
+    assert consumer.state is ConsumerState.STOPPING
+    assert not consumer.fenced
     assert consumer.reported
     consumer = consumer.stopped()
     assert consumer.state is ConsumerState.SHUTDOWN_COMPLETE
     assert not consumer.reported
-    assert not consumer.may_persist
     assert consumer.reason == "wanted elsewhere"
 
 
 def test_a_stop_during_initialization_is_not_lost():
     consumer = ShardConsumer().stop("paused").initialized()
     assert consumer.state is ConsumerState.SHUTTING_DOWN
-    assert not consumer.may_process
+    assert consumer.state is not ConsumerState.PROCESSING
 
 
 def test_a_loss_while_stopping_takes_the_right_to_save():
     consumer = ShardConsumer().initialized().stop("wanted elsewhere").fence("lost")
     assert consumer.state is ConsumerState.STOPPING
-    assert not consumer.may_persist
+    assert consumer.fenced
     assert consumer.reason == "wanted elsewhere"
 
 
@@ -65,6 +62,5 @@ def test_no_order_of_events_goes_back_or_gives_back_a_right(events: list[str]):
         asked_to_stop = asked_to_stop or event in ("stop", "fence")
         assert order.index(after.state) >= order.index(consumer.state)
         assert not (consumer.fenced and not after.fenced)
-        assert not (after.fenced and after.may_persist)
-        assert not (after.may_process and asked_to_stop)
+        assert not (after.state is ConsumerState.PROCESSING and asked_to_stop)
         consumer = after
