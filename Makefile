@@ -51,7 +51,7 @@ bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
 simulate-release: $(VENV)/.stamp-dev ## Simulate the protocol over 20,000 seeds of 5,000 steps (hours of CPU time)
 	@$(BIN)/python -m tests.simulation.release $(SIMULATION_ARGS)
 
-soak: $(VENV)/.stamp-dev ## Play two years of each shape of deployment under a virtual clock (an hour)
+soak: $(VENV)/.stamp-dev ## Play two years of each shape of deployment under a virtual clock (a quarter of an hour)
 	@$(BIN)/python -m tests.simulation.soak $(SOAK_ARGS)
 
 chaos: $(VENV)/.stamp-dev ## Kill 100 processes and freeze 100 at random; every record must be left once
