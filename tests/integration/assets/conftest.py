@@ -1,4 +1,4 @@
-"""What the tests of assets start from."""
+"""Fixtures from which the tests of assets start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of Spark session must do with a sweep, called by the tests of each kind."""
+"""Cases of sweeps for every kind of Spark session, called by the tests of each kind."""
 
 from __future__ import annotations
 

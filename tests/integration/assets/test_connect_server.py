@@ -64,14 +64,14 @@ def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> bool:
 
 def group_of(pid: int) -> list[psutil.Process]:
     """The processes of a group that still run."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
             if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     assert "localhost" in server.address
 
     # Whoever finds it looks for no Java: that would start one, in each run.
-    found = connect_server.connect_server(folder, {}, lambda: pytest.fail("nothing to start"))
-    assert found == server
+    second = connect_server.connect_server(folder, {}, lambda: pytest.fail("nothing to start"))
+    assert second == server
 
     # It outlived those who started it, and answers whoever may read its token.
     [address] = addresses

@@ -61,8 +61,8 @@ class Scene:
             },
             executor=dg.in_process_executor,
         )
-        known = [row.shard for row in self.stream.source.list_shards()]
-        instance.add_dynamic_partitions(self.stream.name, list(known))
+        listed = [row.shard for row in self.stream.source.list_shards()]
+        instance.add_dynamic_partitions(self.stream.name, list(listed))
 
     def consume(self, *shards: str) -> dg.ExecuteInProcessResult:
         """A run as the rebalance sensor launches it."""
@@ -95,10 +95,10 @@ class Scene:
 
     def reported(self) -> dict[str, int]:
         """The records of all materializations of each partition."""
-        found: dict[str, int] = {}
+        records_by_partition: dict[str, int] = {}
         for partition, records in self.materialized():
-            found[partition] = found.get(partition, 0) + records
-        return found
+            records_by_partition[partition] = records_by_partition.get(partition, 0) + records
+        return records_by_partition
 
     def committed(self, shard: str) -> list[bytes]:
         batches = iter_records(self.store, self.stream.key, self.home / "output", ShardId(shard))

@@ -1,4 +1,4 @@
-"""What is downstream of a stream, on real Spark: a DataFrame as input, and windows of it."""
+"""Downstream of a stream, on real Spark: a DataFrame as input, and windows of it."""
 
 import os
 from datetime import UTC, datetime, timedelta

@@ -42,7 +42,7 @@ class Peak:
 
 
 def memory_held(processes: Iterable[psutil.Process]) -> int:
-    """What processes hold in bytes; a page that several share counts once (proportional set size).
+    """Return the memory of processes in bytes; a page that several share counts once.
 
     Spark's workers are forked from one daemon: the sum of their resident sizes says far too much.
     """
@@ -89,9 +89,9 @@ def test_hostile_sizes_in_one_run(home: Path, spark_folder: Path, connect_sessio
     log.append(merged, [b"%d" % number for number in range(TINY)])
     empty_, tiny = [first, second], merged
 
-    found = ConnectServer.read(spark_folder)
-    assert found is not None
-    with measured(found.pid) as peak:
+    server = ConnectServer.read(spark_folder)
+    assert server is not None
+    with measured(server.pid) as peak:
         reports: dict[ShardId, Any] = {}
         for number in range(RUNS):  # a child is consumed in the run after its parents'
             store.sync_shards(stream.key, log.list_shards(), observer="test")

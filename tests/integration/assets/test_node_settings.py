@@ -94,7 +94,7 @@ class Scene:
         return ran
 
     def no_gap(self, shard: str) -> dg.AssetCheckEvaluation:
-        """What the check says after a click on the partition."""
+        """Return the outcome of the check after a click on the partition."""
         job = self.repository.get_implicit_global_asset_job_def()
         done = job.execute_in_process(
             instance=self.instance,
@@ -103,8 +103,8 @@ class Scene:
             asset_selection=[dg.AssetKey([KEY.stream])],
         )
         checks = done.get_asset_check_evaluations()
-        (found,) = [check for check in checks if check.check_name == NO_GAP]
-        return found
+        (check_result,) = [check for check in checks if check.check_name == NO_GAP]
+        return check_result
 
     def values(self, shard: str) -> list[bytes]:
         output = self.settings.output_folder(KEY.stream, KEY.group)
@@ -138,9 +138,9 @@ def new_scene(
 
         def scene(settings: str) -> Scene:
             Path(SETTINGS_FILE).write_text(settings, "utf-8")
-            found = Scene(home, instance)
-            found.tick("shard_list")
-            return found
+            new = Scene(home, instance)
+            new.tick("shard_list")
+            return new
 
         yield scene
 

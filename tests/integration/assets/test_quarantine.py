@@ -81,8 +81,8 @@ def test_the_poison_of_one_shard_stops_it_alone(
     assert reports[ZERO].stopped is reports[TWO].stopped is StopReason.CAUGHT_UP
     assert (reports[ZERO].end, reports[TWO].end) == ("36", "39")
     store = store_of(home)
-    found = list(quarantined_records(store, stream.key, home / "output"))
-    assert [(record.shard, record.value) for record in found] == [(TWO, b"poison")] * 3
+    poisoned = list(quarantined_records(store, stream.key, home / "output"))
+    assert [(record.shard, record.value) for record in poisoned] == [(TWO, b"poison")] * 3
     assert verify(store, stream.key) == []
 
 

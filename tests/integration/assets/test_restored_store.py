@@ -98,7 +98,7 @@ def expected(count: int) -> list[bytes]:
 def test_consumption_goes_on_from_the_restored_checkpoint(
     home: ConsumedHome, backups: Backups
 ) -> None:
-    """What was committed after the dump is consumed again, and its first files are orphans."""
+    """Commits after the dump are consumed again, and their first files are orphans."""
     home.append(8)
     home.consume("run-1")
     dump = backups.dump()

@@ -99,13 +99,13 @@ def test_only_the_address_is_set_and_a_run_works_on_the_cluster(
     for number in range(WORKERS):
         assert "Asked to launch executor" in read(tmp_path / f"worker-{number}.log")
     store, key = store_of(home), stream_of(home).key
-    found: dict[str, list[bytes]] = {}
+    values: dict[str, list[bytes]] = {}
     for batch in iter_records(store, key, home / "output"):
         for shard, value in zip(
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         ):
-            found.setdefault(shard, []).append(value)
-    assert found == {
+            values.setdefault(shard, []).append(value)
+    assert values == {
         shard: [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)] for shard in "012"
     }
     assert verify(store, key) == []
@@ -122,8 +122,8 @@ def main(home: Path, folder: Path, master: str) -> None:
     while context.getExecutorMemoryStatus().size() < WORKERS + 1 and time.monotonic() < deadline:
         time.sleep(0.2)
     session.stop()
-    told = {shard: report.stopped.value for shard, report in reports.items()}
-    sys.stdout.write(json.dumps(told) + "\n")
+    reasons = {shard: report.stopped.value for shard, report in reports.items()}
+    sys.stdout.write(json.dumps(reasons) + "\n")
 
 
 if __name__ == "__main__":

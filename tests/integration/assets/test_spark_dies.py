@@ -52,9 +52,9 @@ def until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    found = tmp_path / "spark"
-    yield found
-    stop(found)
+    spark = tmp_path / "spark"
+    yield spark
+    stop(spark)
 
 
 def test_a_run_whose_spark_server_dies_says_so_and_the_next_one_commits_each_record_once(
@@ -80,13 +80,13 @@ def test_a_run_whose_spark_server_dies_says_so_and_the_next_one_commits_each_rec
 
     again = outcome(start(home, folder, "run-2"))
     assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
-    found: dict[str, list[bytes]] = {}
+    values: dict[str, list[bytes]] = {}
     for batch in iter_records(store, key, home / "output"):
         for shard, value in zip(
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         ):
-            found.setdefault(shard, []).append(value)
-    assert found == {
+            values.setdefault(shard, []).append(value)
+    assert values == {
         shard: [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)] for shard in "012"
     }
     assert verify(store, key) == []
@@ -94,8 +94,8 @@ def test_a_run_whose_spark_server_dies_says_so_and_the_next_one_commits_each_rec
 
 def main(home: Path, folder: Path, run: str) -> None:
     reports = consume(home, folder, run, transform=HoldingTransform(home))
-    told = {shard: [report.stopped.value, report.error] for shard, report in reports.items()}
-    sys.stdout.write(json.dumps(told) + "\n")
+    reasons = {shard: [report.stopped.value, report.error] for shard, report in reports.items()}
+    sys.stdout.write(json.dumps(reasons) + "\n")
     sys.stdout.flush()
     # Without the farewell of Spark's client to a server that may be gone.
     os._exit(0)

@@ -79,7 +79,7 @@ def test_sessions_speak_utc_and_microseconds(connect_session: Any) -> None:
 
 
 def error_at(address: str, folder: Path) -> str:
-    """What a process says that asks for a session of this address; it has 100 seconds for it."""
+    """Return the output of a process that asks for a session of this address within 100 s."""
     code = (
         "import sys; from dagster_leasehold.assets.spark.spark_resource import SparkResource; "
         "SparkResource(mode=sys.argv[1], folder=sys.argv[2]).spark_session"

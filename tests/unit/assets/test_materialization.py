@@ -49,21 +49,21 @@ def test_rows_are_grouped_by_run_and_shard_in_order_of_commit():
         event(2, "1", 0, 2),
         event(3, "0", 0, 1, run="s"),
     ]
-    found = committed_ranges(rows)
-    assert [(row.run, row.shard, row.start, row.end) for row in found] == [
+    committed = committed_ranges(rows)
+    assert [(row.run, row.shard, row.start, row.end) for row in committed] == [
         ("r", "0", "0", "9"),
         ("r", "1", "0", "2"),
         ("s", "0", "0", "1"),
     ]
-    assert all(row.contiguous for row in found)
+    assert all(row.contiguous for row in committed)
 
 
 def test_metadata_are_sums_bounds_and_plain_numbers():
     late = "2026-01-02T05:00:00+00:00"
-    (found,) = committed_ranges(
+    (committed,) = committed_ranges(
         [event(1, "0", 0, 5, quarantined=2), event(2, "0", 5, 9, last_event_time=late)]
     )
-    metadata = range_metadata(found)
+    metadata = range_metadata(committed)
     assert metadata["records"] == 9
     assert metadata["bytes"] == 90
     assert metadata["batches"] == 2
@@ -75,26 +75,26 @@ def test_metadata_are_sums_bounds_and_plain_numbers():
 
 
 def test_statistics_that_a_batch_does_not_have_count_nothing():
-    (found,) = committed_ranges(
+    (committed,) = committed_ranges(
         [event(1, "0", 0, 5, records=None, bytes=None, first_event_time=None, last_event_time=None)]
     )
-    metadata = range_metadata(found)
+    metadata = range_metadata(committed)
     assert metadata["records"] == 0
     assert "first_event_time" not in metadata
 
 
 def test_a_delivered_event_names_the_run_that_committed():
     stream, _ = scripted_stream()
-    (found,) = committed_ranges([event(1, "0", 0, 5, run="dead-run")])
-    materialization = materialization_of(stream, found)
+    (committed,) = committed_ranges([event(1, "0", 0, 5, run="dead-run")])
+    materialization = materialization_of(stream, committed)
     assert materialization.partition == "0"
     assert materialization.metadata["consumed_by"].value == "dead-run"
 
 
 def test_checks_pass_for_a_contiguous_read_up_to_date_shard():
     stream, _ = scripted_stream()
-    (found,) = committed_ranges([event(1, "0", 0, 5), event(2, "0", 5, 9)])
-    checks = {check.name: check for check in check_shard(stream, found, gaps=[], lag=0)}
+    (committed,) = committed_ranges([event(1, "0", 0, 5), event(2, "0", 5, 9)])
+    checks = {check.name: check for check in check_shard(stream, committed, gaps=[], lag=0)}
     assert checks.keys() == {NO_GAP, LAG, QUARANTINE_RATE}
     assert all(check.passed for check in checks.values())
 

@@ -62,7 +62,7 @@ class Scene:
 
 
 class RecordingContext:
-    """What `ShardRun` uses of an op's context."""
+    """The part of an op's context that `ShardRun` uses."""
 
     def __init__(self) -> None:
         self.events: list[object] = []
@@ -183,8 +183,8 @@ def test_a_shard_that_holds_at_a_gap_fails_its_check_without_any_commit(scene: S
         [report(ZERO, StopReason.FAILED, "held."), report(ONE, StopReason.CAUGHT_UP)], seconds=1
     )
     assert scene.run.deliver(scene.context) == 1
-    found = [e for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)]
-    no_gap = {str(e.partition): e.passed for e in found if e.check_name == "no_gap"}
+    evaluations = [e for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)]
+    no_gap = {str(e.partition): e.passed for e in evaluations if e.check_name == "no_gap"}
     assert no_gap == {ZERO: False, ONE: True}
     (gap,) = scene.store.gaps(scene.stream.key)
     scene.store.acknowledge_gap(scene.stream.key, gap, observer="test")

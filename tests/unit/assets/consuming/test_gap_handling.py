@@ -270,7 +270,7 @@ def test_an_intended_batch_of_a_removed_shard_is_given_up(tmp_path: Path) -> Non
 
 
 def test_a_new_group_begins_where_the_log_begins(tmp_path: Path) -> None:
-    """What was removed before the group existed is no loss of the group."""
+    """Records that were removed before the group existed are no loss of the group."""
     world = World(tmp_path)
     world.log.retain(ZERO, "10")
     world.append(ZERO, 1)

@@ -44,21 +44,21 @@ def standing(store: MemoryStore, shard: str, *, wanted: str | None = None) -> St
     return standing_of(store.snapshot(KEY), shard, served=(A, B), address="here", wanted=wanted)
 
 
-def sentence(found: Standing) -> str:
-    assert isinstance(found, Refused)
-    assert "\n" not in found.sentence
-    assert found.sentence.endswith(".")
-    return found.sentence
+def sentence(refusal: Standing) -> str:
+    assert isinstance(refusal, Refused)
+    assert "\n" not in refusal.sentence
+    assert refusal.sentence.endswith(".")
+    return refusal.sentence
 
 
 def test_a_free_shard_may_be_claimed_by_the_member_that_holds_least():
     store = store_with_members(A, B)
     claim(store, ZERO, A)
-    found = standing(store, "1")
-    assert isinstance(found, MayClaim)
-    assert found.node == B
-    assert claim_for_run(store, KEY, ONE, found, run="run-1")
-    assert not claim_for_run(store, KEY, ONE, found, run="run-2")
+    answer = standing(store, "1")
+    assert isinstance(answer, MayClaim)
+    assert answer.node == B
+    assert claim_for_run(store, KEY, ONE, answer, run="run-1")
+    assert not claim_for_run(store, KEY, ONE, answer, run="run-2")
     assert standing(store, "1") == MayConsume(B, "incarnation-b", "")
 
 
@@ -74,9 +74,9 @@ def free_shards_of(mode: AssignmentMode, *nodes: Node) -> MemoryStore:
 
 
 def claims(store: MemoryStore, shard: str, *, wanted: str | None = None) -> NodeName:
-    found = standing(store, shard, wanted=wanted)
-    assert isinstance(found, MayClaim)
-    return found.node
+    answer = standing(store, shard, wanted=wanted)
+    assert isinstance(answer, MayClaim)
+    return answer.node
 
 
 def test_a_free_shard_goes_to_the_node_with_its_rank_in_a_group_by_modulo():
@@ -87,25 +87,25 @@ def test_a_free_shard_goes_to_the_node_with_its_rank_in_a_group_by_modulo():
     )
     assert (claims(store, "0"), claims(store, "1")) == (B, A)
     assert claims(store, "0", wanted="b") == B
-    said = sentence(standing(store, "0", wanted="a"))
-    assert said.startswith("Shard 0 of orders/default falls to node b, not to a")
+    text = sentence(standing(store, "0", wanted="a"))
+    assert text.startswith("Shard 0 of orders/default falls to node b, not to a")
 
 
 def test_a_rank_that_no_node_has_is_left_to_nobody():
     store = free_shards_of(AssignmentMode.MODULO, node_row(A, Modulo(2, 0), address="here"))
     assert claims(store, "0") == A
-    said = sentence(standing(store, "1"))
-    assert "no live node takes runs with node_id 1 of 2" in said
-    assert "leasehold plan --explain" in said
+    text = sentence(standing(store, "1"))
+    assert "no live node takes runs with node_id 1 of 2" in text
+    assert "leasehold plan --explain" in text
 
 
 def test_nothing_is_claimed_while_the_nodes_contradict_each_other():
     store = store_with_members(A, B)
     by_modulo = replace(store.snapshot(KEY).group, assignment=AssignmentMode.MODULO)
     store.update_group(by_modulo, observer="test")
-    said = sentence(standing(store, "0"))
-    assert "the modulo settings of 2 nodes do not fit" in said
-    assert "leasehold plan --explain" in said
+    text = sentence(standing(store, "0"))
+    assert "the modulo settings of 2 nodes do not fit" in text
+    assert "leasehold plan --explain" in text
 
 
 def test_a_free_shard_goes_to_the_node_that_names_it_in_a_pinned_group():
@@ -121,8 +121,8 @@ def test_a_free_shard_goes_to_the_node_that_names_it_in_a_pinned_group():
 def test_a_free_shard_that_falls_to_another_deployment_is_left_to_it():
     store = store_with_members(A, C)
     claim(store, ZERO, A)
-    said = sentence(standing(store, "1"))
-    assert "falls to node c, which another deployment serves" in said
+    text = sentence(standing(store, "1"))
+    assert "falls to node c, which another deployment serves" in text
     elsewhere = node_row(B, Pinned({"0": -1}), address="elsewhere")
     store = free_shards_of(
         AssignmentMode.PINNED, node_row(A, Pinned({}), address="here"), elsewhere

@@ -19,8 +19,8 @@ A, ZERO = NodeName("a"), ShardId("0")
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 class Scene:

@@ -1,4 +1,4 @@
-"""What a run does about a call that does not come back; the clock is moved by hand."""
+"""A run and a call that does not come back; the clock is moved by hand."""
 
 from __future__ import annotations
 

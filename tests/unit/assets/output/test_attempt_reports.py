@@ -1,4 +1,4 @@
-"""What workers report comes back as it was, errors in their own types."""
+"""Reports of workers come back as they were, errors in their own types."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def dataset(world: World, **asked: Any) -> ds.Dataset:
     return committed_dataset(world.store, world.key, world.output, **asked)
 
 
-def values(found: ds.Dataset) -> list[bytes]:
-    return found.to_table().column("value").to_pylist()
+def values(rows: ds.Dataset) -> list[bytes]:
+    return rows.to_table().column("value").to_pylist()
 
 
 def compact(world: World) -> None:
@@ -91,9 +91,9 @@ def test_all_records_in_order_of_shard_and_batch(world: World) -> None:
 
 
 def test_nothing_committed_is_an_empty_dataset(tmp_path: Path) -> None:
-    found = dataset(World(tmp_path))
-    assert found.count_rows() == 0
-    assert "event_time" in found.schema.names
+    empty = dataset(World(tmp_path))
+    assert empty.count_rows() == 0
+    assert "event_time" in empty.schema.names
 
 
 def test_shards_batches_and_times_are_chosen_in_the_ledger(world: World) -> None:
@@ -177,8 +177,8 @@ def test_a_column_that_came_later_is_null_before(world: World) -> None:
     last = committed_files(world.store, world.key, world.output, ONE)[-1]
     table = pq.read_table(last.path)
     pq.write_table(table.append_column("status", pa.array([200] * len(table))), last.path)
-    found = dataset(world).to_table()
-    assert found.column("status").to_pylist() == [None] * 18 + [200] * 2
+    table = dataset(world).to_table()
+    assert table.column("status").to_pylist() == [None] * 18 + [200] * 2
 
 
 def test_columns_that_do_not_fit_together_are_one_sentence(world: World) -> None:
@@ -218,11 +218,11 @@ def test_all_rows_in_order_and_the_progress(tmp_path: Path) -> None:
     world = World(tmp_path, records=10)
     world.consume()
     dataset = committed_dataset(world.store, world.key, world.output)
-    told: list[int] = []
-    rows = write_parquet(dataset, tmp_path / "all.parquet", told.append)
+    progress: list[int] = []
+    rows = write_parquet(dataset, tmp_path / "all.parquet", progress.append)
     written = pq.read_table(tmp_path / "all.parquet")
     assert written.equals(dataset.to_table())
-    assert (rows, told[-1], told) == (written.num_rows, rows, sorted(told))
+    assert (rows, progress[-1], progress) == (written.num_rows, rows, sorted(progress))
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def world(tmp_path: Path) -> World:
 
 
 def load(world: World, asset: Any, partition: str | None = None) -> Any:
-    """What the asset, materialized alone, got and returned."""
+    """Return the input and output of the asset, materialized alone."""
     deployment = Deployment(
         lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.output
     )

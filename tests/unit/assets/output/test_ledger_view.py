@@ -131,8 +131,8 @@ def test_a_folded_row_is_met_by_each_of_its_numbers(store: PrunedMeanwhile) -> N
         units = list(units_of(store._store, KEY, SHARD, range(number, number + 1)))
         assert [[row.sequence for row in unit] for unit in units] == [[first]]
     numbers = {SHARD: range(first, stop + 1)}
-    found = committed_parts(store._store, KEY, Path(), numbers=numbers)
-    assert [part.first for part in found] == [first, stop]
+    parts = committed_parts(store._store, KEY, Path(), numbers=numbers)
+    assert [part.first for part in parts] == [first, stop]
     with pytest.raises(OutputUnreadable, match=f"Batches {first} to {stop - 1} of shard"):
         committed_parts(store._store, KEY, Path(), numbers={SHARD: range(first + 1, stop)})
 
@@ -140,8 +140,8 @@ def test_a_folded_row_is_met_by_each_of_its_numbers(store: PrunedMeanwhile) -> N
 def test_what_only_looks_unreadable_is_read_again(store: PrunedMeanwhile) -> None:
     """Rows of two moments look like a merged file with other files beside it, cut in its middle."""
     numbers = {SHARD: range(MERGED.stop + 3)}
-    found = committed_parts(store, KEY, Path(), numbers=numbers)  # type: ignore[arg-type]
+    parts = committed_parts(store, KEY, Path(), numbers=numbers)  # type: ignore[arg-type]
     assert store.pruned
     last = MERGED.stop
-    assert [part.first for part in found][-4:] == [MERGED.start, last, last + 1, last + 2]
-    assert {part.rows for part in found} == {None}
+    assert [part.first for part in parts][-4:] == [MERGED.start, last, last + 1, last + 2]
+    assert {part.rows for part in parts} == {None}

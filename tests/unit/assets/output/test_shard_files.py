@@ -124,11 +124,11 @@ def test_much_data_is_written_in_row_groups(
 @given(st.lists(st.sampled_from(["a", "b", "c"]), max_size=60))
 def test_rows_are_split_by_shard_in_order(shards: list[str]) -> None:
     """Goal: every row once and in its shard's order, in runs or mixed."""
-    found: dict[str, list[int]] = {}
+    numbers_by_shard: dict[str, list[int]] = {}
     for shard, part in by_shard(rows(list(shards))):
         assert set(part.column("shard_id").to_pylist()) == {shard}
-        found.setdefault(shard, []).extend(part.column("extra").to_pylist())
+        numbers_by_shard.setdefault(shard, []).extend(part.column("extra").to_pylist())
     expected: dict[str, list[int]] = {}
     for number, shard in enumerate(shards):
         expected.setdefault(shard, []).append(number)
-    assert found == expected
+    assert numbers_by_shard == expected

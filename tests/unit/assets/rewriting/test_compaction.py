@@ -257,8 +257,8 @@ def batch(number: int, *sizes: int, together: int = 1) -> Batch:
 
 
 def chosen(batches: list[Batch], target: int = 100) -> list[list[int]]:
-    found = list(each_merge(units(batches), target_bytes=target))
-    return [[each.sequence for unit in merge for each in unit] for merge in found]
+    merges = list(each_merge(units(batches), target_bytes=target))
+    return [[each.sequence for unit in merge for each in unit] for merge in merges]
 
 
 def test_a_merge_ends_at_the_target() -> None:
@@ -284,7 +284,7 @@ def test_columns_are_compared_past_batches_without_files() -> None:
     """Goal: a batch without files between two transforms does not join what differs."""
     batches = [batch(0, 5), batch(1), batch(2, 5), batch(3, 5)]
     schemas = {0: "old", 2: "new", 3: "new"}
-    found = each_merge(
+    merges = each_merge(
         units(batches),
         target_bytes=100,
         columns=lambda unit: (
@@ -292,7 +292,7 @@ def test_columns_are_compared_past_batches_without_files() -> None:
             (),
         ),
     )
-    assert [[each.sequence for unit in merge for each in unit] for merge in found] == [[2, 3]]
+    assert [[each.sequence for unit in merge for each in unit] for merge in merges] == [[2, 3]]
 
 
 @settings(max_examples=300)
@@ -414,8 +414,8 @@ def test_a_merge_is_made_before_the_ledger_behind_it_is_read() -> None:
             taken.append(number)
             yield batch(number, 1)
 
-    found = each_merge(each_unit(ledger()), target_bytes=10)
-    assert [each[0].sequence for each in next(found)] == list(range(10))
+    merges = each_merge(each_unit(ledger()), target_bytes=10)
+    assert [each[0].sequence for each in next(merges)] == list(range(10))
     assert len(taken) == 11
     first = next(each_merge(each_unit(ledger()), target_bytes=TARGET_BYTES))
     assert len(first) == MERGED_ROWS_MAX

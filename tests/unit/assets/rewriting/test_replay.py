@@ -30,7 +30,7 @@ MARK = 1_000
 
 
 class TodaysSweeper(ArrowSweeper):
-    """Today's transform: what it wrote can be told from what was there by a mark."""
+    """Today's transform: its output bears a mark that the old output has not."""
 
     def _write(self, range_: ReadRange) -> SweepOutcome:
         made = super()._write(range_)

@@ -85,14 +85,14 @@ def test_attempts_under_way_stay_however_old(scene: Scene) -> None:
     recorded = scene.store.record_intents([Intent(opened.tenure, 3, "10", "14")])
     assert recorded[ZERO] == Changed((ZERO,))
     scene.store.claim_rewrite(scene.key, ZERO, "replay-1", RewriteKind.REPLAY)
-    kept = [orphan(scene, "slow-run-1"), orphan(scene, "replay-1-2")]
+    busy = [orphan(scene, "slow-run-1"), orphan(scene, "replay-1-2")]
     gone = [orphan(scene, "slow-runner-1"), orphan(scene, "replay-10-2")]
     empty = scene.output / "attempts" / "replay-1-3"
     empty.mkdir()
     age_all(scene)
     report = run(scene)
     assert (len(report.removed), report.in_progress) == (2, 2)
-    assert all(path.exists() for path in kept)
+    assert all(path.exists() for path in busy)
     assert not any(path.exists() for path in gone)
     assert empty.exists(), "its run is about to write into it"
     scene.store.release_rewrite(scene.key, ZERO, "replay-1")

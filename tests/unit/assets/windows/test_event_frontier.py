@@ -1,4 +1,4 @@
-"""Which hours are complete: nothing may arrive for an hour that was called complete."""
+"""Complete hours: nothing may arrive for an hour that was called complete."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ A, B = ShardId("a"), ShardId("b")
 
 
 def test_the_shard_that_is_farthest_back_decides() -> None:
-    found = frontier([ShardTime(A, NOON + 90 * MINUTE), ShardTime(B, NOON + 59 * MINUTE)])
-    assert (found.until, found.held_by) == (NOON + 59 * MINUTE, B)
-    assert complete_hours(NOON, found.until, 9) == []
+    reached = frontier([ShardTime(A, NOON + 90 * MINUTE), ShardTime(B, NOON + 59 * MINUTE)])
+    assert (reached.until, reached.held_by) == (NOON + 59 * MINUTE, B)
+    assert complete_hours(NOON, reached.until, 9) == []
 
 
 def test_an_hour_is_complete_at_its_end_and_not_before() -> None:
@@ -37,18 +37,18 @@ def test_an_hour_is_complete_at_its_end_and_not_before() -> None:
 
 
 def test_an_allowance_moves_the_frontier_back() -> None:
-    found = frontier([ShardTime(A, NOON + HOUR)], out_of_order=5 * MINUTE)
-    assert found.until == NOON + 55 * MINUTE
+    reached = frontier([ShardTime(A, NOON + HOUR)], out_of_order=5 * MINUTE)
+    assert reached.until == NOON + 55 * MINUTE
 
 
 def test_a_shard_without_output_holds_everything_back() -> None:
-    found = frontier([ShardTime(A, NOON + HOUR), ShardTime(B)])
-    assert (found.until, found.held_by) == (None, B)
+    reached = frontier([ShardTime(A, NOON + HOUR), ShardTime(B)])
+    assert (reached.until, reached.held_by) == (None, B)
 
 
 def test_a_shard_that_only_the_source_knows_holds_everything_back() -> None:
-    found = frontier([ShardTime(A, NOON, finished=True)], unlisted=[B])
-    assert (found.until, found.held_by) == (None, B)
+    reached = frontier([ShardTime(A, NOON, finished=True)], unlisted=[B])
+    assert (reached.until, reached.held_by) == (None, B)
 
 
 def test_finished_and_idle_shards_hold_nothing_back() -> None:
@@ -107,7 +107,7 @@ class Log:
         return minute
 
     def complete_until(self) -> datetime | None:
-        known = [
+        times = [
             ShardTime(
                 ShardId(shard),
                 None if minute is None else NOON + minute * MINUTE,
@@ -117,7 +117,7 @@ class Log:
             if shard in self.listed
         ]
         unlisted = {ShardId(shard) for shard in self.newest.keys() - self.listed}
-        return frontier(known, unlisted=unlisted, out_of_order=self.disorder * MINUTE).until
+        return frontier(times, unlisted=unlisted, out_of_order=self.disorder * MINUTE).until
 
 
 step = st.tuples(
