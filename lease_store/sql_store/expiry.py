@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.transactions import Transaction
 
 ROWS_READ = (200, 1_000, 5_000)
-"""How many rows are looked at, the more where all of the former share one merged file."""
+"""The numbers of rows to read: more, if all that were read share one merged file."""
 
 
 class SqlExpiry(SqlRetention):
@@ -84,11 +84,11 @@ class SqlExpiry(SqlRetention):
             statement = statements.select_rows(
                 key, shard, since=0, below=below, state=None, limit=limit
             )
-            rows = [batch_from(row) for row in tx.connection.execute(statement).mappings()]
+            rows = [batch_from(row) for row in tx.rows(statement)]
             ids = [row.batch_id for row in rows]
             waiting = statements.select_undelivered(key, ids)
             undelivered = set(tx.connection.execute(waiting).scalars()) if ids else set[str]()
-            found = rules.expirable(rows, before=before, undelivered=undelivered)
-            if found or len(rows) < limit:
-                return found
+            batches = rules.expirable(rows, before=before, undelivered=undelivered)
+            if batches or len(rows) < limit:
+                return batches
         return []

@@ -167,7 +167,7 @@ def update_summary(
 
 
 def select_expired(key: GroupKey, shards: Sequence[ShardId]) -> Select[*tuple[str, Any]]:
-    """What has expired of those of some shards that have lost output."""
+    """The expired output of some shards, where they have lost any."""
     return select(shard_summary.c.shard_id, shard_summary.c.expired).where(
         of_group(shard_summary, key),
         shard_summary.c.shard_id.in_(shards),

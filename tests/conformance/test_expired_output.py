@@ -37,9 +37,9 @@ def numbers(world: World) -> list[int]:
 
 
 def expired(world: World) -> Expired:
-    found = summary(world).expired
-    assert found is not None
-    return found
+    lost = summary(world).expired
+    assert lost is not None
+    return lost
 
 
 def test_the_oldest_rows_go_and_the_newest_stays(world: World) -> None:
@@ -52,9 +52,9 @@ def test_the_oldest_rows_go_and_the_newest_stays(world: World) -> None:
     assert expired(world).last == End(2, "3", 3)
     assert expire(world) == 1
     assert numbers(world) == [4]
-    found = expired(world)
-    assert (found.begin, found.first_number, found.batches) == ("4", 4, 4)
-    assert found.records == sum(each.records for each in totals) // 5 * 4
+    lost = expired(world)
+    assert (lost.begin, lost.first_number, lost.batches) == ("4", 4, 4)
+    assert lost.records == sum(each.records for each in totals) // 5 * 4
     assert verify(world.store, world.key) == [], "the proof goes on from the summary"
     assert world.store.totals(world.key) == totals, "what was ever committed never falls"
     after = world.store.heads(world.key)[X]
@@ -211,12 +211,12 @@ def test_event_times_of_what_expired_are_known(world: World) -> None:
         world.consume(tenure, str(number), str(number + 1), number, files=(file,))
     deliver(world)
     expire(world)
-    found, day = expired(world), timedelta(days=1)
-    assert (found.events_since, found.events_until) == (times[1], times[0])
-    assert found.may_hold(times[1], times[1] + day)
-    assert found.may_hold(None, None)
-    assert not found.may_hold(times[1] - day, times[1])
-    assert not found.may_hold(times[0] + day, None)
+    lost, day = expired(world), timedelta(days=1)
+    assert (lost.events_since, lost.events_until) == (times[1], times[0])
+    assert lost.may_hold(times[1], times[1] + day)
+    assert lost.may_hold(None, None)
+    assert not lost.may_hold(times[1] - day, times[1])
+    assert not lost.may_hold(times[0] + day, None)
 
 
 def test_one_record_from_the_future_does_not_count_until_then(world: World) -> None:
