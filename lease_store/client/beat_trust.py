@@ -14,7 +14,7 @@ class BeatTrust:
     """The time until which one member may rely on its leases.
 
     Args:
-        member: whose trust it is.
+        member: the one that trusts or does not.
         shards: the shards that it has open.
         beating: held while the member beats.
     """

@@ -27,7 +27,7 @@ class HeldShards:
 
     Args:
         store: the lease store.
-        member: whose shards they are.
+        member: the one that holds the shards.
         flush_s: the longest time that a checkpoint waits to be persisted, in seconds.
     """
 
@@ -181,7 +181,7 @@ class HeldShards:
             del self._open[shard]
 
     def let_go_of_unreported(self, reported: Iterable[ShardId]) -> None:
-        """Release what was reported before and is not any more; tried again where unanswered.
+        """Release the shards that were reported before and are not any more; retried if unanswered.
 
         A shard that was opened and never reported stays open:
 

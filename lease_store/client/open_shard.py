@@ -64,7 +64,7 @@ class OpenShard:
         return waits and self._clock() - self._saved_at >= interval_s
 
     def flush(self) -> None:
-        """Persist what is unsaved; what got no answer before is asked for again first.
+        """Persist the unsaved checkpoint, after an earlier one whose writing got no answer.
 
         1. The write of 7 takes effect, and its reply is lost. The client confirms 9.
         2. A write from the checkpoint before 7 to 9 would be refused, and every later one.

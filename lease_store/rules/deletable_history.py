@@ -5,8 +5,8 @@ A ledger row is folded into the one before it only after a proof:
 1. A committed row is old. It is compared with the tenures of the journal, or of the summary, and
    `proven_until` passes it. A broken promise goes into the summary, where it stays.
 2. The entries of those tenures may be deleted now: no row needs them for a proof any more.
-3. The row may be folded now: whose tenure wrote it is proven, and that it joins the row before it
-   is a condition of folding.
+3. The row may be folded now: its tenure is proven, and that it joins the row before it is a
+   condition of folding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REFERENCE_ENTRIES = 64
 
 
 def reference_time(newest: Collection[datetime]) -> datetime | None:
-    """The moment that ages count from: the earliest date of a group's newest journal entries.
+    """Return the moment that ages count from: the earliest date of a group's newest entries.
 
     A host whose clock runs ahead would have to write all of them to move it.
     """
@@ -52,7 +52,7 @@ def kept_for_good(entry: JournalEntry) -> bool:
 def old_entries(
     entries: Iterable[JournalEntry], *, before: datetime, unproven_epoch: int | None
 ) -> list[JournalEntry]:
-    """The entries, oldest first, that may become part of the summary now.
+    """Return the entries, oldest first, that may become part of the summary now.
 
     Args:
         entries: the oldest of the shard behind its summary, in order.
@@ -71,7 +71,7 @@ def old_entries(
 def summarised(
     summary: ShardSummary, entries: Sequence[JournalEntry], *, too_early: str = ""
 ) -> tuple[ShardSummary, list[int]]:
-    """The summary with these entries, and the numbers of those that go.
+    """Return the summary with these entries, and the numbers of those that go.
 
     `too_early` says how the shard started before its parents were over, if these entries show it.
     """
@@ -97,13 +97,13 @@ def summarised(
 
 
 def with_findings(summary: ShardSummary, findings: Iterable[Finding]) -> ShardSummary:
-    """The summary with what is new of these broken promises, up to the limit."""
+    """Return the summary with these broken promises, each once, up to the limit."""
     new = [finding for finding in findings if finding not in summary.violations]
     return replace(summary, violations=(*summary.violations, *new)[:VIOLATIONS_KEPT])
 
 
 def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
-    """The committed rows, oldest first, that are old enough to be proven for good."""
+    """Return the committed rows, oldest first, that are old enough to be proven for good."""
     provable: list[Batch] = []
     for batch in batches:
         if batch.committed_at is None or batch.committed_at >= before:
@@ -113,7 +113,7 @@ def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
 
 
 def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> ShardSummary:
-    """The summary once these committed rows were compared with the tenures."""
+    """Return the summary once these committed rows were compared with the tenures."""
     epoch = summary.proven_epoch
     findings: list[Finding] = []
     for batch in batches:
@@ -181,7 +181,7 @@ def folding(
 
 
 def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> list[Batch]:
-    """The rows up to the last committed one that is old and proven; what is undated goes by it."""
+    """Return the rows up to the last committed one that is old and proven, undated ones too."""
     end = 0
     for place, row in enumerate(rows):
         if row.state is BatchState.INTENT:
@@ -195,12 +195,12 @@ def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> 
 
 
 def _may_fold(carrier: Batch, row: Batch) -> bool:
-    """Tell whether a row names nothing that the row before it could not stand for as well."""
+    """Return True if the row before it can stand for all that a row names."""
     return not row.files and carrier.end == row.start
 
 
 def folded(carrier: Batch, row: Batch) -> Batch:
-    """A ledger row that stands for the next row, too."""
+    """Return a ledger row that stands for the next row, too."""
     return replace(
         carrier,
         end=row.end,
@@ -227,12 +227,12 @@ def _together(one: BatchStatistics, other: BatchStatistics) -> BatchStatistics:
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
-    # What is not known of one does not take away what is known of the other: totals never go back.
+    # A total that one row lacks takes nothing away from that of the other: totals never go back.
     return None if one is None and other is None else (one or 0) + (other or 0)
 
 
 def may_forget(gap: Gap, *, before: datetime) -> bool:
-    """Tell whether a gap is done with: accepted, behind the checkpoint, and old."""
+    """Return True if a gap is done with: accepted, behind the checkpoint, and old."""
     return gap.acknowledged and gap.skipped and gap.at < before
 
 
@@ -242,12 +242,12 @@ def skips_left(summary: ShardSummary) -> int:
 
 
 def skipping(summary: ShardSummary, gaps: Iterable[Gap]) -> ShardSummary:
-    """The summary with gaps whose rows go."""
+    """Return the summary with gaps that lose their rows."""
     return replace(summary, skips=(*summary.skips, *((gap.start, gap.end) for gap in gaps)))
 
 
 def tenures_of(entries: Iterable[JournalEntry], summary: ShardSummary) -> Tenures:
-    """The tenures that some entries opened, and the newest one of a summary."""
+    """Return the tenures that some entries opened, and the newest one of a summary."""
     opening = summary.opening
     earlier = {(opening.epoch, opening.run): opening.owner} if opening else {}
     return earlier | {
@@ -256,5 +256,5 @@ def tenures_of(entries: Iterable[JournalEntry], summary: ShardSummary) -> Tenure
 
 
 def forces_of(entries: Iterable[JournalEntry]) -> list[Force]:
-    """The forced checkpoints among some entries."""
+    """Return the forced checkpoints among some entries."""
     return [Force(entry.epoch, entry.check_point) for entry in entries if entry.kind == "force"]

@@ -231,12 +231,12 @@ class PlannerWatch:
     A deployment may be unable to launch anything while its nodes beat: its daemon is down. Each
     tick of its planner leaves a new mark, and what counts is how long the mark has not changed.
     Time in which nobody could look does not count, except that marks which stay out of reach
-    count like a silence of their own: whoever cannot read them cannot be sent a run either.
+    count like a silence of their own: a node that cannot read them cannot be sent a run either.
 
     Args:
         clock: monotonic seconds.
-        look_max_s: the most that the time between two looks counts, in seconds; whoever was
-            frozen with the whole machine has not seen the planner be silent.
+        look_max_s: the most that the time between two looks counts, in seconds; an
+            observer that was frozen with the whole machine has not seen the planner be silent.
     """
 
     def __init__(self, clock: Clock, look_max_s: float) -> None:

@@ -125,7 +125,7 @@ def output_expired(key: GroupKey, shard: ShardId, cursor: str, begin: str) -> Ch
 
 
 def child_expired(key: GroupKey, shard: ShardId, child: ShardId) -> CheckpointRefused:
-    """A shard was to be read again from its beginning, whose first output has expired."""
+    """Return the error of reading a shard from its beginning after its first output expired."""
     return CheckpointRefused(
         f"Shard {shown(child)} of group {key} cannot be read again with shard {shown(shard)}: its "
         "first committed output has expired, and would be committed a second time. Reopen with "

@@ -2,7 +2,7 @@
 
 The rules are pure (`shard_proof` and `order_proof` beside this one), so that the same check runs on
 a store, on a copy of one, and at every step of a simulation. A store is read shard by shard, in
-pages: what is remembered grows with the tenures of one shard, and by eight bytes a file.
+pages: memory grows with the tenures of one shard, and by eight bytes a file.
 
 Consumption goes on meanwhile, which must not look wrong:
 

@@ -46,7 +46,7 @@ def ledger_of(batches: Sequence[Batch]) -> Ledger:
 def withdrawal(batch: Batch) -> Batch:
     """A committed batch as it is once its range is to be read again.
 
-    The generation rises, so that whoever was about to replace its output comes too late.
+    The generation rises, so that a rewriter that was about to replace its output comes too late.
     """
     return replace(batch, state=BatchState.WITHDRAWN, generation=batch.generation + 1)
 
