@@ -21,7 +21,7 @@ from dagster_leasehold.orchestration.schedules import build_schedule
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
 from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
-from dagster_leasehold.sensors.outbox import build_outbox_sensor
+from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
 from dagster_leasehold.sensors.watermark import build_watermark_sensor

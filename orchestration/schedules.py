@@ -9,8 +9,8 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.sensors.active_runs import active_runs, queued_shards
-from dagster_leasehold.sensors.launching import Launch
-from dagster_leasehold.sensors.run_requests import run_request
+from dagster_leasehold.sensors.launch_choice import Launch
+from dagster_leasehold.sensors.launch_round import run_request
 
 CRON = "*/5 * * * *"
 

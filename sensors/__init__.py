@@ -1,4 +1,8 @@
-"""The sensors of a stream: each tick reads, decides, and says in one line what and why."""
+"""The sensors of a stream: each tick reads, decides, and explains itself in one line.
+
+Called by `orchestration`, which builds definitions of them, and by the agents of nodes. A sensor's
+module has its builder; pure choices, rounds and memories stand beside it.
+"""
 
 EVERY_LOOP_S = 1
 """The interval of sensors that tick whenever the daemon looks, which is every 5 s.

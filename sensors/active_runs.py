@@ -39,10 +39,10 @@ class ActiveRun:
     """A run of a stream that has not ended.
 
     Attributes:
-        node: the node that it consumes as; None for a run that has not chosen yet.
+        node: the node for which it consumes; None for a run that has not chosen yet.
         shards: the shards that it was launched for.
-        started: whether its process has begun to work.
-        launched: whether it is a run of `consume_<stream>`, as sensors launch them.
+        started: True if its process has begun to work.
+        launched: True for a run of `consume_<stream>`, as sensors launch them.
         process: its process, as `assets.run_process` notes it; empty while it has none.
     """
 
@@ -68,14 +68,14 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
         )
         for run in _all_runs(instance, of_stream)
     }
-    found: list[ActiveRun] = []
+    active: list[ActiveRun] = []
     for run in runs.values():
         shards = _shards_of(run, stream)
         if shards is None:
             continue
         started = run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
         process = run.tags.get(PROCESS_TAG, "")
-        found.append(
+        active.append(
             ActiveRun(
                 run.run_id,
                 run.tags.get(NODE_TAG),
@@ -85,7 +85,7 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
                 process=process,
             )
         )
-    return found
+    return active
 
 
 def queued_shards(
@@ -109,14 +109,14 @@ def partitions_in_work(
 ) -> set[str]:
     """Return those of some partitions of an asset for which a run waits or works."""
     keys = sorted(partitions)
-    found: set[str] = set()
+    busy: set[str] = set()
     for first in range(0, len(keys), SHARDS_PER_READ):
         some = keys[first : first + SHARDS_PER_READ]
         asked = dg.RunsFilter(statuses=ACTIVE, tags={PARTITION_TAG: some})
         for run in _all_runs(instance, asked):
             if run.asset_selection and asset in run.asset_selection:
-                found.add(run.tags[PARTITION_TAG])
-    return found
+                busy.add(run.tags[PARTITION_TAG])
+    return busy
 
 
 def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[DagsterRun]:
@@ -130,7 +130,7 @@ def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[D
 
 
 def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
-    """The shards that a run serves, or None for a run of something else."""
+    """Return the shards that a run serves, or None for a run of something else."""
     if run.job_name == consume_job_name(stream):
         config: dict[str, Any] = dict(run.run_config)
         op = config.get("ops", {}).get(consume_op_name(stream), {})

@@ -30,7 +30,7 @@ FIRST_ATTEMPTS_MAX = 240
 AGAIN_AT_ONCE_MAX = 8
 SHOWN_MAX = 3
 HoursInWork = Callable[[Collection[datetime]], Collection[datetime]]
-"""Tells for which of some hours a run waits or works."""
+"""Returns those of some hours for which a run waits or works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class OwedHour:
 
     Attributes:
         version: the version of its row for which late records wait; 0 for an hour without a row.
-        attempts: how often a run was asked for, for this version.
+        attempts: the number of runs that were asked for, for this version.
     """
 
     version: int = 0
@@ -74,20 +74,20 @@ class AskedHours:
     _asked_s: dict[datetime, float] = field(default_factory=dict[datetime, float])
 
     def recall(self, cursor: str | None, since: datetime) -> bool:
-        """Take over what the cursor says; an unreadable one begins anew, at `since`.
+        """Take over the hours in the cursor; an unreadable one begins again at `since`.
 
         Asking again for an hour is harmless: Dagster launches one run per run key.
 
         Returns:
-            False where the cursor tells nothing of owed hours, as those of former releases.
+            False if the cursor names no owed hours, as those of former releases.
         """
-        self.next, self.owed, known = *_parsed(cursor, since), (cursor or "").startswith("{")
+        self.next, self.owed = _parsed(cursor, since)
         self._asked_s = {at: asked_s for at, asked_s in self._asked_s.items() if at in self.owed}
         self.given_up, self.lost = [], []
-        return known
+        return (cursor or "").startswith("{")
 
     def remember(self) -> str:
-        """The cursor; of too many hours those that failed longest ago are left out."""
+        """Return the cursor; of too many hours, those that failed longest ago are left out."""
         repeated = sorted(at for at, hour in self.owed.items() if hour.attempts > 1)
         excess = max(0, len(self.owed) - OWED_MAX)
         self.given_up = [*repeated, *sorted(self.owed.keys() - set(repeated))][:excess]
@@ -99,16 +99,16 @@ class AskedHours:
         return json.dumps({"next": time_text(self.next), "owed": hours}, separators=(",", ":"))
 
     def ask(self, at: datetime) -> OwedHour:
-        """Note that a run is asked for now; the hour as it stands after that."""
-        known = self.owed.get(at, OwedHour())
-        self.owed[at] = replace(known, attempts=known.attempts + 1)
+        """Note that a run is asked for now; return the hour as it stands after that."""
+        hour = self.owed.get(at, OwedHour())
+        self.owed[at] = replace(hour, attempts=hour.attempts + 1)
         self._asked_s[at] = self.clock()
         return self.owed[at]
 
     def owe(self, window: EventWindow) -> None:
         """Note that late records wait for an hour to be made again."""
-        known = self.owed.get(window.start)
-        if known is None or known.version != window.version:
+        hour = self.owed.get(window.start)
+        if hour is None or hour.version != window.version:
             self.owed[window.start] = OwedHour(window.version)
 
     def settle(self, rows: Mapping[datetime, EventWindow]) -> None:
@@ -129,13 +129,13 @@ class AskedHours:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many hours wait for their first run that no further ones are asked for."""
+        """True if so many hours wait for their first run that no further ones are asked for."""
         return sum(hour.attempts == 1 for hour in self.owed.values()) >= FIRST_ATTEMPTS_MAX
 
     def due(
         self, in_work: Callable[[Collection[datetime]], Collection[datetime]]
     ) -> list[datetime]:
-        """The owed hours to ask for now, the oldest first.
+        """Return the owed hours to ask for now, the oldest first.
 
         Args:
             in_work: those of some hours for which a run waits or works.
@@ -167,7 +167,7 @@ class AskedHours:
         return retry_wait_s(hour.attempts, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
 
     def notes(self) -> list[str]:
-        """Lines for people about hours that were asked for in vain, and those given up."""
+        """Return lines for people about hours that were asked for in vain, and those given up."""
         lines: list[str] = []
         repeated = sorted(at for at, hour in self.owed.items() if hour.attempts > 1)
         if repeated:
@@ -189,7 +189,7 @@ class AskedHours:
 
 
 def _parsed(cursor: str | None, since: datetime) -> tuple[datetime, dict[datetime, OwedHour]]:
-    """The first hour that no run was asked for, and the owed ones."""
+    """Return the first hour that no run was asked for, and the owed ones."""
     text, owed = cursor or "", dict[datetime, OwedHour]()
     if text.startswith("{"):
         try:

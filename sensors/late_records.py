@@ -32,8 +32,8 @@ SPANS_MAX = 8
 
 
 def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetime]:
-    """The hours within `[since, until)` that output of a batch may lie in."""
-    found: set[datetime] = set()
+    """Return the hours within `[since, until)` that output of a batch may lie in."""
+    hours: set[datetime] = set()
     files = [file for file in batch.files if not file.quarantine]
     spans = [(file.first_event_time or since, file.last_event_time or until) for file in files]
     if not files and batch.statistics.written:
@@ -42,24 +42,24 @@ def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetim
     for first, last in spans:
         hour = max(hour_of(first), since)
         while hour < until and hour <= last:
-            found.add(hour)
+            hours.add(hour)
             hour += HOUR
-    return found
+    return hours
 
 
 def windows_of(
     store: Windows, hourly: HourlyAsset, hours: Collection[datetime]
 ) -> dict[datetime, EventWindow]:
-    """The rows of these hours, for those that have one."""
-    found: dict[datetime, EventWindow] = {}
+    """Return the rows of these hours, for those that have one."""
+    windows: dict[datetime, EventWindow] = {}
     for since, until in _spans(hours):
         rows = store.windows(hourly.stream.key, hourly.name, since=since, until=until)
-        found |= {row.start: row for row in rows if row.start in hours}
-    return found
+        windows |= {row.start: row for row in rows if row.start in hours}
+    return windows
 
 
 def _spans(hours: Collection[datetime]) -> list[tuple[datetime, datetime]]:
-    """The hours as few spans of time, which cover them all."""
+    """Return few spans of time that cover all the hours."""
     spans: list[tuple[datetime, datetime]] = []
     for hour in sorted(hours):
         if spans and spans[-1][1] == hour:
@@ -71,7 +71,7 @@ def _spans(hours: Collection[datetime]) -> list[tuple[datetime, datetime]]:
 
 @dataclass(slots=True)
 class LateRecords:
-    """Counts late records of one downstream asset; remembers what it has looked through.
+    """The late records of one downstream asset, with a memory of the ledger that was read.
 
     Attributes:
         hourly: the asset.
@@ -93,10 +93,10 @@ class LateRecords:
     def begin(
         self, shards: Sequence[ShardLease], asked_until: datetime
     ) -> list[EventWindow] | None:
-        """Find out, once in a process, where to begin: the rows of all hours that may get records.
+        """Decide, once in a process, where to begin; return the rows of hours that may get records.
 
         Returns:
-            Those rows; None where that was done before.
+            The rows; None if that was done before.
         """
         if self._next is not None:
             return None
@@ -112,21 +112,21 @@ class LateRecords:
         return windows
 
     def since(self, asked_until: datetime) -> datetime:
-        """The first hour that late records are looked for in."""
+        """Return the first hour in which late records are looked for."""
         within = timedelta(seconds=self.hourly.late.within_s)
         return max(self.hourly.since, hour_of(asked_until - within))
 
     def look(self, shards: Sequence[ShardLease], asked_until: datetime) -> None:
-        """Look through what was committed since the last look.
+        """Read the batches that were committed since the last look.
 
         Args:
             shards: as the lease tables have them now.
             asked_until: runs were asked for all hours before this one.
         """
         assert self._next is not None
-        since, known = self.since(asked_until), {lease.shard: lease for lease in shards}
-        self._next = {shard: number for shard, number in self._next.items() if shard in known}
-        self._seen = {shard: at for shard, at in self._seen.items() if shard in known}
+        since, present = self.since(asked_until), {lease.shard for lease in shards}
+        self._next = {shard: number for shard, number in self._next.items() if shard in present}
+        self._seen = {shard: at for shard, at in self._seen.items() if shard in present}
         self._ends = {at: ends for at, ends in self._ends.items() if at >= since}
         moved = {
             f"reading the ledger of shard {lease.shard}": lease
@@ -153,7 +153,7 @@ class LateRecords:
         return set(self._ends)
 
     def count(self, rows: Mapping[datetime, EventWindow]) -> list[EventWindow]:
-        """Write what is late into the rows of its hours; the rows that changed.
+        """Write late records into the rows of their hours; return the rows that changed.
 
         An hour whose file cannot be read, or whose row somebody else wrote first, is left to a
         later tick.

@@ -1,4 +1,4 @@
-"""One round of launching: which shards of the served nodes have something to read, and runs."""
+"""One round of launching: runs for the shards of the served nodes that have something to read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from itertools import islice
 
 import dagster as dg
 
+from dagster_leasehold.assets.consume_job import ConsumeConfig
+from dagster_leasehold.assets.partitions import (
+    NODE_TAG,
+    STREAM_TAG,
+    consume_job_name,
+    consume_op_name,
+)
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseLost
@@ -29,7 +36,7 @@ from dagster_leasehold.sensors.active_runs import (
     active_runs,
     queued_shards,
 )
-from dagster_leasehold.sensors.launching import (
+from dagster_leasehold.sensors.launch_choice import (
     IdleShard,
     Launch,
     LaunchHistory,
@@ -41,11 +48,15 @@ from dagster_leasehold.shard_sources.lag import bounds_of
 from dagster_leasehold.shard_sources.source import ShardBounds
 
 FINISHED_PER_ROUND_MAX = 100
+MAX_RUNTIME_TAG = "dagster/max_runtime"
+MAX_RETRIES_TAG = "dagster/max_retries"
+OVERTIME_S = 900
+"""The time beyond budget and stall limit after which Dagster ends a run that is still at work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round launches, and one line for each thing that it did or left."""
+    """The runs that a round launches, and one line for each thing that it did or left."""
 
     launches: tuple[Launch, ...] = ()
     notes: tuple[str, ...] = ()
@@ -53,10 +64,10 @@ class Round:
 
 @dataclass(slots=True)
 class LaunchRounds:
-    """Launches runs for the shards of the served nodes; remembers between rounds.
+    """The rounds of launching for the shards of the served nodes, with their memory.
 
     Attributes:
-        stream: whose shards.
+        stream: of the shards.
         store: the lease store.
         address: under which the served nodes registered; a node of ours that answers from another
             address is somebody else's, and so are its runs.
@@ -76,7 +87,7 @@ class LaunchRounds:
         self._steps = FailingSteps(self.clock)
 
     def run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
-        """One round on what a tick of rebalancing found.
+        """Return one round on the report of a tick of rebalancing.
 
         Raises:
             SourceError: the source cannot tell what its shards hold.
@@ -109,7 +120,7 @@ class LaunchRounds:
     def _choose(
         self, instance: dg.DagsterInstance, ready: list[IdleShard], active: list[ActiveRun]
     ) -> tuple[list[Launch], set[ShardId]]:
-        """Runs for shards that wait for no other run, and the shards that do."""
+        """Return runs for shards that wait for no other run, and the shards that do."""
         runs_active = Counter(NodeName(run.node) for run in active if run.node)
         queued: set[ShardId] = set()
         free: set[ShardId] = set()
@@ -126,14 +137,14 @@ class LaunchRounds:
             # Those behind them are asked for, too: a backfill may hold thousands.
             rest = (i.shard for i in ready if i.shard not in free | queued | chosen)
             asked = [*(chosen - free), *islice(rest, SHARDS_PER_READ)]
-            found = queued_shards(instance, self.stream, asked)
-            queued |= found
-            free |= set(asked) - found
+            waiting = queued_shards(instance, self.stream, asked)
+            queued |= waiting
+            free |= set(asked) - waiting
 
     def _ready(
         self, report: TickReport, active: list[ActiveRun], notes: list[str]
     ) -> list[IdleShard]:
-        """Shards that have something to read and that nobody serves; finishes the empty ones."""
+        """Return shards with something to read that nobody serves; finish the empty ones."""
         taken = {shard for run in active for shard in run.shards}
         idle = self._idle(report, taken)
         # The least recently served first: what is probed one by one comes round in its turn.
@@ -171,7 +182,7 @@ class LaunchRounds:
         places: Mapping[ShardId, str | None],
         bounds: Mapping[ShardId, ShardBounds],
     ) -> dict[ShardId, Work]:
-        """What each shard asks for."""
+        """Return the work that each shard needs."""
         snapshot = report.snapshot
         starting = pending_bootstraps(snapshot)
         children = {row.shard for row in snapshot.shards if row.parents}
@@ -200,7 +211,7 @@ class LaunchRounds:
         }
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
-        """The node of each shard that a node of ours may consume, and takes runs for."""
+        """Return the node of each shard that a node of ours may consume, and takes runs for."""
         ours = {
             node.name
             for node in report.snapshot.nodes
@@ -211,7 +222,7 @@ class LaunchRounds:
         }
 
     def _finish(self, shard: ShardId, node: NodeName, end: str) -> bool:
-        """End a read-only shard that was read to its end before it became read-only."""
+        """Finish a read-only shard that was read to its end before it became read-only."""
         opened = self.store.open_tenure(self.stream.key, shard, node, self.new_id())
         if not isinstance(opened, Opened):
             return False
@@ -228,3 +239,28 @@ def _subscribable(snapshot: Snapshot) -> set[ShardId]:
 
 def _count(shards: int) -> str:
     return f"{shards} shard" if shards == 1 else f"{shards} shards"
+
+
+def run_request(stream: ShardStream, launch: Launch, incarnation: str) -> dg.RunRequest:
+    """Return the request for a run of `consume_<stream>`.
+
+    It has no run key: Dagster refuses for ever a key that was used once, and the lease keeps two
+    runs apart. Nor does Dagster retry it: the next tick launches what is left, for the node that
+    owns it then.
+    """
+    config = ConsumeConfig(node=launch.node, incarnation=incarnation, shards=list(launch.shards))
+    return dg.RunRequest(
+        job_name=consume_job_name(stream),
+        run_config=dg.RunConfig(ops={consume_op_name(stream): config}),
+        tags={
+            NODE_TAG: launch.node,
+            STREAM_TAG: stream.name,
+            MAX_RUNTIME_TAG: str(_runtime_max_s(stream)),
+            MAX_RETRIES_TAG: "0",
+        },
+    )
+
+
+def _runtime_max_s(stream: ShardStream) -> int:
+    # A run that hangs ends by itself before; this is for one that cannot even do that.
+    return round(stream.run_budget_s + stream.stall_limit_s) + OVERTIME_S

@@ -1,19 +1,210 @@
-"""The sensor that calls a stream's `on_commit` for what was committed."""
+"""The sensor that calls a stream's `on_commit` for committed batches, in order per shard.
+
+A batch whose call fails is called for again, and holds back the later ones of its shard and nothing
+else: consumption does not look at the hook. The process remembers only until when it waits; the
+number and the error of failed calls are in the outbox, for whoever delivers next.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
 
 import dagster as dg
 
+from dagster_leasehold.assets.commit_hook import CommittedBatch, OnCommit
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.assets.spark.users_code import users_error
+from dagster_leasehold.lease_store.errors import LeaseholdError, without_secrets
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.outcomes import TurnOver, TurnTaken
+from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.sensors import EVERY_LOOP_S
-from dagster_leasehold.sensors.hook_delivery import HookDelivery
+
+RETRY_FIRST_S = 5.0
+RETRY_MAX_S = 600.0
+CALLS_PER_SHARD_MAX = 200
+TICK_BUDGET_S = 20.0
+"""The seconds after which a tick begins no further call: Dagster gives a tick 60 s."""
+
+
+@dataclass
+class DeliveryReport:
+    """The outcome of one tick.
+
+    Attributes:
+        delivered: calls that returned.
+        failures: for each shard whose call failed in this tick, one line with the error.
+        left: batches that wait for a later tick.
+        explanation: the reason why nothing was called, or why the tick stopped early; or empty.
+        troubles: one line for each shard whose batches could not be looked at or noted.
+    """
+
+    delivered: int = 0
+    failures: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
+    left: int = 0
+    explanation: str = ""
+    troubles: list[str] = field(default_factory=list[str])
+
+    def __str__(self) -> str:
+        """Return the report as the sensor's tick shows it."""
+        counts = f"{self.delivered} batches delivered, {self.left} waiting."
+        failed = " ".join(f"Shard {shard}: {error}" for shard, error in self.failures.items())
+        troubles = " ".join(f"{trouble}." for trouble in self.troubles)
+        return " ".join(part for part in (counts, self.explanation, failed, troubles) if part)
+
+
+class HookDelivery:
+    """The delivery to one stream's hook from this process.
+
+    Args:
+        stream: the declaration; `on_commit` is set.
+        deployment: the lease store, the nodes served here and the output folder.
+        clock: monotonic seconds.
+        jitter: a number in [0, 1) for each wait.
+    """
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        deployment: Deployment,
+        *,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        assert stream.on_commit is not None
+        self._stream = stream
+        self._hook: OnCommit = stream.on_commit
+        self._deployment = deployment
+        self._clock = clock
+        self._jitter = jitter
+        self._due_s: dict[ShardId, float] = {}
+        self._steps = FailingSteps(clock)
+        self._busy = Lock()
+        self._calling: tuple[str, float] = ("", 0.0)
+
+    def tick(self, address: str) -> DeliveryReport:
+        """Call the hook for what is due; what fails is in the report.
+
+        Args:
+            address: under which this deployment's nodes register.
+
+        Raises:
+            LeaseholdError: the lease store does not answer.
+        """
+        # Dagster gives up on a tick that takes too long, but its thread goes on here.
+        if not self._busy.acquire(blocking=False):
+            batch, since_s = self._calling
+            waited_s = self._clock() - since_s
+            return DeliveryReport(
+                explanation=f"on_commit was called for batch {batch} {waited_s:.0f} s ago and has "
+                "not returned."
+            )
+        try:
+            self._steps.begin()
+            report = self._deliver(address)
+            report.troubles = self._steps.notes
+            return report
+        finally:
+            self._busy.release()
+
+    def _deliver(self, address: str) -> DeliveryReport:
+        store, key = self._deployment.store(), self._stream.key
+        waiting = store.waiting_events(key, EventKind.HOOK)
+        now_s = self._clock()
+        shards = {each.shard for each in waiting}
+        self._due_s = {shard: at_s for shard, at_s in self._due_s.items() if shard in shards}
+        due = [each for each in waiting if self._due_s.get(each.shard, now_s) <= now_s]
+        report = DeliveryReport(left=sum(each.count for each in waiting))
+        if not due:
+            wait_s = min((self._due_s[each.shard] - now_s for each in waiting), default=0.0)
+            report.explanation = f"The next call is due in {wait_s:.0f} s." if waiting else ""
+            return report
+        member = self._live_node(address)
+        if member is None:
+            report.explanation = "No node that this deployment serves is alive in the group."
+            return report
+        turn = store.take_turn(key, *member)
+        if isinstance(turn, TurnTaken):
+            report.explanation = f"Node {turn.node or 'of another deployment'} delivers."
+            return report
+        try:
+            self._call_all(turn, due, now_s + TICK_BUDGET_S, report)
+        finally:
+            store.end_turn(turn)
+        return report
+
+    def _live_node(self, address: str) -> tuple[NodeName, str] | None:
+        """Return a node of this deployment that is alive, and its incarnation."""
+        nodes = self._deployment.store().pulse(self._stream.key).nodes
+        for node in self._deployment.own(nodes, address):
+            return node.name, node.incarnation
+        return None
+
+    def _call_all(
+        self,
+        turn: DeliveryClaim,
+        due: list[WaitingEvents],
+        deadline_s: float,
+        report: DeliveryReport,
+    ) -> None:
+        """Call the hook shard by shard, beginning with those that have waited longest."""
+        for each in sorted(due, key=lambda waiting: waiting.oldest.sequence):
+            calls = partial(self._call_shard, turn, each.shard, deadline_s, report)
+            if not self._steps.attempt(f"shard {each.shard}", calls, True):
+                return
+
+    def _call_shard(
+        self, turn: DeliveryClaim, shard: ShardId, deadline_s: float, report: DeliveryReport
+    ) -> bool:
+        """Call the hook for one shard's batches in order; return False if the tick has to end."""
+        events = self._deployment.store().pending_events(
+            turn.key, kind=EventKind.HOOK, shard=shard, limit=CALLS_PER_SHARD_MAX
+        )
+        for event in events:
+            if self._clock() >= deadline_s:
+                report.explanation = "The rest is left to the next tick."
+                return False
+            failure = self._call(event)
+            settled = self._deployment.store().settle_event(turn, event.sequence, error=failure)
+            if isinstance(settled, TurnOver):
+                report.explanation = "Another deployment has taken over."
+                return False
+            if failure:
+                self._put_off(event, failure, report)
+                break
+            self._due_s.pop(event.shard, None)
+            report.delivered += 1
+            report.left -= 1
+        return True
+
+    def _call(self, event: OutboxEvent) -> str:
+        """Call the hook once, and return the error, or nothing."""
+        self._calling = (event.batch_id, self._clock())
+        try:
+            folder = self._deployment.output_folder(self._stream.key)
+            self._hook(CommittedBatch.of(event, self._stream.key, folder))
+        except Exception as error:
+            return without_secrets(users_error(error))
+        return ""
+
+    def _put_off(self, event: OutboxEvent, failure: str, report: DeliveryReport) -> None:
+        wait_s = retry_wait_s(
+            event.attempts + 1, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S, jitter=self._jitter()
+        )
+        self._due_s[event.shard] = self._clock() + wait_s
+        report.failures[event.shard] = (
+            f"on_commit failed for batch {event.batch_id} at attempt {event.attempts + 1} "
+            f"({failure}); it is called again in {wait_s:.0f} s."
+        )
 
 
 def build_on_commit_sensor(
@@ -23,7 +214,7 @@ def build_on_commit_sensor(
     clock: Clock = steady_clock,
     jitter: Callable[[], float] = random.random,
 ) -> dg.SensorDefinition:
-    """The sensor `<stream>_on_commit`, for a stream that declares the hook.
+    """Return the sensor `<stream>_on_commit`, for a stream that declares the hook.
 
     `clock` gives monotonic seconds, `jitter` a number in [0, 1).
     """
@@ -34,7 +225,7 @@ def build_on_commit_sensor(
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Calls the hook of {stream.name} for each committed batch, in order per "
-        "shard, and again where it failed.",
+        "shard, and again if the call failed.",
     )
     def on_commit(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         try:

@@ -1,4 +1,4 @@
-"""What the code server's process keeps between the ticks of a rebalance sensor."""
+"""The memory of a rebalance sensor between its ticks, in the code server's process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dagster_leasehold.sensors.shard_list import sync_listing
 
 
 class RebalanceMemory:
-    """Whom the process saw alive when, on its own clock, and what it launched.
+    """A memory of the nodes seen alive, on the process's own clock, and of launches.
 
     Made at the first tick, because loading a code location must not open the lease store.
     """
@@ -60,7 +60,7 @@ class RebalanceMemory:
         return self._deployment.served(nodes, self._address)
 
     def tick(self, remembered: str) -> TickReport:
-        """One tick; for a group that has no shards yet, after asking the source for them.
+        """Do one tick; if the group has no shards yet, ask the source for them before.
 
         The shard list sensor does the same at about the same moment, but its result would be seen
         only at the next tick.
@@ -82,12 +82,12 @@ class RebalanceMemory:
         report = self._rebalancer.tick(remembered)
         if self._deployment.upkeep_file is not None:
             self._upkeep.add(report.statements)
-            noted = self._upkeep.report(
+            upkeep = self._upkeep.report(
                 term_s=report.snapshot.group.timeout_s,
                 nodes=len(report.owned),
                 at=datetime.now(UTC),
             )
             # What is only for people to look at must not keep a node from beating.
             with suppress(OSError):
-                noted.save(self._deployment.upkeep_file(self._stream.key))
+                upkeep.save(self._deployment.upkeep_file(self._stream.key))
         return report

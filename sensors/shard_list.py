@@ -58,13 +58,13 @@ def sync_listing(
 def build_shard_list_sensor(
     stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
 ) -> dg.SensorDefinition:
-    """The sensor `<stream>_shard_list`; `clock` gives monotonic seconds."""
+    """Return the sensor `<stream>_shard_list`; `clock` gives monotonic seconds."""
     partitions = shard_partitions(stream)
     memory = _Synced()
     steps = FailingSteps(clock)
 
     def sync(listing: list[ShardListing]) -> str:
-        """Carry the list into the lease tables, where it is new."""
+        """Carry the list into the lease tables, if it is new."""
         digest = _digest(listing)
         memory.ticks += 1
         # An unchanged list is carried over now and then all the same: the lease tables may have
@@ -80,8 +80,8 @@ def build_shard_list_sensor(
         name=f"{definition_name(stream)}_shard_list",
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Keeps the shards of {stream.name} known: lineage in the lease tables, "
-        "one partition per shard in Dagster. It never removes one.",
+        description=f"Writes the shards of {stream.name} and their lineage into the lease tables, "
+        "and adds one partition per shard to Dagster. It never removes one.",
     )
     def shard_list(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         steps.begin()
@@ -93,20 +93,20 @@ def build_shard_list_sensor(
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SkipReason(str(error))
-        known = set(context.instance.get_dynamic_partitions(stream.name))
-        missing = [row.shard for row in listing if row.shard not in known]
+        partitioned = set(context.instance.get_dynamic_partitions(stream.name))
+        missing = [row.shard for row in listing if row.shard not in partitioned]
         troubles = steps.notes
         for trouble in troubles:
             context.log.warning(trouble)
         parts = [part for part in (done, *troubles) if part]
-        said = f"{'; '.join(parts)}; {len(missing)} missing partitions added."
+        explanation = f"{'; '.join(parts)}; {len(missing)} missing partitions added."
         if missing:
             failpoints.reach(Failpoint.BEFORE_PARTITIONS)
         if len(missing) > PARTITIONS_OF_TICK_MAX:
             context.instance.add_dynamic_partitions(stream.name, missing)
-            return dg.SensorResult(skip_reason=said)
+            return dg.SensorResult(skip_reason=explanation)
         requests = [partitions.build_add_request(missing)] if missing else []
-        return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=said)
+        return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=explanation)
 
     return shard_list
 

@@ -1,4 +1,4 @@
-"""Which rows of the outbox the outbox sensor has to report: those that nobody else has or will."""
+"""The rows of the outbox that are left to the outbox sensor: nobody else reports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.roles.groups import Groups
 
 SHOWN_MAX = 2_000
-"""How many of the newest materializations are looked at; older ones may be reported again."""
+"""The most materializations that are read, the newest; older ones may be reported again."""
 
 
 def left_behind(
@@ -24,7 +24,7 @@ def left_behind(
     store: Groups,
     pending: Sequence[OutboxEvent],
 ) -> list[OutboxEvent]:
-    """The events of runs that will not report them themselves any more, in order.
+    """Return the events of runs that will not report them themselves any more, in order.
 
     A run that the instance does not know is another deployment's. That deployment reports it, as
     long as the node that held the shard is a member of the group and registered from there.
@@ -50,7 +50,7 @@ def left_behind(
 def not_shown(
     instance: dg.DagsterInstance, stream: ShardStream, events: Sequence[OutboxEvent]
 ) -> list[OutboxEvent]:
-    """The events that no materialization covers yet.
+    """Return the events that no materialization covers yet.
 
     A run can die between its report and the flag on its rows, and the daemon between a tick's
     events and the tick's cursor. Either left materializations that name the batches.

@@ -36,7 +36,7 @@ UNKNOWN = Frontier(None, None, "it is not known which hours are complete")
 
 @dataclass(slots=True)
 class IdleShards:
-    """Since when each shard is caught up, on this process's own clock.
+    """A memory of the time since when each shard is caught up, on this process's own clock.
 
     A restart forgets, and counts anew: hours are held back longer, never less.
     """
@@ -52,29 +52,29 @@ class IdleShards:
         now_s: float,
         allowance_s: float,
     ) -> set[ShardId]:
-        """The shards that were caught up, at one checkpoint, for at least `allowance_s` seconds.
+        """Return the shards caught up at one checkpoint for at least `allowance_s` seconds.
 
         Args:
             caught_up: the checkpoints of those that are caught up now.
             now_s: the time, in monotonic seconds.
-            allowance_s: how long a shard holds back after it was caught up.
+            allowance_s: the time for which a shard holds back after it was caught up, in seconds.
         """
-        kept = {
+        unchanged = {
             shard: since
             for shard, since in self._since_s.items()
             if shard in caught_up and since[0] == caught_up[shard]
         }
-        self._since_s = {shard: (at, now_s) for shard, at in caught_up.items()} | kept
+        self._since_s = {shard: (at, now_s) for shard, at in caught_up.items()} | unchanged
         return {shard for shard, (_, at) in self._since_s.items() if now_s - at >= allowance_s}
 
 
 @dataclass(slots=True)
 class WatermarkRounds:
-    """What one tick decides; remembers idle shards and what was looked through for late records.
+    """The decisions of ticks, with a memory of idle shards and of the ledger that was read.
 
     Attributes:
         hourly: the downstream asset.
-        deployment: where its stream's ledger and files are.
+        deployment: of its stream's ledger and files.
         clock: monotonic seconds.
     """
 
@@ -104,7 +104,7 @@ class WatermarkRounds:
         asked, store = self._asked, self.deployment.store()
         remembers = asked.recall(cursor, self.hourly.since)
         leases = store.snapshot(self.hourly.stream.key).shards
-        found, hours = self._steps.attempt(
+        reached, hours = self._steps.attempt(
             "looking for complete hours",
             partial(self._complete, leases),
             (UNKNOWN, []),
@@ -125,11 +125,11 @@ class WatermarkRounds:
             requests.append(self._request(at))
             asked.next = at + HOUR
         cursor = asked.remember()
-        said = self._said(found, launchable, len(hours) - len(launchable), counted)
+        explanation = self._explanation(reached, launchable, len(hours) - len(launchable), counted)
         return dg.SensorResult(
             run_requests=requests,
             asset_events=[self._observation(window) for window in counted],
-            skip_reason=None if requests else said,
+            skip_reason=None if requests else explanation,
             cursor=cursor,
         )
 
@@ -152,7 +152,7 @@ class WatermarkRounds:
         return due
 
     def _complete(self, leases: Sequence[ShardLease]) -> tuple[Frontier, list[datetime]]:
-        """Up to when all output is complete, and the hours that nobody was asked for.
+        """Return the time up to which all output is complete, and the hours not asked for yet.
 
         The source is asked for its shards only where that matters, and after the lease tables, or
         an hour could be taken for complete too early; see `shard_times`.
@@ -164,19 +164,19 @@ class WatermarkRounds:
             )
             times = [replace(shard, idle=shard.shard in idle) for shard in times]
         out_of_order = timedelta(seconds=self.hourly.out_of_order_s)
-        found = frontier(times, out_of_order=out_of_order)
-        if self._asked.crowded or not self._hours_until(found):
-            return found, []
+        reached = frontier(times, out_of_order=out_of_order)
+        if self._asked.crowded or not self._hours_until(reached):
+            return reached, []
         listed = {row.shard for row in self.hourly.stream.source.list_shards()}
         unlisted = listed - {lease.shard for lease in leases}
-        found = frontier(times, unlisted=unlisted, out_of_order=out_of_order)
-        return found, self._hours_until(found)
+        reached = frontier(times, unlisted=unlisted, out_of_order=out_of_order)
+        return reached, self._hours_until(reached)
 
-    def _hours_until(self, found: Frontier) -> list[datetime]:
-        return complete_hours(self._asked.next, found.until, HOURS_PER_TICK_MAX)
+    def _hours_until(self, reached: Frontier) -> list[datetime]:
+        return complete_hours(self._asked.next, reached.until, HOURS_PER_TICK_MAX)
 
     def _caught_up(self, leases: Sequence[ShardLease]) -> dict[ShardId, str | None]:
-        """The checkpoints of shards that have nothing to read; none where nobody can tell."""
+        """Return the checkpoints of shards that have nothing to read; none if that is unknown."""
         places = {
             lease.shard: lease.check_point for lease in leases if lease.state is not ShardState.OVER
         }
@@ -191,7 +191,7 @@ class WatermarkRounds:
         }
 
     def _launchable(self, hours: Sequence[datetime]) -> list[datetime]:
-        """The hours that Dagster knows as partitions: those that this host's clock has passed."""
+        """Return the hours that are partitions in Dagster: those before the time of this host."""
         if not hours:
             return []
         last = self.hourly.partitions.get_last_partition_key()
@@ -200,7 +200,7 @@ class WatermarkRounds:
     def _look_late(
         self, store: LedgerAndWindows, leases: Sequence[ShardLease], *, remembers: bool
     ) -> list[EventWindow]:
-        """Settle what was made, and count what came late; the rows that changed."""
+        """Settle the hours that were made, and count late records; return the rows that changed."""
         asked, late = self._asked, self._late
         if late is None:
             root = self.deployment.output_folder(self.hourly.stream.key)
@@ -221,7 +221,7 @@ class WatermarkRounds:
     def _take_up(
         self, late: LateRecords, windows: Sequence[EventWindow], *, remembers: bool
     ) -> None:
-        """Take over, once in a process, what a cursor that was lost does not tell."""
+        """Take up, once in a process, the hours that a lost cursor does not name."""
         made = {window.start for window in windows}
         for window in windows:
             if window.rerun:
@@ -254,14 +254,14 @@ class WatermarkRounds:
             },
         )
 
-    def _said(
+    def _explanation(
         self,
-        found: Frontier,
+        reached: Frontier,
         launched: Sequence[datetime],
         early: int,
         counted: Sequence[EventWindow],
     ) -> str:
-        parts = [found.clause]
+        parts = [reached.clause]
         if launched:
             parts.append(f"asked for {len(launched)} hours from {hour_key(launched[0])} on")
         if early:
@@ -278,7 +278,7 @@ class WatermarkRounds:
 def build_watermark_sensor(
     hourly: HourlyAsset, deployment: Deployment, clock: Clock = steady_clock
 ) -> dg.SensorDefinition:
-    """The sensor `<asset>_watermark`; `clock` gives monotonic seconds."""
+    """Return the sensor `<asset>_watermark`; `clock` gives monotonic seconds."""
     rounds = WatermarkRounds(hourly, deployment, clock)
 
     @dg.sensor(
@@ -287,8 +287,8 @@ def build_watermark_sensor(
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Asks for an hour of {hourly.name} when every shard of {hourly.stream.name} "
-        "has passed it, again where its run failed, and counts the records that come too late for "
-        "theirs.",
+        "has passed it, asks again if its run failed, and counts records that come after their "
+        "hour was made.",
     )
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         def in_work(hours: Collection[datetime]) -> set[datetime]:

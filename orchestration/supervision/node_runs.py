@@ -9,7 +9,7 @@ from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
 from dagster_leasehold.assets.run_process import process_gone
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.sensors.janitor import PROCESS_ENDED
+from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun, DagsterRunStatus

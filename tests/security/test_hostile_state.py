@@ -16,7 +16,7 @@ from dagster_leasehold.assets.spark.connect_server import STATE_FILE, ConnectSer
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Observations
-from dagster_leasehold.sensors.outbox import delivered_before
+from dagster_leasehold.sensors.outbox_sensor import delivered_before
 from dagster_leasehold.shard_sources.kinesis.cursors import Place
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.positions import parse_offset, parse_position

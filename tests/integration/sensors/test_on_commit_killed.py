@@ -19,7 +19,7 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
-from dagster_leasehold.sensors.hook_delivery import HookDelivery
+from dagster_leasehold.sensors.on_commit import HookDelivery
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 ROOT = Path(__file__).parents[3]

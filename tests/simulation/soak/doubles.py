@@ -41,7 +41,7 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "dagster_leasehold.orchestration.supervision.node_runs.process_gone": lambda note: (
                 note in (DEAD, DEAD_ON_A_HOST)
             ),
-            "dagster_leasehold.sensors.janitor.process_gone": lambda note: note == DEAD,
+            "dagster_leasehold.sensors.run_cleaning.process_gone": lambda note: note == DEAD,
             "dagster_leasehold.lease_store.heartbeat.threading": virtual.threading(),
             "dagster_leasehold.assets.consuming.stall_guard.threading": virtual.threading(),
             "dagster_leasehold.assets.consuming.stall_guard.SimpleQueue": partial(

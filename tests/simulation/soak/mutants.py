@@ -17,8 +17,8 @@ from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.liveness import Looks
-from dagster_leasehold.sensors.hook_delivery import HookDelivery
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
+from dagster_leasehold.sensors.on_commit import HookDelivery
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ShardBounds
 from tests.simulation.soak.scenes import SCENES
 from tests.simulation.soak.synthetic_log import LogShard, SyntheticLog
@@ -98,13 +98,13 @@ MUTANTS = [
     Mutant(
         "a wait that grows before it is bounded",
         "a shard fails for ever",
-        {"dagster_leasehold.sensors.launching.retry_wait_s": _unbounded_wait_s},
+        {"dagster_leasehold.sensors.launch_choice.retry_wait_s": _unbounded_wait_s},
         "parcels",
     ),
     Mutant(
         "hooks are called by the nodes of a setting",
         "hooks where nodes have agents",
-        {"dagster_leasehold.sensors.hook_delivery.HookDelivery._live_node": _node_of_the_setting},
+        {"dagster_leasehold.sensors.on_commit.HookDelivery._live_node": _node_of_the_setting},
         "on_commit was not called",
     ),
     Mutant(

@@ -15,8 +15,8 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
-from dagster_leasehold.sensors.launching import Launch
-from dagster_leasehold.sensors.run_requests import run_request
+from dagster_leasehold.sensors.launch_choice import Launch
+from dagster_leasehold.sensors.launch_round import run_request
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
@@ -197,7 +197,7 @@ def test_a_run_that_raises_something_keeps_no_other_from_being_cleaned_up(
             raise ZeroDivisionError("unforeseen")
         return note == "dead"
 
-    monkeypatch.setattr("dagster_leasehold.sensors.janitor.process_gone", gone)
+    monkeypatch.setattr("dagster_leasehold.sensors.run_cleaning.process_gone", gone)
     cleaned = scene.clean()
     assert f"run {dead} failed: its process is gone" in cleaned
     assert f"shard 0 is free of run {dead}" in cleaned
@@ -211,7 +211,7 @@ def test_a_shard_that_cannot_be_freed_keeps_no_run_from_being_ended(
     def broken(*_: object, **__: object) -> bool:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr("dagster_leasehold.sensors.janitor.close_ended_tenure", broken)
+    monkeypatch.setattr("dagster_leasehold.sensors.run_cleaning.close_ended_tenure", broken)
     scene.open(scene.add_run(DagsterRunStatus.FAILURE))
     lost = scene.add_run(DagsterRunStatus.STARTED)
     scene.clean()

@@ -10,7 +10,7 @@ from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.sensors.launching import work_left
+from dagster_leasehold.sensors.launch_choice import work_left
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import A, Scene, said, served

@@ -21,11 +21,11 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
-from dagster_leasehold.sensors.launching import Launch
+from dagster_leasehold.sensors.launch_choice import Launch
+from dagster_leasehold.sensors.launch_round import run_request
 from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
-from dagster_leasehold.sensors.outbox import build_outbox_sensor
+from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
-from dagster_leasehold.sensors.run_requests import run_request
 from dagster_leasehold.sensors.shard_list import build_shard_list_sensor, sync_listing
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
 from tests.unit.sensors.streams import memory_deployment, scripted_stream

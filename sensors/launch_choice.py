@@ -1,7 +1,7 @@
-"""Which shards the next runs serve: pure choices, made anew at every tick.
+"""The choice of the shards that the next runs serve: pure, and made anew at every tick.
 
 Nothing here keeps a shard safe; two runs for one shard cost work, and the lease decides between
-them. What is kept between ticks is a memory of launches, and losing it is harmless.
+them. The memory of launches between ticks may be lost without harm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_MAX_S = 300.0
 
 
 class Work(StrEnum):
-    """What an owned shard that no run has open asks for."""
+    """The work that an owned shard needs while no run has it open."""
 
     READ = "read"
     FINISH = "finish"
@@ -48,7 +48,7 @@ class Launch:
 def work_left(
     check_point: str | None, bounds: ShardBounds, initial_position: str, *, child: bool = False
 ) -> Work:
-    """What a shard needs next.
+    """Return the work that a shard needs next.
 
     A shard without a checkpoint needs a run even when it has nothing to read, unless its group
     starts at the beginning: the run fixes where the shard starts, before newer records arrive. So
@@ -76,7 +76,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class LaunchHistory:
-    """When each shard was last given to a run, and whether that moved its checkpoint.
+    """A memory of the last launch for each shard, and of launches that moved no checkpoint.
 
     A shard whose runs commit nothing (a transform that raises, a damaged log) is launched again
     after 10 s, then 20 s, up to 300 s, so that it does not keep its node busy for nothing.
@@ -86,7 +86,7 @@ class LaunchHistory:
     _turn: int = 0
 
     def wait_s(self, shard: ShardId, check_point: str | None, now_s: float) -> float:
-        """How long until the shard may be launched again; 0 when it may now."""
+        """Return the seconds until the shard may be launched again; 0 if it may now."""
         attempt = self._attempts.get(shard)
         if attempt is None or attempt.check_point != check_point:
             return 0.0
@@ -94,13 +94,13 @@ class LaunchHistory:
         return max(0.0, attempt.at_s + pause_s - now_s)
 
     def fruitless(self, shard: ShardId, check_point: str | None) -> int:
-        """How many launches in a row have not moved the shard from this checkpoint."""
+        """Return the number of launches in a row that left the shard at this checkpoint."""
         attempt = self._attempts.get(shard)
         stuck = attempt is not None and attempt.check_point == check_point
         return attempt.fruitless + 1 if attempt is not None and stuck else 0
 
     def turn(self, shard: ShardId) -> int:
-        """The turn at which the shard was last served; 0 when it never was."""
+        """Return the turn at which the shard was last served; 0 if it never was."""
         attempt = self._attempts.get(shard)
         return attempt.turn if attempt else 0
 
@@ -128,11 +128,11 @@ def choose_launches(
     shards_per_run: int,
     runs_per_node: int = RUNS_PER_NODE_MAX,
 ) -> list[Launch]:
-    """Runs for shards that have work, the least recently served first.
+    """Return runs for shards that have work, the least recently served first.
 
     A node gets no more than `runs_per_node` runs at a time, those that it has included. Shards
     whose last run committed nothing share their next one with a quarter as many, and only with
-    others of that kind: one at which a run hangs stands alone after a few of them.
+    others of that kind: a shard at which runs hang is alone in its run after a few of them.
     """
 
     def share(idle: IdleShard) -> int:

@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatisti
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
-from dagster_leasehold.sensors.hook_delivery import RETRY_FIRST_S, TICK_BUDGET_S, HookDelivery
+from dagster_leasehold.sensors.on_commit import RETRY_FIRST_S, TICK_BUDGET_S, HookDelivery
 from tests.unit.sensors.streams import ScriptedSource
 
 A, B = NodeName("a"), NodeName("b")

@@ -1,4 +1,4 @@
-"""The sensor that delivers what runs committed and died before they could report."""
+"""The sensor that reports the commits of runs that died before they could report them."""
 
 import json
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ EVENTS_PER_TICK_MAX = 200
 
 
 def delivered_before(cursor: str | None) -> list[int]:
-    """The sequences that the tick before emitted; an unreadable cursor counts as none."""
+    """Return the sequences that the last tick emitted; an unreadable cursor counts as none."""
     try:
-        found = json.loads(cursor or "[]")
+        items = json.loads(cursor or "[]")
     except (ValueError, RecursionError):
         return []
-    return [item for item in found if isinstance(item, int)] if isinstance(found, list) else []
+    return [item for item in items if isinstance(item, int)] if isinstance(items, list) else []
 
 
 def build_outbox_sensor(
     stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
 ) -> dg.SensorDefinition:
-    """The sensor `<stream>_outbox`; `clock` gives monotonic seconds.
+    """Return the sensor `<stream>_outbox`; `clock` gives monotonic seconds.
 
     Rows are flagged one tick after they were emitted, because Dagster stores a tick's events and
     then its cursor:
@@ -58,8 +58,8 @@ def build_outbox_sensor(
         name=f"{definition_name(stream)}_outbox",
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Reports what runs of {stream.name} committed and could not report "
-        "themselves, because they were killed.",
+        description=f"Reports what runs of {stream.name} committed but could not report, because "
+        "they were killed.",
     )
     def outbox(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         steps.begin()
@@ -79,7 +79,7 @@ def build_outbox_sensor(
             failpoints.reach(Failpoint.BEFORE_EMIT)
         events = [event for each in reported for event in each.materializations]
         sequences = [event.sequence for each in reported for event in each.rows]
-        said = (
+        explanation = (
             f"{len(pending)} undelivered, {len(pending) - len(orphaned)} left to their runs, "
             f"{len(sequences)} delivered as {len(events)} materializations."
         )
@@ -87,12 +87,12 @@ def build_outbox_sensor(
             mirror_progress, store, stream, [ShardId(e.partition or "") for e in events]
         )
         if unmirrored := steps.attempt("telling the source's service", mirror, "", at_once=True):
-            said = f"{said} {unmirrored}"
+            explanation = f"{explanation} {unmirrored}"
         for trouble in steps.notes:
             context.log.warning(trouble)
-            said = f"{said} {trouble}."
+            explanation = f"{explanation} {trouble}."
         return dg.SensorResult(
-            asset_events=events, cursor=json.dumps(sorted(sequences)), skip_reason=said
+            asset_events=events, cursor=json.dumps(sorted(sequences)), skip_reason=explanation
         )
 
     return outbox
@@ -116,7 +116,7 @@ def _reported(
     due: list[OutboxEvent],
     steps: FailingSteps,
 ) -> list[_Reported]:
-    """What is to be emitted, of all shards at once; of a shard that fails nothing."""
+    """Return what is to be emitted, of all shards at once; nothing of a shard that fails."""
     by_shard: dict[str, list[OutboxEvent]] = {}
     for event in due:
         by_shard.setdefault(_step(event.shard), []).append(event)
@@ -124,6 +124,6 @@ def _reported(
     def report(shards: list[list[OutboxEvent]]) -> _Reported:
         rows = [event for events in shards for event in events]
         ranges = committed_ranges(not_shown(instance, stream, rows))
-        return _Reported(rows, [materialization_of(stream, found) for found in ranges])
+        return _Reported(rows, [materialization_of(stream, each) for each in ranges])
 
     return steps.attempt_all(by_shard, report)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dagster_leasehold.sensors.active_runs import ActiveRun
-from dagster_leasehold.sensors.lost_runs import NEVER_HELD_GRACE_S, HoldingMemory
+from dagster_leasehold.sensors.run_cleaning import NEVER_HELD_GRACE_S, HoldingMemory
 
 
 def started(run_id: str, *, launched: bool = True) -> ActiveRun:

@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatisti
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.sensors.outbox import build_outbox_sensor, delivered_before
+from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor, delivered_before
 from dagster_leasehold.sensors.unreported import not_shown
 from tests.unit.sensors.streams import MirroringSource, memory_deployment, scripted_stream
 
@@ -189,7 +189,7 @@ def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypat
         return materialization_of(stream, committed)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagster_leasehold.sensors.outbox.materialization_of", broken)
+        patched.setattr("dagster_leasehold.sensors.outbox_sensor.materialization_of", broken)
         first = tick(sensor, instance)
         assert [event.partition for event in first.asset_events] == ["1"]
         assert "reporting shard 0 failed (ZeroDivisionError: unforeseen)" in str(first.skip_reason)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.sensors.launching import (
+from dagster_leasehold.sensors.launch_choice import (
     RETRY_FIRST_S,
     RETRY_MAX_S,
     IdleShard,

@@ -1,0 +1,189 @@
+"""The cleaning up after runs that died, and the ending of those that lost their leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+
+import dagster as dg
+from dagster import DagsterRun
+
+from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
+from dagster_leasehold.assets.deployment import Deployment, instance_address
+from dagster_leasehold.assets.run_process import ended_runs, process_gone
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.group_rows import Pulse
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.shard_rows import Progress
+from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs
+
+PROCESS_ENDED = "The process of this run ended without a word."
+NEVER_HELD_GRACE_S = 120.0
+"""The longest time from a run's start to its first shard; it opens shards before Spark starts."""
+
+
+@dataclass(slots=True)
+class HoldingMemory:
+    """A memory of the time since when each started run holds no shard.
+
+    A run that lost its last lease stops by itself at its next look. One that does not look hangs
+    in a job, or has no process any more on a host that nobody can ask: it could commit nothing,
+    but it costs cores, and keeps its place in Dagster's queue.
+    """
+
+    _held_s: dict[str, float] = field(default_factory=dict)
+    _seen_s: dict[str, float] = field(default_factory=dict)
+
+    def overdue(
+        self,
+        active: Collection[ActiveRun],
+        holding: Collection[str],
+        *,
+        now_s: float,
+        grace_s: float,
+    ) -> list[str]:
+        """Return the started runs that have held no shard for `grace_s` seconds.
+
+        A run that was never seen to hold one has `NEVER_HELD_GRACE_S`; one that serves no shard,
+        such as a replay, has no limit.
+        """
+        for run_id in holding:
+            self._held_s[run_id] = now_s
+        # Only runs of the sensors open their shards at once: one for a single partition may wait
+        # for another run of its shard for as long as its config says.
+        started = {run.run_id: run.launched for run in active if run.started}
+        self._held_s = {run: at for run, at in self._held_s.items() if run in started}
+        self._seen_s = {run: self._seen_s.get(run, now_s) for run in started}
+        lost = {run for run, at in self._held_s.items() if now_s - at > grace_s}
+        never = {
+            run
+            for run, launched in started.items()
+            if launched
+            and run not in self._held_s
+            and now_s - self._seen_s[run] > max(grace_s, NEVER_HELD_GRACE_S)
+        }
+        return sorted(lost | never)
+
+
+@dataclass(slots=True)
+class RunCleaning:
+    """The cleaning of one stream; it remembers between ticks which runs held a shard.
+
+    Attributes:
+        stream: of the runs and tenures.
+        deployment: of the nodes.
+        clock: monotonic seconds.
+        new_id: makes run ids for tenures that are opened only to be closed.
+    """
+
+    stream: ShardStream
+    deployment: Deployment
+    clock: Clock
+    new_id: Callable[[], str]
+    _holding: HoldingMemory = field(default_factory=HoldingMemory)
+    _steps: FailingSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._steps = FailingSteps(self.clock)
+
+    def clean(self, instance: dg.DagsterInstance) -> list[str]:
+        """Clean up once, and return a line for each thing that was done.
+
+        1. A run whose process this host knows to be gone is failed: Dagster would never notice.
+        2. Shards that ended runs left open are freed, under a new epoch.
+        3. A run that has held no shard for the group's timeout is terminated; one that cannot be,
+           because nothing answers for it, is failed.
+
+        Raises:
+            StoreError: the lease store does not answer.
+        """
+        store, key = self.deployment.store(), self.stream.key
+        self._steps.begin()
+        notes: list[str] = []
+        active: list[ActiveRun] = []
+        for run in active_runs(instance, self.stream):
+            failed = partial(self._fail_if_gone, instance, run)
+            if self._steps.attempt(f"run {run.run_id}", failed, False):
+                notes.append(f"run {run.run_id} failed: its process is gone")
+            else:
+                active.append(run)
+        pulse = store.pulse(key)
+        rows = store.progress(key, self._nodes(instance, pulse)).values()
+        open_rows = [row for row in rows if row.consumer_run]
+        free = partial(self._free, instance, open_rows, active)
+        notes += self._steps.attempt("freeing what ended runs left open", free, [], at_once=True)
+        holding = {row.consumer_run for row in open_rows}
+        overdue = self._holding.overdue(
+            active, holding, now_s=self.clock(), grace_s=pulse.group.timeout_s
+        )
+        for run_id in overdue:
+            end = partial(self._end, instance, run_id)
+            ended = self._steps.attempt(f"ending run {run_id}", end, "")
+            notes += [ended] if ended else []
+        return [*notes, *self._steps.notes]
+
+    def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
+        if not process_gone(run.process):
+            return False
+        self._fail(instance, run.run_id, PROCESS_ENDED)
+        return True
+
+    def _nodes(self, instance: dg.DagsterInstance, pulse: Pulse) -> list[NodeName]:
+        return [node.name for node in self.deployment.own(pulse.nodes, instance_address(instance))]
+
+    def _free(
+        self,
+        instance: dg.DagsterInstance,
+        open_rows: list[Progress],
+        active: list[ActiveRun],
+    ) -> list[str]:
+        """Close shards that ended runs left open; return a line for each."""
+        store, key = self.deployment.store(), self.stream.key
+        open_runs = {row.consumer_run for row in open_rows}
+        ended = ended_runs(instance, open_runs - {run.run_id for run in active})
+        left = {row.shard: row.consumer_run for row in open_rows if row.consumer_run in ended}
+        notes: list[str] = []
+        for lease in store.snapshot(key).shards if left else ():
+            run = left.get(lease.shard)
+            if run is None or lease.consumer_owner is None or lease.consumer_run != run:
+                continue
+            close = partial(
+                close_ended_tenure,
+                store,
+                key,
+                lease.shard,
+                lease.consumer_owner,
+                ended=run,
+                closing=self.new_id(),
+            )
+            if self._steps.attempt(f"shard {lease.shard}", close, False):
+                notes.append(f"shard {lease.shard} is free of run {run}, which ended")
+        return notes
+
+    def _end(self, instance: dg.DagsterInstance, run_id: str) -> str:
+        """Terminate a run that holds nothing; fail it if nothing answers for it."""
+        try:
+            stopped = instance.run_launcher.terminate(run_id)
+        except Exception as error:
+            # Whatever a launcher raises: its server is gone, or knows nothing of the run.
+            stopped, why = False, type(error).__name__
+        else:
+            why = "its server knows nothing of it"
+        if stopped:
+            return f"run {run_id} holds no shard any more: terminated"
+        self._fail(
+            instance,
+            run_id,
+            "This run held no shard any more, because its node lost its leases, and it could not "
+            f"be terminated ({why}). Other runs go on from its checkpoints.",
+        )
+        return f"run {run_id} holds no shard any more and could not be terminated: failed"
+
+    @staticmethod
+    def _fail(instance: dg.DagsterInstance, run_id: str, sentence: str) -> None:
+        run: DagsterRun | None = instance.get_run_by_id(run_id)
+        if run is not None and not run.is_finished:
+            instance.report_run_failed(run, sentence)
