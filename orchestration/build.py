@@ -36,10 +36,10 @@ def build_definitions(
     *,
     hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
-    """The asset, lease table, checks, job, sensors and schedule of each stream.
+    """Return the asset, lease table, checks, job, sensors and schedule of each stream.
 
     Args:
-        streams: what to consume.
+        streams: to consume.
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
         hourly: downstream assets by hours of event time, each with its watermark sensor.
 
@@ -92,7 +92,7 @@ def build_definitions(
 
 
 def _check_hourly(streams: Sequence[ShardStream], hourly: Sequence[HourlyAsset]) -> None:
-    """Refuse hourly assets whose definitions would collide, or that nothing would feed."""
+    """Refuse hourly assets whose definitions would collide, or whose stream is missing."""
     taken = {definition_name(stream) for stream in streams}
     taken |= {consume_job_name(stream) for stream in streams}
     taken |= {compact_job_name(stream) for stream in streams}

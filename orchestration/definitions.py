@@ -1,4 +1,4 @@
-"""What `dagster` and `dg` load: the streams that the settings name."""
+"""The definitions that `dagster` and `dg` load: the streams of the settings."""
 
 from __future__ import annotations
 

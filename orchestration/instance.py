@@ -105,13 +105,13 @@ run_launcher:
 
 
 def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
-    """`dagster.yaml` of a deployment whose nodes have agents, as `leasehold up` writes it."""
+    """Return `dagster.yaml` for nodes that have agents, as `leasehold up` writes it."""
     storage = _MYSQL if mysql else ""
     return f"{OWNED_MARK}\n{_COMMON.format(runs_max=runs_max, runs_per_node=2)}{_LAUNCHER}{storage}"
 
 
 def embedded_text(*, mysql: bool = False) -> str:
-    """`dagster.yaml` of the embedded default: SQLite in Dagster's home, a few runs at a time."""
+    """Return `dagster.yaml` of the embedded default: SQLite in Dagster's home, and few runs."""
     storage = _MYSQL if mysql else ""
     return f"{OWNED_MARK}\n{_COMMON.format(runs_max=4, runs_per_node=2)}{storage}"
 
@@ -119,7 +119,7 @@ def embedded_text(*, mysql: bool = False) -> str:
 def production_text() -> str:
     """Return a `dagster.yaml` for MySQL or MariaDB; the environment has address and password.
 
-    Runs go to the nodes' agents where there are any. The file needs no change when a node comes.
+    Runs go to the nodes' agents, if there are any. A new node needs no change of the file.
 
     The variables are `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD`, `_DATABASE`.
     """

@@ -1,4 +1,4 @@
-"""What the lease store says, as Prometheus metrics; read at every scrape, and changed by none.
+"""The lease store as Prometheus metrics: read at every scrape, and changed by none.
 
 A scrape costs what a group has in shards, nodes and new journal entries, however old it is. Totals
 of what was committed are the store's own and outlive the exporter; what the journal counts begins
@@ -38,7 +38,7 @@ OF_NODE = (*OF_GROUP, "node")
 
 
 class _Changes:
-    """What the journal of one group has counted since the exporter first saw it."""
+    """The changes in the journal of one group since the exporter first saw it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.kinds: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class StoreCollector(Collector):
         self._lock = Lock()
 
     def collect(self) -> Iterable[Metric]:
-        """One scrape; a store or source that does not answer is a 0, not an error."""
+        """Return the metrics of one scrape; a store or source that does not answer is a 0."""
         with self._lock:
             families = _Families()
             try:
@@ -106,8 +106,8 @@ class StoreCollector(Collector):
         source = self._source(key)
         if source is not None:
             lags, trouble = lags_of(source, snapshot.shards)
-            known = any(lag is not None for lag in lags.values())
-            families.source_up.add_metric(of, 0 if trouble and not known else 1)
+            some_known = any(lag is not None for lag in lags.values())
+            families.source_up.add_metric(of, 0 if trouble and not some_known else 1)
             for shard, lag in lags.items():
                 # An alert on a lag that is missing, or not a number, would never fire.
                 families.lag_known.add_metric([*of, shard], int(lag is not None))
@@ -124,20 +124,26 @@ class _Families:
     def __init__(self) -> None:
         self._all: list[Metric] = []
         gauge, counter = self._gauge, self._counter
-        self.up = gauge("leasehold_up", "Whether the lease store answered this scrape", ())
-        self.source_up = gauge("leasehold_source_up", "Whether the source told its lag", OF_GROUP)
+        self.up = gauge("leasehold_up", "1 if the lease store answered this scrape, else 0", ())
+        self.source_up = gauge(
+            "leasehold_source_up",
+            "1 if the source answered with its lag, else 0",
+            OF_GROUP,
+        )
         self.lag = gauge("leasehold_lag_records", "Unread records of a shard", OF_SHARD)
         self.lag_known = gauge(
-            "leasehold_lag_known", "Whether the unread records of a shard are known", OF_SHARD
+            "leasehold_lag_known", "1 if the number of unread records is known, else 0", OF_SHARD
         )
         self.shards = gauge("leasehold_shards", "Shards by state", (*OF_GROUP, "state"))
         self.watermark = gauge(
-            "leasehold_watermark_timestamp_seconds", "Event time a shard has come to", OF_SHARD
+            "leasehold_watermark_timestamp_seconds", "Event time that a shard has reached", OF_SHARD
         )
-        self.members = gauge("leasehold_node_member", "Whether the node answers", OF_NODE)
+        self.members = gauge("leasehold_node_member", "1 if the node is a member, else 0", OF_NODE)
         self.held = gauge("leasehold_node_shards", "Shards that a node may consume", OF_NODE)
         self.gaps = gauge(
-            "leasehold_gaps", "Ranges that were never consumed", (*OF_GROUP, "acknowledged")
+            "leasehold_gaps",
+            "Ranges that were removed before they were consumed",
+            (*OF_GROUP, "acknowledged"),
         )
         self.upkeep = gauge(
             "leasehold_upkeep_statements",
@@ -171,11 +177,11 @@ class _Families:
         return family
 
     def all(self) -> list[Metric]:
-        """The families, in the order of their making."""
+        """Return the families in the order in which they were made."""
         return self._all
 
     def add_shards(self, of: list[str], leases: Sequence[ShardLease]) -> None:
-        """States and watermarks."""
+        """Add states and watermarks of shards."""
         states = Counter(lease.state for lease in leases)
         for state in ShardState:
             self.shards.add_metric([*of, state.value], states[state])
@@ -184,7 +190,7 @@ class _Families:
                 self.watermark.add_metric([*of, lease.shard], lease.watermark.timestamp())
 
     def add_nodes(self, of: list[str], nodes: Sequence[Node], leases: Sequence[ShardLease]) -> None:
-        """Who answers, beats and holds."""
+        """Add members, beats and held shards of nodes."""
         held = Counter(lease.consumer_owner for lease in leases)
         for node in nodes:
             labels = [*of, str(node.name)]
@@ -193,7 +199,7 @@ class _Families:
             self.held.add_metric(labels, held[node.name])
 
     def add_totals(self, of: list[str], totals: Iterable[ShardTotals]) -> None:
-        """What was ever committed."""
+        """Add the totals of all commits."""
         for total in totals:
             if total.batches:
                 labels = [*of, total.shard]
@@ -203,14 +209,14 @@ class _Families:
                 self.bad.add_metric(labels, total.quarantined)
 
     def add_changes(self, of: list[str], changes: _Changes) -> None:
-        """What the journal has counted."""
+        """Add the changes in the journal."""
         for kind, count in sorted(changes.kinds.items()):
             self.journal.add_metric([*of, kind], count)
         self.takeovers.add_metric(of, changes.takeovers)
         self.handovers.add_metric(of, changes.handovers)
 
     def add_upkeep(self, of: list[str], report: UpkeepReport) -> None:
-        """What staying in a group costs."""
+        """Add the costs of staying in a group."""
         self.term.add_metric(of, report.term_s)
         for kind, count in report.statements.items():
             self.upkeep.add_metric([*of, kind], count)

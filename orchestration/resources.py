@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream:
-    """One stream of the settings.
+    """Return one stream of the settings, with its source.
 
     A log or service that is not there yet is no error here: the shard list sensor says so at
     every tick until it is, and the other streams go on.
@@ -45,12 +45,12 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
 
 
 def declared_streams(settings: Settings) -> tuple[ShardStream, ...]:
-    """All streams of the settings, in their order."""
+    """Return all streams of the settings, in their order."""
     return tuple(declared_stream(declared, settings) for declared in settings.streams)
 
 
 def deployment_of(settings: Settings) -> Deployment:
-    """The deployment that the settings describe; nothing is opened before it is used."""
+    """Return the deployment that the settings describe; nothing is opened before it is used."""
 
     lock = Lock()
     opened: list[LeaseStore] = []
@@ -78,7 +78,7 @@ def deployment_of(settings: Settings) -> Deployment:
 
 
 def spark_of(settings: Settings) -> SparkResource:
-    """The Spark session that the settings describe; started by the first run that needs it."""
+    """Return the Spark session that the settings describe; the first run starts it."""
     # It loads Dagster, which commands that only look for a stream do not need.
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
 

@@ -18,7 +18,7 @@ CRON = "*/5 * * * *"
 def due_launches(
     snapshot: Snapshot, nodes: tuple[NodeName, ...], taken: set[str], shards_per_run: int
 ) -> list[Launch]:
-    """Runs for all shards that served nodes hold and that no run serves."""
+    """Return runs for all shards that served nodes hold and that no run serves."""
     launches: list[Launch] = []
     for node in nodes:
         held: list[ShardId] = [
@@ -34,7 +34,7 @@ def due_launches(
 def build_schedule(
     stream: ShardStream, deployment: Deployment, job: dg.JobDefinition
 ) -> dg.ScheduleDefinition:
-    """The schedule `<stream>_every_5_minutes`, stopped until somebody starts it."""
+    """Return the schedule `<stream>_every_5_minutes`, stopped until somebody starts it."""
 
     @dg.schedule(
         name=f"{definition_name(stream)}_every_5_minutes",
@@ -42,9 +42,9 @@ def build_schedule(
         cron_schedule=CRON,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
-        description=f"Consumes all shards of {stream.name} that this deployment holds, whether or "
-        "not they have news. The rebalance sensor launches runs by itself as soon as there is "
-        "something to read; start this only beside it, for a source whose news it cannot see.",
+        description=f"Consumes all shards of {stream.name} that this deployment holds, even those "
+        "with nothing new. The rebalance sensor launches runs as soon as there is something to "
+        "read: start this schedule in addition to it, for a source whose news it cannot see.",
     )
     def every_5_minutes(
         context: dg.ScheduleEvaluationContext,

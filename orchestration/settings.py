@@ -41,22 +41,22 @@ NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT"
 
 
 class Settings(BaseModel):
-    """All settings of a deployment; `load_settings` reads them from where they are written.
+    """All settings of a deployment; `load_settings` reads them.
 
     Attributes:
         home: the folder of the embedded default: log, lease store, output, Dagster's home.
-        database_url: SQLAlchemy URL of the lease store; None is what `home` has: a MariaDB of its
-            own where `leasehold up` made one, SQLite otherwise.
-        nodes: the nodes that this deployment keeps alive by itself, where there are no agents.
-        agents: whether its nodes have agents: `leasehold node` on each host.
+        database_url: SQLAlchemy URL of the lease store; None means the home's own: a MariaDB if
+            `leasehold up` made one, else SQLite.
+        nodes: the nodes that this deployment keeps alive by itself, if there are no agents.
+        agents: True if its nodes have agents: `leasehold node` on each host.
         agent_node: the node whose agent started this process; None elsewhere. Agents set it.
         spark_state: folder of the embedded Spark server's state; by default `spark` in the home,
             and `nodes/<node>/spark` under an agent.
         lease_timeout_s: T of new consumer groups, in seconds.
         spark: `connect` (a warm Spark Connect server, started on demand on the loopback),
             `classic` (a session in every run's own process), or an `sc://` or `spark://` address.
-        history_days: how long journal, delivered events, accepted gaps and merged ledger rows stay
-            in the lease store, in days; `forever` keeps them.
+        history_days: the days for which journal, delivered events, accepted gaps and merged ledger
+            rows stay in the lease store; `forever` keeps them.
         streams: the streams that the package's own definitions are made of.
     """
 
@@ -76,7 +76,7 @@ class Settings(BaseModel):
     @field_validator("nodes", mode="before")
     @classmethod
     def _names_by_comma(cls, value: object) -> object:
-        """An environment variable holds `a,b` or a JSON list; a file holds a list."""
+        """Parse `a,b` or a JSON list of an environment variable; a file holds a list."""
         if isinstance(value, str) and not value.lstrip().startswith("["):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return json.loads(value) if isinstance(value, str) else value
@@ -84,7 +84,7 @@ class Settings(BaseModel):
     @field_validator("streams", mode="before")
     @classmethod
     def _streams_as_json(cls, value: object) -> object:
-        """An environment variable holds the streams as a JSON list of objects."""
+        """Parse the JSON list of objects of an environment variable."""
         return json.loads(value) if isinstance(value, str) else value
 
     @field_validator("nodes")
@@ -118,10 +118,10 @@ class Settings(BaseModel):
 
     @property
     def history_age(self) -> timedelta | None:
-        """The age from which on rows of history may go; None where they stay.
+        """The age at which rows of history may be deleted; None if they stay.
 
         Raises:
-            InvalidSetting: it is no number of days that makes sense.
+            InvalidSetting: the number of days makes no sense.
         """
         return history_age(self.history_days)
 
@@ -153,11 +153,11 @@ class Settings(BaseModel):
         return self.home.absolute() / "logs" / StreamName(stream)
 
     def upkeep_file(self, stream: StreamName, group: str) -> Path:
-        """Where this deployment notes what staying in a group costs."""
+        """Return the file in which this deployment notes the costs of staying in a group."""
         return self.home.absolute() / "upkeep" / stream / f"{group}.json"
 
     def output_folder(self, stream: StreamName, group: str) -> Path:
-        """Where committed output of a stream and group lives."""
+        """Return the folder of committed output of a stream and group."""
         return self.home.absolute() / "output" / stream / group
 
     @property
@@ -172,7 +172,7 @@ class Settings(BaseModel):
 
     @property
     def spark_folder(self) -> Path:
-        """State of the embedded Spark Connect server, and class-data archives."""
+        """The folder of the embedded Spark Connect server's state, and of class-data archives."""
         if self.spark_state is not None:
             return self.spark_state.absolute()
         return (
@@ -180,7 +180,7 @@ class Settings(BaseModel):
         ) / "spark"
 
     def node_folder(self, node: str) -> Path:
-        """Where the agent of a node keeps its state and its logs."""
+        """Return the folder in which the agent of a node keeps its state and its logs."""
         return self.home.absolute() / "nodes" / NodeName(node)
 
     @property
@@ -190,7 +190,7 @@ class Settings(BaseModel):
 
 
 def load_settings(**overrides: object) -> Settings:
-    """The settings of this process.
+    """Return the settings of this process.
 
     Arguments win over the environment, the environment over `leasehold.toml` in the home, and
     that over `leasehold.toml` in the working directory. An argument of None is not given.
@@ -198,11 +198,11 @@ def load_settings(**overrides: object) -> Settings:
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
+    arguments = {name: value for name, value in overrides.items() if value is not None}
     variables = _from_environment(os.environ)
     working_file = Path(SETTINGS_FILE)
     working = _from_file(working_file)
-    home = {"home": HOME_DEFAULT, **working, **variables, **given}["home"]
+    home = {"home": HOME_DEFAULT, **working, **variables, **arguments}["home"]
     home_file = Path(str(home)) / SETTINGS_FILE
     of_home = {} if home_file.absolute() == working_file.absolute() else _from_file(home_file)
     if "home" in of_home:
@@ -211,10 +211,10 @@ def load_settings(**overrides: object) -> Settings:
         **dict.fromkeys(working, str(working_file)),
         **dict.fromkeys(of_home, str(home_file)),
         **{name: PREFIX + name.upper() for name in variables},
-        **dict.fromkeys(given, "an option of the command"),
+        **dict.fromkeys(arguments, "an option of the command"),
     }
     try:
-        settings = Settings.model_validate({**working, **of_home, **variables, **given})
+        settings = Settings.model_validate({**working, **of_home, **variables, **arguments})
     except ValidationError as error:
         raise _invalid(error, origins) from None
     # Derived values are checked here, where the message can still name the setting.
@@ -238,17 +238,16 @@ def load_settings(**overrides: object) -> Settings:
 
 
 def _invalid(error: ValidationError, origins: Mapping[str, str]) -> InvalidSetting:
-    """The first complaint of pydantic as one sentence that says where the value comes from."""
+    """Return pydantic's first complaint as one sentence that says where the value comes from."""
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if not location:
         return InvalidSetting(f"The settings are not valid: {_plain(first['msg'])}.")
     origin = origins.get(location[0], PREFIX + location[0].upper())
     if first["type"] == "extra_forbidden":
-        known = _siblings(location)
+        suggestion = _suggestion(location[-1], _siblings(location))
         return InvalidSetting(
-            f"{origin} sets {shown('.'.join(location))}, which is no setting"
-            f"{_suggestion(location[-1], known)}"
+            f"{origin} sets {shown('.'.join(location))}, which is no setting: {suggestion}"
         )
     return InvalidSetting(
         f"Setting {shown('.'.join(location))} from {origin} is not valid: {_plain(first['msg'])}."
@@ -256,7 +255,7 @@ def _invalid(error: ValidationError, origins: Mapping[str, str]) -> InvalidSetti
 
 
 def _siblings(location: Sequence[str]) -> Mapping[str, object]:
-    """The settings that are known where one is that is not."""
+    """Return the settings that exist at the place of one that does not."""
     if len(location) == 1:
         return Settings.model_fields
     # ("streams", number, "nodes", name, key), or ("streams", number, key)
@@ -267,14 +266,14 @@ def _plain(message: str) -> str:
     return message.removeprefix("Value error, ").rstrip(".")
 
 
-def _suggestion(name: str, known: Mapping[str, object]) -> str:
-    """The nearest known name, or all of them."""
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; use one of {', '.join(sorted(known))}."
+def _suggestion(name: str, names: Mapping[str, object]) -> str:
+    """Return the end of a sentence: the nearest name, or all of them."""
+    near = get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(names))}."
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings among the variables; one that is empty counts as not set.
+    """Return the settings among the variables; an empty one counts as not set.
 
     Raises:
         InvalidSetting: a variable of the prefix names no setting.
@@ -285,9 +284,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(PREFIX) or variable.startswith(NOT_SETTINGS):
             continue
         if variable not in names:
+            suggestion = _suggestion(variable, names)
             raise InvalidSetting(
-                f"The environment variable {shown(variable)} is no setting"
-                f"{_suggestion(variable, names)}"
+                f"The environment variable {shown(variable)} is no setting: {suggestion}"
             )
         if value:
             values[names[variable]] = value
@@ -295,7 +294,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    """The settings in a file; none where there is no file.
+    """Return the settings in a file; none if there is no file.
 
     Raises:
         InvalidSetting: the file cannot be read, is not TOML, or holds a secret.

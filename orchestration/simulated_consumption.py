@@ -40,8 +40,8 @@ class SimulatedSource:
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
         """See `ShardSource.bounds`."""
-        found = ((shard, self.log.shards[shard]) for shard in shards)
-        return {shard: ShardBounds("0", str(row.end), row.read_only) for shard, row in found}
+        rows = ((shard, self.log.shards[shard]) for shard in shards)
+        return {shard: ShardBounds("0", str(row.end), row.read_only) for shard, row in rows}
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
         """See `ShardSource.cursor_at`; a simulated log knows no times."""
@@ -73,7 +73,7 @@ class SimulatedSource:
 
 
 def consume(run: Run) -> None:
-    """What a run does: the batch loop of `assets.consuming.consumption`, on simulated records."""
+    """Consume as a run does, with the loop of `assets.consuming.consumption`."""
 
     def sweep(ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
         written = run.read((each.shard, each.start, each.end) for each in ranges)

@@ -86,7 +86,7 @@ class StreamSettings(BaseModel):
 
     @property
     def source_options(self) -> BaseModel:
-        """The options in the form that the stream's source gives them.
+        """The options in the form of the stream's source.
 
         Raises:
             UnknownSource: there is no source of this name.
@@ -96,23 +96,23 @@ class StreamSettings(BaseModel):
 
     @property
     def node_settings(self) -> dict[str, NodeSettings]:
-        """What each node says of itself, by its name.
+        """The settings of each node, by its name.
 
         Raises:
             InvalidSetting: a node's table is not valid; the sentence names the node.
         """
-        found: dict[str, NodeSettings] = {}
+        settings: dict[str, NodeSettings] = {}
         for name, table in self.nodes.items():
             try:
-                found[name] = table.settings
+                settings[name] = table.settings
             except LeaseholdError as error:
                 raise InvalidSetting(f"Node {shown(name)} of {shown(self.name)}: {error}") from None
-        return found
+        return settings
 
     def check_nodes(self, served: Sequence[NodeName] | None) -> None:
-        """Whether the nodes' settings fit the assignment, each other, and the served nodes.
+        """Check that the nodes' settings fit the assignment, each other, and the served nodes.
 
-        None where it is not known beforehand which nodes those are.
+        `served` is None if those nodes are not known beforehand.
 
         Raises:
             InvalidSetting: they do not; see `lease_store.rules.node_settings`.

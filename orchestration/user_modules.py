@@ -22,7 +22,7 @@ HOME_VARIABLE = "LEASEHOLD_HOME"
 
 
 def stream_of_module(module: str, name: str | None, home: Path) -> ShardStream:
-    """The stream that a module holds under any name, alone or in a list, tuple or dictionary.
+    """Return the stream that a module holds by itself or in a list, tuple or dictionary.
 
     The operator names the module on the command line; it is imported as Dagster would import it,
     and finds the same `home` as the command when it loads the settings.
@@ -31,17 +31,17 @@ def stream_of_module(module: str, name: str | None, home: Path) -> ShardStream:
         InvalidSetting: the module cannot be imported.
         UnknownStream: it holds no stream of this name, or None was given and it holds several.
     """
-    found = {stream.name: stream for stream in _streams_in(module, home)}
-    known = ", ".join(sorted(found)) or "none"
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
+    streams = {stream.name: stream for stream in _streams_in(module, home)}
+    names = ", ".join(sorted(streams)) or "none"
+    if name is None and len(streams) == 1:
+        return next(iter(streams.values()))
     if name is None:
-        raise UnknownStream(f"Say which stream; those that module {module} holds are: {known}.")
-    if name not in found:
+        raise UnknownStream(f"Name a stream; those that module {module} holds are: {names}.")
+    if name not in streams:
         raise UnknownStream(
-            f"Module {module} holds no stream {shown(name)}; those that it holds are: {known}."
+            f"Module {module} holds no stream {shown(name)}; those that it holds are: {names}."
         )
-    return found[name]
+    return streams[name]
 
 
 def _streams_in(module: str, home: Path) -> Iterator[ShardStream]:
@@ -80,7 +80,7 @@ def _imported(module: str, home: Path) -> object:
 
 
 def memberships_of(node: NodeName, module: str, settings: Settings) -> dict[GroupKey, Node]:
-    """The row to register for `node` in the group of each stream of a module's definitions.
+    """Return the row to register for `node` in the group of each stream of a module.
 
     Raises:
         InvalidSetting: the module cannot be imported, or builds no definitions of streams.
@@ -99,10 +99,10 @@ def memberships_of(node: NodeName, module: str, settings: Settings) -> dict[Grou
         raise InvalidSetting(
             f"The module {shown(module)} cannot be imported: {type(error).__name__}: {error}."
         ) from error
-    found = {stream.key: stream.node(node, address="") for stream in build.BUILT[before:]}
-    if not found:
+    rows = {stream.key: stream.node(node, address="") for stream in build.BUILT[before:]}
+    if not rows:
         raise InvalidSetting(
             f"The module {shown(module)} has no definitions of streams: name one that calls "
             "build_definitions."
         )
-    return found
+    return rows

@@ -1,1 +1,4 @@
-"""The commands of `leasehold`, by what they are about. Heavy libraries load inside them."""
+"""The commands of `leasehold`, by subject: called by `command_line` alone, one module at a time.
+
+Heavy libraries load inside the functions, and nothing imports this room.
+"""

@@ -1,4 +1,4 @@
-"""What a command works on: the settings, the lease store, and the streams, found by name."""
+"""The target of a command: the settings, the lease store, and the streams, by name."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ NAMES_SHOWN_MAX = 20
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for the end of a sentence, cut to a readable number."""
-    known = list(names)
-    if not known:
+    """Return names for the end of a sentence, cut to a readable number."""
+    items = list(names)
+    if not items:
         return "none"
-    more = f" and {len(known) - NAMES_SHOWN_MAX} more" if len(known) > NAMES_SHOWN_MAX else ""
-    return ", ".join(known[:NAMES_SHOWN_MAX]) + more
+    text = ", ".join(items[:NAMES_SHOWN_MAX])
+    left = len(items) - NAMES_SHOWN_MAX
+    return f"{text} and {left} more" if left > 0 else text
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Target:
 
     @classmethod
     def at(cls, home: Path | None) -> Target:
-        """The deployment whose home is `home`, or the one that the environment names.
+        """Return the deployment whose home is `home`, or the one that the environment names.
 
         Raises:
             InvalidSetting: a setting is wrong, or the home is not a folder.
@@ -81,7 +82,7 @@ class Target:
 
     @cached_property
     def new_store(self) -> LeaseStore:
-        """The lease store, made where there is none and it is the embedded default."""
+        """The lease store; the embedded default is made if there is none."""
         from dagster_leasehold.lease_store import open_store
 
         if self.settings.database_url is None:
@@ -90,7 +91,7 @@ class Target:
         return open_store(self.settings.store_url)
 
     def wake_mariadb(self) -> None:
-        """Serve the home's own MariaDB until this command ends, where there is one and it sleeps.
+        """Serve the home's own MariaDB until this command ends, if there is one and it is stopped.
 
         Raises:
             StoreUnavailable: it does not start.
@@ -116,7 +117,7 @@ class Target:
             ) from None
 
     def declared(self, name: str | None) -> StreamSettings:
-        """The declaration of a stream; None means the only one.
+        """Return the declaration of a stream; None means the only one.
 
         Raises:
             UnknownStream: no stream of the name, or None and there are several.
@@ -125,14 +126,18 @@ class Target:
         if name is None:
             if len(self.settings.streams) == 1:
                 return self.settings.streams[0]
-            raise UnknownStream(f"Say which stream with --stream; known are: {names}.")
+            raise UnknownStream(
+                f"Name the stream with --stream; the declared streams are: {names}."
+            )
         for stream in self.settings.streams:
             if stream.name == name:
                 return stream
-        raise UnknownStream(f"No stream {shown(name)} is declared; known are: {names}.")
+        raise UnknownStream(
+            f"No stream {shown(name)} is declared; the declared streams are: {names}."
+        )
 
     def stream(self, name: str | None) -> ShardStream:
-        """A declared stream with its source."""
+        """Return a declared stream with its source."""
         from dagster_leasehold.orchestration.resources import declared_stream
 
         return declared_stream(self.declared(name), self.settings)
@@ -140,7 +145,7 @@ class Target:
     def chosen(
         self, name: str | None, group: str | None, module: str | None
     ) -> tuple[ShardStream, GroupKey]:
-        """A stream and its stored group: as the settings declare it, or as a module does.
+        """Return a stream and its stored group: as the settings declare it, or as a module does.
 
         Raises:
             InvalidSetting: the module cannot be imported.
@@ -161,7 +166,7 @@ class Target:
         return coded, coded.key
 
     def local_log(self, name: str | None) -> LocalLog:
-        """The local log of a declared stream; it may not exist yet.
+        """Return the local log of a declared stream; it may not exist yet.
 
         Raises:
             InvalidSetting: the stream has another source.
@@ -178,7 +183,7 @@ class Target:
         )
 
     def group(self, stream: str | None, group: str | None) -> Group:
-        """A consumer group as it is stored.
+        """Return a consumer group as it is stored.
 
         Raises:
             UnknownGroup: the stream has no such group.
@@ -192,11 +197,11 @@ class Target:
         names = listed(stored.key.group for stored in groups)
         raise UnknownGroup(
             f"Stream {shown(declared.name)} has no consumer group {shown(wanted)}; "
-            f"known are: {names}."
+            f"its groups are: {names}."
         )
 
     def shard(self, key: GroupKey, shard: str) -> ShardLease:
-        """The lease row of a shard.
+        """Return the lease row of a shard.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -207,6 +212,6 @@ class Target:
             if lease.shard == wanted:
                 return lease
         raise UnknownShard(
-            f"Group {key} has no shard {shown(shard)}; known are: "
+            f"Group {key} has no shard {shown(shard)}; its shards are: "
             f"{listed(sorted((lease.shard for lease in leases), key=rank_key))}."
         )
