@@ -48,7 +48,7 @@ def chromium_page(folder: Path) -> Generator[Page]:
 
 
 def no_run_works(deployment: DagsterDeployment) -> bool:
-    """Whether no run is queued or under way."""
+    """Return True if no run is queued or under way."""
     query = """{ runsOrError(filter: {statuses: [QUEUED, NOT_STARTED, STARTING, STARTED]}) {
         ... on Runs { results { id } } } }"""
     return not deployment.graphql(query)["runsOrError"]["results"]

@@ -1,4 +1,4 @@
-"""What a user does in a browser: replay chosen shards with config, beside live consumption."""
+"""A user's way in a browser: replay chosen shards with config, beside live consumption."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_backfill_with_config_is_launched_by_clicking_and_turns_green(
     show_green(page, scene)
     scene.wait_until_consumed(read + NEWER)
 
-    found = committed(scene.store, settings.output_folder(KEY.stream, KEY.group))
+    records = committed(scene.store, settings.output_folder(KEY.stream, KEY.group))
     for shard in SHARDS:
         replayed = "today " if shard in CHOSEN else ""
-        assert found[shard][:read] == [
+        assert records[shard][:read] == [
             *values(shard, 0, RECORDS_MAX, replayed),
             *values(shard, RECORDS_MAX, read),
         ]
-        assert len(found[shard]) == read + NEWER
+        assert len(records[shard]) == read + NEWER
     generations = {b.batch_id: b.generation for b in scene.store.batches(KEY) if b.generation}
     assert generations == {f"{shard}.0": 1 for shard in CHOSEN}
     assert verify(scene.store, KEY) == []

@@ -1,4 +1,4 @@
-"""What a user does in a browser: open the asset, choose a shard, materialize it, see it green."""
+"""A user's way in a browser: open the asset, choose a shard, materialize it, see it green."""
 
 from __future__ import annotations
 

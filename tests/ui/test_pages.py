@@ -1,4 +1,4 @@
-"""What a user looks at: shards as partitions, plots, checks, ticks, sensors, the lease table."""
+"""The pages of a user: shards as partitions, plots, checks, ticks, sensors, the lease table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUT_OFF = """table => {
     }
     return false;
 }"""
-"""Whether a part of a table lies outside of what its page shows."""
+"""Return True if a part of a table lies outside of its page."""
 
 pytestmark = [
     pytest.mark.browser,
@@ -58,7 +58,7 @@ def test_checks_have_succeeded(scene: Scene, page: Page) -> None:
 
 
 def test_a_tick_explains_itself(scene: Scene, page: Page) -> None:
-    """What a tick decided shows up where the pointer rests on its result."""
+    """Goal: the decision of a tick shows where the pointer rests on its result."""
     sensor = f"{STREAM}_rebalance"
     page.goto(f"{scene.url}/locations/leasehold/sensors/{sensor}")
     result = page.get_by_text("0 runs requested").first

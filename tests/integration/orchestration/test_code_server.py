@@ -44,15 +44,15 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(home: Path) -> Iterator[CodeServer]:
     settings = Settings(home=home)
-    found = CodeServer(
+    new_server = CodeServer(
         DEFINITIONS_MODULE,
         Endpoint("127.0.0.1", free_port()),
         settings.node_folder("a"),
         child_environment(settings, os.environ),
         steady_clock,
     )
-    yield found
-    found.stop()
+    yield new_server
+    new_server.stop()
 
 
 def test_it_is_started_again_after_its_death_and_ended_when_it_hangs(

@@ -122,7 +122,7 @@ def test_dagster_finds_its_storage_in_the_server_unless_the_environment_names_on
 ) -> None:
     access = Access.of(home)
     assert access is not None
-    found = dagster_variables(home, {})
-    assert found["DAGSTER_MYSQL_PORT"] == str(access.port)
+    variables = dagster_variables(home, {})
+    assert variables["DAGSTER_MYSQL_PORT"] == str(access.port)
     assert dagster_variables(home, {"DAGSTER_MYSQL_HOSTNAME": "db"}) == {}
     assert dagster_variables(home.parent, dict(os.environ)) == {}

@@ -46,9 +46,9 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def keeper(settings: Settings) -> Iterator[SparkKeeper]:
-    found = SparkKeeper(settings, child_environment(settings, os.environ), steady_clock)
-    yield found
-    found.stop()
+    new_keeper = SparkKeeper(settings, child_environment(settings, os.environ), steady_clock)
+    yield new_keeper
+    new_keeper.stop()
 
 
 def served(keeper: SparkKeeper, is_right: Callable[[ConnectServer], bool], folder: Path) -> int:

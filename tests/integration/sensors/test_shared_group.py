@@ -79,7 +79,7 @@ class Instance:
 
 
 class Collector:
-    """What the plain client does: it remembers each record."""
+    """Consume as a plain client, and remember each record."""
 
     def __init__(self, seen: list[tuple[str, bytes]]) -> None:
         self._seen = seen
@@ -114,11 +114,11 @@ def plain_client(url: str, stream: ShardStream, seen: list[tuple[str, bytes]]) -
 
 @pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    found = f"sqlite:///{tmp_path}/leases.db"
+    address = f"sqlite:///{tmp_path}/leases.db"
     if request.param == "mariadb":
-        found = request.getfixturevalue("mariadb_url")
-    open_store(found, upgrade=True).close()
-    return found
+        address = request.getfixturevalue("mariadb_url")
+    open_store(address, upgrade=True).close()
+    return address
 
 
 def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_pa
         append()
         until(read, east)
 
-    found = [
+    values = [
         (shard, value)
         for batch in iter_records(store, stream.key, output)
         for shard, value in zip(
@@ -177,7 +177,7 @@ def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_pa
         )
     ]
     assert seen
-    assert sorted(found + seen) == sorted(
+    assert sorted(values + seen) == sorted(
         (str(shard), b"%d" % n) for shard in range(SHARDS) for n in range(written)
     )
     assert verify(store, stream.key) == []

@@ -142,9 +142,9 @@ def test_what_a_run_reports_is_told_before_it_is_flagged() -> None:
     scene.commit(ZERO)
     scene.commit(ZERO)
     assert scene.run.deliver(scene.context) == 1
-    assert source.told == [{ZERO: "20"}]
+    assert source.mirrored == [{ZERO: "20"}]
     assert scene.run.deliver(scene.context) == 0
-    assert source.told == [{ZERO: "20"}], "nothing new, nobody told"
+    assert source.mirrored == [{ZERO: "20"}], "nothing new, nobody told"
 
 
 def test_the_stored_checkpoint_is_told_and_not_that_of_an_old_commit() -> None:
@@ -152,7 +152,7 @@ def test_the_stored_checkpoint_is_told_and_not_that_of_an_old_commit() -> None:
     scene.commit(ZERO)
     scene.commit(ZERO)
     assert mirror_progress(scene.store, scene.stream, [ZERO, ONE]) == ""
-    assert source.told == [{ZERO: "20"}], "shard 1 has no checkpoint yet"
+    assert source.mirrored == [{ZERO: "20"}], "shard 1 has no checkpoint yet"
 
 
 def test_who_was_overtaken_while_it_told_tells_again() -> None:
@@ -168,7 +168,7 @@ def test_who_was_overtaken_while_it_told_tells_again() -> None:
 
     source.mirror = slowly
     assert mirror_progress(scene.store, scene.stream, [ZERO]) == ""
-    assert source.told == [{ZERO: "10"}, {ZERO: "20"}]
+    assert source.mirrored == [{ZERO: "10"}, {ZERO: "20"}]
 
 
 def test_a_failure_is_shown_and_stops_nothing() -> None:
@@ -187,4 +187,4 @@ def test_a_source_that_mirrors_nothing_is_not_asked() -> None:
     scene.commit(ZERO)
     assert mirror_progress(scene.store, scene.stream, [ZERO]) == ""
     assert mirror_progress(scene.store, Scene(RecordingContext()).stream, [ZERO]) == ""
-    assert source.told == []
+    assert source.mirrored == []

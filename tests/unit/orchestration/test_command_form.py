@@ -1,4 +1,4 @@
-"""What holds for all commands: JSON, the width of tables, progress, shell completion."""
+"""The form of all commands: JSON, the width of tables, progress, shell completion."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home.store.close()
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     capsys.readouterr()
     assert main(list(arguments)) == code
     captured = capsys.readouterr()
@@ -82,16 +82,16 @@ def test_what_a_change_did_is_one_json_document(
     """Method: all commands that change something, in one history."""
     Path("in.log").write_bytes(b"a\nb\n")
     for command, expected in CHANGES:
-        told: dict[str, Any] = json.loads(said(capsys, *command.split(), "--json"))
-        assert {name: told.get(name) for name in expected} == expected, command
+        document: dict[str, Any] = json.loads(output_of(capsys, *command.split(), "--json"))
+        assert {name: document.get(name) for name in expected} == expected, command
 
 
 def test_cat_writes_one_parquet_file_and_never_over_another(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = said(capsys, "cat", "demo", "--parquet", "all.parquet")
+    out = output_of(capsys, "cat", "demo", "--parquet", "all.parquet")
     assert out == "Wrote 19 committed records of demo/default to all.parquet.\n"
-    lines = said(capsys, "cat", "demo", "--json").splitlines()
+    lines = output_of(capsys, "cat", "demo", "--json").splitlines()
     rows = pq.read_table("all.parquet").to_pylist()
     assert [row["value"].decode() for row in rows] == [json.loads(line)["value"] for line in lines]
     before = Path("all.parquet").read_bytes()
@@ -99,7 +99,7 @@ def test_cat_writes_one_parquet_file_and_never_over_another(
         ("all.parquet", "already exists: name a new one with --parquet"),
         ("nowhere/all.parquet", "does not exist: name a file in one that does with --parquet"),
     ):
-        error = said(capsys, "cat", "demo", "--shard", "1", "--parquet", file, code=2)
+        error = output_of(capsys, "cat", "demo", "--shard", "1", "--parquet", file, code=2)
         assert reason in error
         assert error.count("\n") == 1
     assert Path("all.parquet").read_bytes() == before
@@ -144,7 +144,7 @@ def test_tables_fit_a_hundred_columns_whatever_the_names(
         ("simulate", "--nodes", "40", "--shards", "400", "--steps", "10"),
     ):
         drained = command[1] == "drain"
-        lines = table_lines(said(capsys, *command, code=1 if drained else 0))
+        lines = table_lines(output_of(capsys, *command, code=1 if drained else 0))
         assert lines, command
         assert max(map(len, lines)) <= 100, command
 
@@ -155,7 +155,7 @@ def table_lines(text: str) -> list[str]:
 
 
 def on_terminal(*arguments: str) -> tuple[str, str]:
-    """What a command printed, and what it showed on a terminal as its standard error."""
+    """Return the output of a command, and what a terminal as its standard error showed."""
     screen, its_end = pty.openpty()
     with os.fdopen(screen, "rb", buffering=0) as shown:
         process = subprocess.Popen(
@@ -200,7 +200,7 @@ def test_long_work_shows_its_progress_on_a_terminal_alone(
 
 
 def completed(words: str) -> set[str]:
-    """What a real bash proposes after these words, by the script that we print."""
+    """Return the proposals of a real bash after these words, by the script that we print."""
     program = f"""
         source <(_LEASEHOLD_COMPLETE=source_bash {shlex.quote(str(PROGRAM))})
         COMP_WORDS=({words}) COMP_CWORD=$(( {len(words.split())} - 1 ))

@@ -36,12 +36,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
 def test_the_copy_as_json(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["db", "copy", "--to-env", "NEW_DATABASE_URL", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["groups"] == ["demo/default"]
-    assert told["rows"]["batch"] == 2
-    assert told["violations"] == []
-    assert told["from"].endswith("home/leases.db")
-    assert told["to"].endswith("new/leases.db")
+    document = json.loads(capsys.readouterr().out)
+    assert document["groups"] == ["demo/default"]
+    assert document["rows"]["batch"] == 2
+    assert document["violations"] == []
+    assert document["from"].endswith("home/leases.db")
+    assert document["to"].endswith("new/leases.db")
 
 
 def test_a_violation_in_the_copy_is_printed_and_fails(
@@ -87,8 +87,8 @@ def test_a_mistake_is_one_sentence_without_the_password(
 def test_pruning_says_what_went(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["db", "prune", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {"older_than_days": 30, "rows": {}, "failures": []}
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"older_than_days": 30, "rows": {}, "failures": []}
     assert main(["db", "prune", "--env", "NEW_DATABASE_URL", "--older-than", "7"]) == 0
     assert "Deleted 0 rows that were older than 7 days." in capsys.readouterr().out
 

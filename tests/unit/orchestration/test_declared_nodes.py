@@ -1,4 +1,4 @@
-"""What `status`, `plan` and `group update` say where a group and its declaration disagree."""
+"""The answers of `status`, `plan` and `group update` if a group and its declaration disagree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ assignment = "modulo"
 east = { source_count = 3, node_id = 0 }
 west = { source_count = 3, node_id = 1 }
 """
-Said = Callable[..., str]
+OutputOf = Callable[..., str]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseStore:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
+def output_of(capsys: pytest.CaptureFixture[str]) -> OutputOf:
     def command(*arguments: str) -> str:
         assert main(list(arguments)) == 0
         return capsys.readouterr().out
@@ -65,62 +65,66 @@ def join(store: LeaseStore, name: str, settings: NodeSettings | None) -> None:
 
 
 def test_a_declared_node_that_the_group_refuses_is_named_with_the_reason(
-    store: LeaseStore, said: Said
+    store: LeaseStore, output_of: OutputOf
 ) -> None:
     join(store, "north", Modulo(2, 1))
     why = "has source_count 3, but 'north' has 2: all nodes of a group must agree."
     for words in (("status",), ("plan", "--explain")):
-        told = said(*words)
-        assert f"east is refused: Node 'east' {why}" in told, words
-        assert f"west is refused: Node 'west' {why}" in told, words
-    state: Any = json.loads(said("status", "--json"))
+        output = output_of(*words)
+        assert f"east is refused: Node 'east' {why}" in output, words
+        assert f"west is refused: Node 'west' {why}" in output, words
+    state: Any = json.loads(output_of("status", "--json"))
     assert [each["node"] for each in state["refusals"]] == ["east", "west"]
     assert why in state["refusals"][0]["error"]
-    planned: Any = json.loads(said("plan", "--json"))
+    planned: Any = json.loads(output_of("plan", "--json"))
     assert [each["node"] for each in planned["plan"]["refusals"]] == ["east", "west"]
 
 
 def test_nodes_that_may_join_or_have_joined_are_not_mentioned(
-    store: LeaseStore, said: Said
+    store: LeaseStore, output_of: OutputOf
 ) -> None:
     join(store, "east", Modulo(3, 0))
     for words in (("status",), ("plan", "--explain")):
-        told = said(*words)
-        assert "refused" not in told, words
-        assert "declaration" not in told, words
+        output = output_of(*words)
+        assert "refused" not in output, words
+        assert "declaration" not in output, words
 
 
-def test_a_number_that_is_taken_is_refused(store: LeaseStore, said: Said) -> None:
+def test_a_number_that_is_taken_is_refused(store: LeaseStore, output_of: OutputOf) -> None:
     join(store, "north", Modulo(3, 1))
-    assert "west is refused: Node 'west' has node_id 1, which 'north' already has" in said("status")
-    assert "east is refused" not in said("status")
+    assert "west is refused: Node 'west' has node_id 1, which 'north' already has" in output_of(
+        "status"
+    )
+    assert "east is refused" not in output_of("status")
 
 
-def test_members_that_cannot_have_what_they_ask_for(store: LeaseStore, said: Said) -> None:
+def test_members_that_cannot_have_what_they_ask_for(store: LeaseStore, output_of: OutputOf) -> None:
     group = store.pulse(KEY).group
     store.update_group(replace(group, assignment=AssignmentMode.PINNED), observer="test")
     join(store, "east", Pinned({"0": -1, "7": -1}))
     for words in (("status",), ("plan", "--explain")):
-        assert "east is refused: Node 'east' asks for shard '7'" in said(*words), words
+        assert "east is refused: Node 'east' asks for shard '7'" in output_of(*words), words
 
 
-def test_another_mode_than_the_declaration_says(store: LeaseStore, said: Said) -> None:
-    updated = said("group", "update", "default", "--assignment", "balanced")
+def test_another_mode_than_the_declaration_says(store: LeaseStore, output_of: OutputOf) -> None:
+    updated = output_of("group", "update", "default", "--assignment", "balanced")
     assert "It now assigns shards by balanced, but its declaration says modulo" in updated
     for words in (("status",), ("plan", "--explain")):
-        told = said(*words)
-        assert "demo/default assigns shards by balanced, but its declaration says modulo" in told, (
-            words
-        )
-        assert "leasehold group update default --assignment modulo" in told, words
-    assert "by balanced" in json.loads(said("status", "--json"))["note"]
-    back = said("group", "update", "default", "--assignment", "modulo")
+        output = output_of(*words)
+        assert (
+            "demo/default assigns shards by balanced, but its declaration says modulo" in output
+        ), words
+        assert "leasehold group update default --assignment modulo" in output, words
+    assert "by balanced" in json.loads(output_of("status", "--json"))["note"]
+    back = output_of("group", "update", "default", "--assignment", "modulo")
     assert "declaration" not in back
-    assert json.loads(said("status", "--json"))["note"] is None
+    assert json.loads(output_of("status", "--json"))["note"] is None
 
 
-def test_another_group_of_the_stream_has_no_declaration(store: LeaseStore, said: Said) -> None:
+def test_another_group_of_the_stream_has_no_declaration(
+    store: LeaseStore, output_of: OutputOf
+) -> None:
     store.create_group(Group(GroupKey.parse("other", "demo")))
-    told = said("status", "--group", "other")
-    assert "refused" not in told
-    assert "declaration" not in told
+    output = output_of("status", "--group", "other")
+    assert "refused" not in output
+    assert "declaration" not in output

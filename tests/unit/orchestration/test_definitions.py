@@ -18,9 +18,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def environment(home: Path) -> dict[str, str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
+    variables = {
+        name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")
+    }
     (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    return kept | {
+    return variables | {
         "LEASEHOLD_HOME": str(home),
         "PYTHONPATH": str(ROOT),
         "DAGSTER_HOME": str(home),

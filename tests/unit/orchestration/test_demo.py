@@ -60,8 +60,8 @@ def test_a_new_home_is_marked_and_holds_settings_that_later_commands_find(
     settings = demo_settings(tmp_path / "h", "classic")
     with running_alone(settings.home):
         begin_home(settings)
-    found = load_settings(home=settings.home)
-    assert found == settings
+    loaded = load_settings(home=settings.home)
+    assert loaded == settings
 
 
 def test_a_home_of_an_earlier_demo_is_started_over(tmp_path: Path) -> None:

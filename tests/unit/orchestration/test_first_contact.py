@@ -1,4 +1,4 @@
-"""What keeps a deployment from starting is found before anything is started: one sentence each."""
+"""Obstacles to a deployment are noticed before anything is started, in one sentence each."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_folder_with_a_package_of_our_name_is_refused(
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    said = refused(capsys, command, "--home", str(tmp_path / "home"))
-    assert f"has a Python package '{name}' of its own" in said
+    sentence = refused(capsys, command, "--home", str(tmp_path / "home"))
+    assert f"has a Python package '{name}' of its own" in sentence
     assert not (tmp_path / "home").exists()
 
 
@@ -48,15 +48,15 @@ def test_a_home_that_cannot_be_made_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    said = refused(capsys, "up", "--home", str(tmp_path / "file" / "home"))
-    assert "cannot be made: Not a directory." in said
+    sentence = refused(capsys, "up", "--home", str(tmp_path / "file" / "home"))
+    assert "cannot be made: Not a directory." in sentence
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused(capsys, "up", "--home", str(tmp_path), "--port", str(port))
-    assert f"Port {port} of 127.0.0.1 is in use" in said
+        sentence = refused(capsys, "up", "--home", str(tmp_path), "--port", str(port))
+    assert f"Port {port} of 127.0.0.1 is in use" in sentence
 
 
 def test_a_machine_without_java_is_refused(

@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home.store.close()
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert main(list(arguments)) == code
     captured = capsys.readouterr()
     return captured.err if code else captured.out
@@ -38,35 +38,37 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 def test_from_a_gap_to_its_acceptance(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "has no gaps" in said(capsys, "gap", "list", "demo")
+    assert "has no gaps" in output_of(capsys, "gap", "list", "demo")
     error = home.consume("run-2")[ShardId("0")].error
     assert "leasehold gap ack demo 0" in error
-    (gap,) = json.loads(said(capsys, "gap", "list", "demo", "--json"))
+    (gap,) = json.loads(output_of(capsys, "gap", "list", "demo", "--json"))
     assert (gap["shard"], gap["start"], gap["end"]) == ("0", "10", "15")
     assert (gap["acknowledged"], gap["skipped"]) == (False, False)
-    assert "holds" in said(capsys, "gap", "list")
-    assert "has no gap" in said(capsys, "gap", "ack", "demo", "1")
-    accepted = said(capsys, "gap", "ack", "demo", "0")
+    assert "holds" in output_of(capsys, "gap", "list")
+    assert "has no gap" in output_of(capsys, "gap", "ack", "demo", "1")
+    accepted = output_of(capsys, "gap", "ack", "demo", "0")
     assert accepted == (
         "Accepted the loss of 10 to 15 of shard 0 of demo/default.\n"
         "The next run continues after it.\n"
     )
     assert home.consume("run-3")[ShardId("0")].error == ""
-    (gap,) = json.loads(said(capsys, "gap", "list", "demo", "--json"))
+    (gap,) = json.loads(output_of(capsys, "gap", "list", "demo", "--json"))
     assert (gap["acknowledged"], gap["skipped"]) == (True, True)
-    assert "no violations" in said(capsys, "verify")
-    assert "accepted [10, 15)" in said(capsys, "journal", "--json")
+    assert "no violations" in output_of(capsys, "verify")
+    assert "accepted [10, 15)" in output_of(capsys, "journal", "--json")
 
 
 def test_the_policy_can_be_changed_at_any_time(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.consume("run-2")
-    said(capsys, "group", "update", "default", "--gap-policy", "begin")
-    assert json.loads(said(capsys, "group", "show", "default", "--json"))["gap_policy"] == "begin"
+    output_of(capsys, "group", "update", "default", "--gap-policy", "begin")
+    assert (
+        json.loads(output_of(capsys, "group", "show", "default", "--json"))["gap_policy"] == "begin"
+    )
     assert home.consume("run-3")[ShardId("0")].error == ""
     assert home.store.snapshot(KEY).shards[0].check_point == "15"
-    assert "moved past it" in said(capsys, "gap", "list")
+    assert "moved past it" in output_of(capsys, "gap", "list")
 
 
 def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,5 +80,5 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
         ("gap", "ack", "demo", "../0"),
         ("group", "update", "default", "--gap-policy", "jump"),
     ):
-        error = said(capsys, *mistake, code=2)
+        error = output_of(capsys, *mistake, code=2)
         assert error.count("\n") == 1, error

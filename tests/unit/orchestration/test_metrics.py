@@ -1,4 +1,4 @@
-"""What a scrape says of lag: where it is not known, too, or no alert could see that."""
+"""The lag in a scrape, an unknown one included, so that an alert can see it."""
 
 from __future__ import annotations
 

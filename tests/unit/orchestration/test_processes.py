@@ -65,6 +65,6 @@ def test_only_a_local_log_can_be_missing(
         ),
     )
     say_what_is_missing(Target(settings))
-    said = capsys.readouterr().out
-    assert said.startswith("Stream visits has no log yet")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().out
+    assert output.startswith("Stream visits has no log yet")
+    assert output.count("\n") == 1

@@ -52,27 +52,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home.store.close()
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert main(list(arguments)) == code
     captured = capsys.readouterr()
     return captured.err if code == 2 else captured.out
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    return json.loads(said(capsys, "quarantine", "list", "demo", "--json", *arguments))
+    return json.loads(output_of(capsys, "quarantine", "list", "demo", "--json", *arguments))
 
 
 def test_each_record_is_listed_with_its_place_bytes_and_error(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = listed(capsys)
-    assert (found["group"], found["quarantined"]) == ("demo/default", 3)
-    places = [(row["shard"], row["batch_id"], row["cursor"]) for row in found["records"]]
+    listing = listed(capsys)
+    assert (listing["group"], listing["quarantined"]) == ("demo/default", 3)
+    places = [(row["shard"], row["batch_id"], row["cursor"]) for row in listing["records"]]
     assert places == [("0", "0.1", "5"), ("0", "0.1", "7"), ("1", "1.1", "4")]
-    assert found["records"][0]["value"] == "bad 5"
-    assert b64decode(found["records"][1]["value_base64"]) == NO_TEXT
-    assert {row["error"] for row in found["records"]} == {"it is refused"}
-    shown = said(capsys, "quarantine", "list", "demo")
+    assert listing["records"][0]["value"] == "bad 5"
+    assert b64decode(listing["records"][1]["value_base64"]) == NO_TEXT
+    assert {row["error"] for row in listing["records"]} == {"it is refused"}
+    shown = output_of(capsys, "quarantine", "list", "demo")
     assert "3 of 3 records" in shown
     assert "\x1b" not in shown
 
@@ -92,7 +92,7 @@ def test_another_try_replays_the_batches_with_quarantined_records_alone(
     home.sweeper.refuses = lambda value: value == NO_TEXT
     home.sweeper.sweeps.clear()
     done = json.loads(
-        said(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", "--json")
+        output_of(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", "--json")
     )
     ranges = [(r.shard, r.start, r.end) for sweep in home.sweeper.sweeps for r in sweep]
     assert ranges == [("0", "4", "8"), ("1", "4", "5")]
@@ -100,9 +100,11 @@ def test_another_try_replays_the_batches_with_quarantined_records_alone(
     generations = {b.batch_id: b.generation for b in home.store.batches(KEY)}
     assert generations == {"0.0": 0, "0.1": 1, "0.2": 0, "1.0": 0, "1.1": 1}
     assert [row["cursor"] for row in listed(capsys)["records"]] == ["7"]
-    values = [json.loads(line) for line in said(capsys, "cat", "demo", "--shard", "0").splitlines()]
+    values = [
+        json.loads(line) for line in output_of(capsys, "cat", "demo", "--shard", "0").splitlines()
+    ]
     assert [row["cursor"] for row in values] == ["0", "1", "2", "3", "4", "5", "6", "8"]
-    assert "no violations" in said(capsys, "verify")
+    assert "no violations" in output_of(capsys, "verify")
 
 
 def test_a_try_that_fails_leaves_all_as_it_was(
@@ -111,7 +113,7 @@ def test_a_try_that_fails_leaves_all_as_it_was(
     from dagster_leasehold.assets.errors import TransformError
 
     home.sweeper.results = {ShardId("0"): TransformError("today's transform is broken.")}
-    error = said(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", code=2)
+    error = output_of(capsys, "quarantine", "retry", "demo", "--module", "declared_streams", code=2)
     assert "Shard 0 keeps its old output: today's transform is broken." in error
     assert [row["cursor"] for row in listed(capsys)["records"]] == ["5", "7", "4"], (
         "the other shard was tried, and refused again"
@@ -120,10 +122,10 @@ def test_a_try_that_fails_leaves_all_as_it_was(
 
 def test_nothing_in_quarantine(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     home.sweeper.refuses = lambda _: False
-    said(capsys, "quarantine", "retry", "--module", "declared_streams")
-    assert "no records in quarantine" in said(capsys, "quarantine", "list")
+    output_of(capsys, "quarantine", "retry", "--module", "declared_streams")
+    assert "no records in quarantine" in output_of(capsys, "quarantine", "list")
     home.sweeper.sweeps.clear()
-    said(capsys, "quarantine", "retry", "--module", "declared_streams")
+    output_of(capsys, "quarantine", "retry", "--module", "declared_streams")
     assert home.sweeper.sweeps == []
 
 
@@ -142,7 +144,7 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
         (*retry, "--module", "declared_streams", "--group", "other"): "no consumer group",
         (*retry, "--module", "declared_streams", "--from", "9", "--to", "1"): "before it starts",
     }.items():
-        error = said(capsys, *mistake, code=2)
+        error = output_of(capsys, *mistake, code=2)
         assert error.count("\n") == 1, error
         assert hint in error
     assert {batch.generation for batch in home.store.batches(KEY)} == {0}

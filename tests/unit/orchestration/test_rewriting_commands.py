@@ -51,14 +51,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home.store.close()
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert main(list(arguments)) == code
     captured = capsys.readouterr()
     return captured.err if code == 2 else captured.out
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    return json.loads(said(capsys, *arguments, "--json"))
+    return json.loads(output_of(capsys, *arguments, "--json"))
 
 
 def generations(home: ConsumedHome, shard: ShardId = ZERO) -> list[int]:
@@ -66,7 +66,7 @@ def generations(home: ConsumedHome, shard: ShardId = ZERO) -> list[int]:
 
 
 def cat(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    lines = said(capsys, "cat", "demo").splitlines()
+    lines = output_of(capsys, "cat", "demo").splitlines()
     return [json.loads(line)["value"] for line in lines]
 
 
@@ -82,10 +82,10 @@ def test_replay_says_what_it_did(home: ConsumedHome, capsys: pytest.CaptureFixtu
     ]
     assert done["run"].startswith("replay-")
     assert generations(home) == [0, 1, 0]
-    assert "Replay of demo/default" in said(capsys, "replay")
+    assert "Replay of demo/default" in output_of(capsys, "replay")
     assert generations(home) == [1, 2, 1]
     assert cat(capsys) == before
-    assert "no violations" in said(capsys, "verify")
+    assert "no violations" in output_of(capsys, "verify")
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,18 @@ def test_raw_records_never_replace_what_a_transform_made(
     for name, value in sign.items():
         setattr(home.sweeper, name, value)
     Path("declared_streams.py").write_text(DECLARATION)
-    said(capsys, "replay", "demo", "--from", "4", "--module", "declared_streams")
+    output_of(capsys, "replay", "demo", "--from", "4", "--module", "declared_streams")
     if compacted:
-        said(capsys, "compact", "demo")
+        output_of(capsys, "compact", "demo")
     before, generation = cat(capsys), generations(home)
     home.sweeper.sweeps.clear()
-    error = said(capsys, "replay", "demo", "--shard", "0", code=2)
+    error = output_of(capsys, "replay", "demo", "--shard", "0", code=2)
     assert error.count("\n") == 1
     assert "--module" in error
     assert evidence in error
     assert (cat(capsys), generations(home)) == (before, generation)
     assert home.sweeper.sweeps == []
-    said(capsys, "replay", "demo", "--module", "declared_streams")
+    output_of(capsys, "replay", "demo", "--module", "declared_streams")
     assert generations(home) == [number + 1 for number in generation]
 
 
@@ -130,7 +130,7 @@ def test_a_lost_file_is_made_again_from_the_settings(
     before = cat(capsys)
     for file in home.store.batches(KEY, ZERO)[0].files:
         (home.output / file.path).unlink()
-    said(capsys, "replay", "demo")
+    output_of(capsys, "replay", "demo")
     assert cat(capsys) == before
 
 
@@ -160,7 +160,7 @@ def test_the_shipped_example_is_found_by_its_module(
 
     monkeypatch.setattr(dagster_leasehold.assets.rewriting.replay, "SparkSweeper", sweeper)
     module = ("--module", "access_log.definitions", "--home", str(home.settings.home))
-    said(capsys, *command, "access", *module)
+    output_of(capsys, *command, "access", *module)
     assert home.store.batches(key, ZERO)[0].generation == 1
     (stream,) = streams
     assert stream.transform is not None
@@ -187,10 +187,10 @@ def test_the_second_rewriter_is_refused_until_the_first_is_named(
 ) -> None:
     home.store.claim_rewrite(KEY, ZERO, "killed-run", RewriteKind.REPLAY)
     for command in ("replay", "compact"):
-        error = said(capsys, command, "demo", "--shard", "0", code=2)
+        error = output_of(capsys, command, "demo", "--shard", "0", code=2)
         assert "Run killed-run is replaying shard 0" in error
         assert error.count("\n") == 1
-    said(capsys, "compact", "demo", "--replaces", "killed-run")
+    output_of(capsys, "compact", "demo", "--replaces", "killed-run")
     assert generations(home) == [1, 1, 1]
     assert home.store.rewrites(KEY) == []
 
@@ -199,20 +199,20 @@ def test_compact_then_vacuum(home: ConsumedHome, capsys: pytest.CaptureFixture[s
     done = answer(capsys, "compact", "demo")["shards"]
     assert [(each["files_before"], each["files_after"]) for each in done] == [(3, 1)] * 2
     assert cat(capsys) == EVERY
-    assert "Compaction of demo/default" in said(capsys, "compact", "demo")
+    assert "Compaction of demo/default" in output_of(capsys, "compact", "demo")
     assert answer(capsys, "vacuum", "demo")["report"]["removed"] == [], "readers may still read"
     then = time.time() - 7_200
     for path in home.output.rglob("*"):
         os.utime(path, (then, then))
-    planned = said(capsys, "vacuum", "demo", "--dry-run")
+    planned = output_of(capsys, "vacuum", "demo", "--dry-run")
     assert "Would remove 6 files" in planned
-    assert "Would remove 0 files" in said(
+    assert "Would remove 0 files" in output_of(
         capsys, "vacuum", "demo", "--dry-run", "--older-than", "3h"
     )
-    assert "Removed 6 files" in said(capsys, "vacuum", "demo")
+    assert "Removed 6 files" in output_of(capsys, "vacuum", "demo")
     assert len([path for path in home.output.rglob("*") if path.is_file()]) == 2
     assert cat(capsys) == EVERY
-    assert "no violations" in said(capsys, "verify")
+    assert "no violations" in output_of(capsys, "verify")
 
 
 def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +229,7 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
         ("vacuum", "demo", "--older-than", "-1h"),
         ("vacuum", "nothing"),
     ):
-        error = said(capsys, *mistake, code=2)
+        error = output_of(capsys, *mistake, code=2)
         assert error.count("\n") == 1, error
     assert generations(home) == [0, 0, 0]
 

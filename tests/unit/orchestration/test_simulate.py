@@ -29,13 +29,13 @@ def report(*options: str) -> dict[str, Any]:
 
 
 def test_nodes_that_come_together_need_one_round_and_no_move_too_many() -> None:
-    found = report("--nodes", "3", "--shards", "8")
-    assert found["rounds"] == 1
-    assert found["moves"] == found["moves_minimum"] == 8
-    assert found["counts"] == [3, 3, 2]
-    assert found["spread"] == 1
-    assert found["violations"] == []
-    assert set(found) == {
+    outcome = report("--nodes", "3", "--shards", "8")
+    assert outcome["rounds"] == 1
+    assert outcome["moves"] == outcome["moves_minimum"] == 8
+    assert outcome["counts"] == [3, 3, 2]
+    assert outcome["spread"] == 1
+    assert outcome["violations"] == []
+    assert set(outcome) == {
         "seed", "seeds", "steps", "virtual_s", "rounds", "moves", "moves_minimum", "spread",
         "counts", "takeover_s", "statements", "violations",
     }  # fmt: skip
@@ -45,53 +45,53 @@ def test_nodes_that_come_together_need_one_round_and_no_move_too_many() -> None:
 def test_nodes_that_come_one_by_one_move_the_share_of_each_newcomer(
     nodes: int, shards: int
 ) -> None:
-    found = report("--nodes", str(nodes), "--shards", str(shards), "--arrive", "one-by-one")
+    outcome = report("--nodes", str(nodes), "--shards", str(shards), "--arrive", "one-by-one")
     joined = sum(shards // number for number in range(2, nodes + 1))
-    assert found["moves"] == found["moves_minimum"] == shards + joined
-    assert found["spread"] <= 1
+    assert outcome["moves"] == outcome["moves_minimum"] == shards + joined
+    assert outcome["spread"] <= 1
 
 
 @pytest.mark.parametrize("event", ["join:2@400", "leave@400", "leave:2@400", "crash@400"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_change_of_members_costs_the_proven_minimum(event: str, seed: int) -> None:
-    found = report(
+    outcome = report(
         "--nodes", "4", "--shards", "13", "--event", event, "--seed", str(seed), "--steps", "1000"
     )
-    assert found["moves"] == found["moves_minimum"] > 13
-    assert found["rounds"] == 1
-    assert found["spread"] <= 1
+    assert outcome["moves"] == outcome["moves_minimum"] > 13
+    assert outcome["rounds"] == 1
+    assert outcome["spread"] <= 1
 
 
 @pytest.mark.parametrize("step", range(20, 140, 15))
 def test_no_group_makes_fewer_moves_than_the_fewest_possible(step: int) -> None:
     """A node may join while the others still claim their first shards: that is one change."""
-    found = report("--shards", "40", "--nodes", "5", "--event", f"join:1@{step}")
-    assert 40 <= found["moves_minimum"] <= found["moves"] <= 46
+    outcome = report("--shards", "40", "--nodes", "5", "--event", f"join:1@{step}")
+    assert 40 <= outcome["moves_minimum"] <= outcome["moves"] <= 46
 
 
 @pytest.mark.parametrize("seconds", [31, 60, 300])
 def test_an_outage_of_the_store_moves_nothing(seconds: int) -> None:
-    found = report(
+    outcome = report(
         "--nodes", "5", "--shards", "50", "--event", f"outage:{seconds}@800", "--seeds", "3"
     )
-    assert found["moves"] == found["moves_minimum"] == 3 * 50
-    assert "evict" not in found["statements"]
+    assert outcome["moves"] == outcome["moves_minimum"] == 3 * 50
+    assert "evict" not in outcome["statements"]
 
 
 def test_a_crash_is_taken_over_within_the_timeout_and_a_tick() -> None:
-    found = report("--event", "crash@500", "--timeout", "20", "--seeds", "5")
-    assert 14 < found["takeover_s"]["p50"] <= found["takeover_s"]["max"] <= 20 + 5 + 5
+    outcome = report("--event", "crash@500", "--timeout", "20", "--seeds", "5")
+    assert 14 < outcome["takeover_s"]["p50"] <= outcome["takeover_s"]["max"] <= 20 + 5 + 5
 
 
 def test_a_pause_beyond_the_timeout_costs_a_take_over_and_a_return() -> None:
-    found = report("--event", "pause@500", "--seed", "1")
-    assert found["takeover_s"]["max"] is not None
-    assert found["counts"] == [3, 3, 2]
+    outcome = report("--event", "pause@500", "--seed", "1")
+    assert outcome["takeover_s"]["max"] is not None
+    assert outcome["counts"] == [3, 3, 2]
 
 
 @pytest.mark.parametrize("ordered", [[], ["--ordered"]])
 def test_splits_and_merges_are_followed(ordered: list[str]) -> None:
-    found = report(
+    outcome = report(
         "--nodes",
         "3",
         "--shards",
@@ -102,17 +102,17 @@ def test_splits_and_merges_are_followed(ordered: list[str]) -> None:
         "merge:2@600",
         *ordered,
     )
-    assert sum(found["counts"]) == 8 + 2 - 2
-    assert found["spread"] <= 1
+    assert sum(outcome["counts"]) == 8 + 2 - 2
+    assert outcome["spread"] <= 1
 
 
 def test_an_idle_tick_costs_three_statements() -> None:
-    found = report("--nodes", "1", "--shards", "0", "--steps", "3000")
-    statements = found["statements"]
+    outcome = report("--nodes", "1", "--shards", "0", "--steps", "3000")
+    statements = outcome["statements"]
     ticks = statements["pulse"]
     assert statements["beat"] <= ticks
     assert statements["progress"] == ticks
-    assert found["steps"] <= 3 * ticks + 10
+    assert outcome["steps"] <= 3 * ticks + 10
 
 
 def test_modulo_and_pinned_nodes_take_what_their_numbers_say() -> None:

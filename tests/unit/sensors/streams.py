@@ -78,13 +78,13 @@ class MirroringSource(ScriptedSource):
     def __init__(self) -> None:
         super().__init__()
         self.mirrors = True
-        self.told: list[dict[ShardId, str]] = []
+        self.mirrored: list[dict[ShardId, str]] = []
         self.refuses = ""
 
     def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
         if self.refuses:
             raise SourceUnavailable(self.refuses)
-        self.told.append(dict(checkpoints))
+        self.mirrored.append(dict(checkpoints))
 
 
 def scripted_stream(shards: int = 2, name: str = "orders.eu") -> tuple[ShardStream, ScriptedSource]:
@@ -95,6 +95,6 @@ def scripted_stream(shards: int = 2, name: str = "orders.eu") -> tuple[ShardStre
 def memory_deployment(
     *nodes: str, store: MemoryStore | None = None
 ) -> tuple[Deployment, MemoryStore]:
-    found = store or MemoryStore()
+    memory = store or MemoryStore()
     names = tuple(NodeName(node) for node in nodes or ("local",))
-    return Deployment(lambda: found, names, Timing(), lambda key: Path("unused")), found
+    return Deployment(lambda: memory, names, Timing(), lambda key: Path("unused")), memory

@@ -42,8 +42,8 @@ def test_a_replay_serves_no_shard_so_that_consumption_goes_on_beside_it(
                 tags={PARTITION_TAG: "0", STREAM_TAG: stream.name},
             )
         )
-        (found,) = active_runs(instance, stream)
-    assert found.shards == served
+        (active,) = active_runs(instance, stream)
+    assert active.shards == served
 
 
 def many_runs(instance: dg.DagsterInstance, count: int, **fields: Any) -> None:

@@ -78,9 +78,9 @@ class Scene:
         )
 
     def status(self, run: str) -> DagsterRunStatus:
-        found = self.instance.get_run_by_id(run)
-        assert found is not None
-        return found.status
+        target = self.instance.get_run_by_id(run)
+        assert target is not None
+        return target.status
 
 
 class Launcher:
@@ -99,8 +99,8 @@ class Launcher:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as target:
+        yield target
 
 
 @pytest.fixture(params=[False, True], ids=["sensor-beats", "agents-beat"])
@@ -155,7 +155,7 @@ def test_a_run_of_another_deployment_with_the_same_node_name_is_left_alone(scene
 def test_a_run_that_lost_its_last_lease_is_terminated_or_failed_after_the_timeout(
     scene: Scene,
     answer: bool | Exception,
-    said: str,
+    sentence: str,
     status: DagsterRunStatus,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_run_that_lost_its_last_lease_is_terminated_or_failed_after_the_timeou
         scene.clean()
         assert launcher.asked == []
     scene.now_s += 5
-    assert scene.clean().endswith(said)
+    assert scene.clean().endswith(sentence)
     assert launcher.asked == [run]
     assert scene.status(run) is status
 

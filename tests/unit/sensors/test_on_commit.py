@@ -166,7 +166,7 @@ def test_one_deployment_delivers_at_a_time(scene: Scene) -> None:
     scene.fails = lambda _: seen.append(str(other.tick("")))
     scene.delivery(A).tick("")
     assert scene.ids() == ["x.0", "x.1"]
-    assert all("Node a delivers" in said for said in seen)
+    assert all("Node a delivers" in sentence for sentence in seen)
     scene.fails = lambda _: None
     scene.commit(X)
     assert other.tick("").delivered == 1
@@ -249,10 +249,10 @@ def test_what_looks_like_a_secret_is_left_out(line: str, safe: str) -> None:
 def test_an_error_is_one_line_without_secrets(scene: Scene) -> None:
     scene.fails = lambda _: OSError("password=hunter2 refused\nsecond line\x1b[0m" + "x" * 9_999)
     scene.commit(X)
-    (said,) = scene.delivery().tick("").failures.values()
-    assert "hunter2" not in said
-    assert "second" not in said
-    assert len(said) < 500
+    (sentence,) = scene.delivery().tick("").failures.values()
+    assert "hunter2" not in sentence
+    assert "second" not in sentence
+    assert len(sentence) < 500
 
 
 def test_a_stream_without_a_hook_has_no_delivery(scene: Scene) -> None:

@@ -31,8 +31,8 @@ AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as dagster_instance:
+        yield dagster_instance
 
 
 def commit_batches(
@@ -151,7 +151,7 @@ def test_the_source_s_service_is_told_how_far_a_dead_run_came(instance):
     source.refuses = ""
     # The daemon died before it stored the tick.
     tick(sensor, instance)
-    assert source.told == [{ZERO: store.snapshot(stream.key).shards[0].check_point}]
+    assert source.mirrored == [{ZERO: store.snapshot(stream.key).shards[0].check_point}]
 
 
 def test_a_group_that_does_not_exist_yet_is_one_sentence_and_keeps_the_cursor(instance):

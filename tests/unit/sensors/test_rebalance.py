@@ -69,7 +69,7 @@ class Scene:
         return result
 
     def add_run(self, request: dg.RunRequest, status: DagsterRunStatus, **tags: str) -> str:
-        """What the daemon makes of a request."""
+        """Return the run that the daemon makes of a request."""
         run = dg.DagsterRun(
             job_name="consume_orders_eu",
             run_config=request.run_config,
@@ -91,8 +91,8 @@ class Scene:
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as dagster_instance:
+        yield dagster_instance
 
 
 def served(request: dg.RunRequest) -> tuple[str, set[str]]:
@@ -100,7 +100,7 @@ def served(request: dg.RunRequest) -> tuple[str, set[str]]:
     return config["node"], set(config["shards"])
 
 
-def said(result: dg.SensorResult) -> str:
+def reason_of(result: dg.SensorResult) -> str:
     assert result.skip_reason is not None
     return result.skip_reason.skip_message or ""
 
@@ -116,7 +116,7 @@ def test_a_first_tick_before_any_shard_list_asks_the_source_itself(instance):
 def test_a_source_without_a_log_yet_is_one_sentence(instance):
     scene = Scene(instance, nodes="a")
     scene.source.down = "There is no local log at 'x': create it."
-    assert said(scene.tick()) == scene.source.down
+    assert reason_of(scene.tick()) == scene.source.down
 
 
 def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_news(instance):
@@ -140,8 +140,8 @@ def test_an_idle_tick_says_so_and_launches_nothing(instance):
     scene.tick()
     result = scene.tick()
     assert not result.run_requests
-    assert "nothing to change at generation" in said(result)
-    assert "nothing to read in 4 shards that no run serves; active runs: 0" in said(result)
+    assert "nothing to change at generation" in reason_of(result)
+    assert "nothing to read in 4 shards that no run serves; active runs: 0" in reason_of(result)
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
@@ -182,7 +182,7 @@ def test_a_read_only_shard_without_unread_records_is_finished_and_frees_its_chil
     scene.source.finished = {"0"}
     scene.sync()
     assert scene.row("1").state is ShardState.WAIT
-    assert "finished 1 shard," in said(scene.tick())
+    assert "finished 1 shard," in reason_of(scene.tick())
     assert scene.row("0").state is ShardState.OVER
     scene.tick()
     assert scene.row("1").consumer_owner == scene.row("2").consumer_owner == A
@@ -196,7 +196,7 @@ def test_a_paused_group_launches_nothing(instance):
     scene.source.ends = {"0": 5}
     result = scene.tick()
     assert not result.run_requests
-    assert "paused" in said(result)
+    assert "paused" in reason_of(result)
 
 
 def test_a_restarted_code_server_keeps_its_nodes_and_moves_nothing(instance):
@@ -209,14 +209,14 @@ def test_a_restarted_code_server_keeps_its_nodes_and_moves_nothing(instance):
     after = scene.store.snapshot(scene.stream.key)
     assert after.shards == before.shards
     assert after.group.generation == before.group.generation
-    assert "nothing to change" in said(result)
+    assert "nothing to change" in reason_of(result)
 
 
 def test_a_source_that_does_not_answer_costs_no_lease(instance):
     scene = Scene(instance)
     scene.sync()
     scene.source.down = "The source does not answer: try later."
-    assert said(scene.tick()).endswith(f"nothing is launched: {scene.source.down}")
+    assert reason_of(scene.tick()).endswith(f"nothing is launched: {scene.source.down}")
     assert scene.row("0").state is ShardState.ALREADY_ALLOC
     assert scene.cursor
 
@@ -231,7 +231,7 @@ def test_a_store_that_does_not_answer_is_one_sentence_and_keeps_the_cursor(insta
         raise StoreUnavailable("The lease store does not answer: try later.")
 
     monkeypatch.setattr(scene.store, "pulse", fail)
-    assert said(scene.tick()) == "The lease store does not answer: try later."
+    assert reason_of(scene.tick()) == "The lease store does not answer: try later."
     assert scene.cursor == cursor
 
 
@@ -251,7 +251,7 @@ def test_a_damaged_shard_is_named_and_does_not_keep_the_others_from_their_runs(i
     (request,) = scene.tick().run_requests
     assert served(request) == ("a", {"0", "1", "3"})
     scene.add_run(request, DagsterRunStatus.STARTED)
-    assert "bounds of shard 2 is tried again in 5 s (shard 2 is damaged: restore it.)" in said(
+    assert "bounds of shard 2 is tried again in 5 s (shard 2 is damaged: restore it.)" in reason_of(
         scene.tick()
     )
 
@@ -284,7 +284,7 @@ def test_what_ticks_cost_is_noted_for_the_status_command(instance, tmp_path):
     # A folder that cannot be written costs the note, and no beat.
     scene.deployment = replace(scene.deployment, upkeep_file=lambda key: path / "no" / "folder")
     scene.restart()
-    assert "nothing to change" in said(scene.tick())
+    assert "nothing to change" in reason_of(scene.tick())
 
 
 class Clock:
@@ -344,7 +344,7 @@ def test_a_second_deployment_with_the_same_node_name_leaves_the_first_ones_runs_
             clock.now_s += 5
             one.tick()
             result = other.tick()
-            assert "Another live process answers to node 'a'" in said(result)
+            assert "Another live process answers to node 'a'" in reason_of(result)
             assert not result.run_requests
     assert one.store.review([opened.tenure])[ShardId("0")].current
 
@@ -366,13 +366,13 @@ def test_a_tick_beside_one_that_hangs_does_nothing_and_says_so(instance, monkeyp
     try:
         assert reached.wait(30)
         before = scene.store.statements.total()
-        assert "still at work" in said(scene.tick())
+        assert "still at work" in reason_of(scene.tick())
         assert scene.store.statements.total() == before
     finally:
         go_on.set()
         hanging.join(30)
     monkeypatch.undo()
-    assert "nothing to change" in said(scene.tick())
+    assert "nothing to change" in reason_of(scene.tick())
 
 
 def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
@@ -399,7 +399,7 @@ def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
     scene.restart()
     result = scene.tick()
     assert not result.run_requests
-    assert "nothing to read in 2 shards" in said(result)
+    assert "nothing to read in 2 shards" in reason_of(result)
 
 
 def test_each_whole_tick_leaves_a_new_mark_for_agents_and_none_where_the_sensor_beats(

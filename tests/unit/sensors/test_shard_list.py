@@ -18,8 +18,8 @@ from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    with dg.DagsterInstance.ephemeral() as dagster_instance:
+        yield dagster_instance
 
 
 def tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance):

@@ -76,11 +76,11 @@ class Scene:
         return [str(request.run_key).removeprefix("hourly:") for request in requests]
 
     def make(self, hour: int) -> None:
-        """What the run of an hour writes into its row."""
+        """Write into the row of an hour what its run does."""
         store, key = self.world.store, self.world.key
         start = NOON + hour * HOUR
-        known = store.windows(key, "hourly", since=start, until=start + HOUR)
-        version = known[0].version + 1 if known else 1
+        former = store.windows(key, "hourly", since=start, until=start + HOUR)
+        version = former[0].version + 1 if former else 1
         covered = next_numbers(store.heads(key))
         window = EventWindow(
             "hourly",
@@ -89,7 +89,7 @@ class Scene:
             version=version,
             generation=version,
             covered=covered,
-            late=known[0].late if known else 0,
+            late=former[0].late if former else 0,
         )
         assert store.put_window(key, window) == Changed()
 
@@ -134,8 +134,8 @@ def test_a_split_in_mid_flight_holds_hours_back(scene: Scene) -> None:
     scene.append("1", 70, 200)
     scene.world.log.split("0")
     assert scene.asked() == []
-    said = str(scene.tick().skip_reason)
-    assert "held back by shard 2, which is new to the group" in said
+    reason = str(scene.tick().skip_reason)
+    assert "held back by shard 2, which is new to the group" in reason
     scene.consume()
     assert scene.world.lease("0").state == "over"
     assert "held back by shard 2, which has no output yet" in str(scene.tick().skip_reason)

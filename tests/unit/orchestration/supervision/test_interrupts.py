@@ -152,10 +152,10 @@ def test_a_terminal_that_has_gone_keeps_nobody_from_stopping(
 @pytest.mark.parametrize("number", NUMBERS)
 def test_an_event_is_set_and_the_block_goes_on(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with stop_event() as told:
-        assert not told.is_set()
+    with stop_event() as stop:
+        assert not stop.is_set()
         kill(number)
-        assert told.wait(10)
+        assert stop.wait(10)
     assert signal.getsignal(number) is before
 
 
@@ -182,10 +182,10 @@ def test_a_signal_is_delivered_though_the_steps_fail() -> None:
             kill(signal.SIGTERM)
             raise FileNotFoundError
 
-    with stop_event() as told:
+    with stop_event() as stop:
         with pytest.raises(FileNotFoundError):
             fail()
-        assert told.wait(10)
+        assert stop.wait(10)
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

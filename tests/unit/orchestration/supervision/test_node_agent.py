@@ -87,13 +87,13 @@ class Scene:
     @contextmanager
     def at_work(self) -> Iterator[threading.Event]:
         """The agent on a thread; it is told to end with the block, and has left after it."""
-        told = threading.Event()
-        thread = threading.Thread(target=self.agent.run, args=(told,), daemon=True)
+        stopping = threading.Event()
+        thread = threading.Thread(target=self.agent.run, args=(stopping,), daemon=True)
         thread.start()
         try:
-            yield told
+            yield stopping
         finally:
-            told.set()
+            stopping.set()
             thread.join(DEADLINE_S)
         assert not thread.is_alive()
 
@@ -159,19 +159,19 @@ def test_a_node_whose_rebalance_sensor_falls_silent_takes_no_runs_until_it_ticks
     with scene.at_work():
         until(lambda: scene.row is not None and scene.row.member and scene.row.accepts_runs)
         until(lambda: scene.row is not None and not scene.row.accepts_runs)
-        said = "The rebalance sensor of orders/default has not ticked for 2 s: node a gives its"
-        assert capsys.readouterr().out.count(said) == 1
+        sentence = "The rebalance sensor of orders/default has not ticked for 2 s: node a gives its"
+        assert capsys.readouterr().out.count(sentence) == 1
         tick()
         until(lambda: scene.row is not None and scene.row.accepts_runs)
 
 
 def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene: Scene) -> None:
-    with scene.at_work() as told:
+    with scene.at_work() as stopping:
         until(lambda: scene.row is not None and scene.row.member)
         scene.claim(A)
         opened = scene.store.open_tenure(KEY, SHARDS[0], A, "run-1")
         assert isinstance(opened, Opened)
-        told.set()
+        stopping.set()
         # The mark tells the run to stop at its next checkpoint.
         until((scene.folder / "leaving").exists)
         time.sleep(1.2)

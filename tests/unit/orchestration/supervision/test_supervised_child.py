@@ -45,12 +45,12 @@ class Scene:
         self.supervised = SupervisedChild(self.child, lambda: self.now_s, explained=[2])
 
     def look_for(self, seconds: float) -> list[str]:
-        said: list[str] = []
+        message: list[str] = []
         for _ in range(int(seconds)):
             self.now_s += 1.0
             if sentence := self.supervised.look():
-                said.append(sentence)
-        return said
+                message.append(sentence)
+        return message
 
 
 def test_one_that_lives_is_left_alone() -> None:
@@ -63,12 +63,14 @@ def test_one_that_died_is_started_again_and_the_wait_is_bounded() -> None:
     scene, waits = Scene(), list[float]()
     for _ in range(8):
         scene.child.code = 1
-        (said,) = scene.look_for(1)
+        (message,) = scene.look_for(1)
         before, at = scene.child.started, scene.now_s
         while scene.child.started == before:
             assert scene.look_for(1) == [], "it says so once"
         waits.append(scene.now_s - at)
-    assert said == ("The daemon ended with code 1, and is started again in 30 s: see daemon.log.")
+    assert message == (
+        "The daemon ended with code 1, and is started again in 30 s: see daemon.log."
+    )
     assert waits[:3] == [1.0, 2.0, 4.0]
     assert waits[-1] == PAUSE_MAX_S
 
@@ -80,8 +82,8 @@ def test_one_that_had_run_for_long_is_started_again_at_once() -> None:
         scene.look_for(40)
     scene.look_for(STEADY_S + 1)
     scene.child.code = 1
-    (said,) = scene.look_for(1)
-    assert "again in 1 s" in said
+    (message,) = scene.look_for(1)
+    assert "again in 1 s" in message
 
 
 def test_what_a_person_has_to_put_right_is_said_once_and_tried_again() -> None:
