@@ -20,7 +20,7 @@ from dagster_leasehold.orchestration.supervision.interrupts import ended_by_sign
 from dagster_leasehold.orchestration.supervision.preflight import (
     HOME_BYTES,
     check_folder,
-    check_java,
+    check_spark,
     held_port,
     require_room,
 )
@@ -100,7 +100,7 @@ def ui(
         held_port(port) as chosen,
         running_alone(settings.home),
     ):
-        check_java(settings)
+        check_spark(settings)
         target.wake_mariadb()
         with storage_environment(settings):
             create_instance(settings, embedded_text(mysql=settings.private_mariadb is not None))

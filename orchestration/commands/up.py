@@ -31,7 +31,7 @@ from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.preflight import (
     HOME_BYTES,
     check_folder,
-    check_java,
+    check_spark,
     held_port,
     require_room,
 )
@@ -196,7 +196,7 @@ def up(
     require_room(home_path, room_needed(home_path) if private else HOME_BYTES)
     target.make_home()
     with stop_event() as stop, held_port(port) as chosen:
-        check_java(target.settings)
+        check_spark(target.settings)
         _run(target, nodes, chosen, module, stop, sqlite=sqlite)
 
 

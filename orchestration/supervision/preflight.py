@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -108,14 +109,24 @@ def check_folder(folder: Path | None = None) -> None:
             )
 
 
-def check_java(settings: Settings) -> None:
+def check_spark(settings: Settings) -> None:
     """Refuse a machine on which Spark is to be started and cannot be.
 
     Raises:
         JavaNotFound: there is no Java to run it.
+        SparkUnavailable: there is no bash to start it.
     """
+    from dagster_leasehold.assets.errors import SparkUnavailable
     from dagster_leasehold.assets.spark.spark_runtime import java_home
     from dagster_leasehold.orchestration.supervision.spark_warm_up import EMBEDDED
 
-    if settings.spark in (EMBEDDED, "classic"):
-        java_home(settings.spark_folder / "java")
+    if settings.spark not in (EMBEDDED, "classic"):
+        return
+    java_home(settings.spark_folder / "java")
+    # Spark's own start is a script. Without its shell, the server would end at once, again and
+    # again, and its log would not say why.
+    if shutil.which("bash", path=os.environ.get("PATH", "")) is None:
+        raise SparkUnavailable(
+            "Spark is started by a script of bash, and no bash is on the PATH: install it, or "
+            "have PATH name its folder."
+        )

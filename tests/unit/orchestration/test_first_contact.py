@@ -69,6 +69,20 @@ def test_a_machine_without_java_is_refused(
     assert refused(capsys, "up", "--home", str(tmp_path)) == "There is no Java: install one.\n"
 
 
+@pytest.mark.parametrize("command", ["up", "ui"])
+def test_a_path_without_bash_is_refused(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Goal: no server of Spark's is started again and again that cannot even begin."""
+    monkeypatch.setattr(spark_runtime, "java_home", lambda *_, **__: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    sentence = refused(capsys, command, "--home", str(tmp_path / "home"))
+    assert sentence.startswith("Spark is started by a script of bash, and no bash is on the PATH")
+
+
 def test_a_web_page_that_does_not_start_has_no_address(tmp_path: Path) -> None:
     child = ChildProcess(
         "the webserver",
