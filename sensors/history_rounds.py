@@ -16,19 +16,19 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 ROUND_EVERY_S = 3_600.0
 STEPS_PER_TICK = 50
 TICK_BUDGET_S = 1.0
-"""After so much of a tick the rest of the round waits for the next one."""
+"""The time of a tick, in seconds, after which the rest of a round waits for the next one."""
 FAILURES_SHOWN = 3
 
 
 @dataclass(slots=True)
 class HistoryRounds:
-    """One group's rounds, one each hour; remembers between ticks where a round stands.
+    """The rounds of one group, one each hour, with a memory of where a round stands.
 
     Attributes:
-        key: the group.
-        deployment: whose store, settings and output folder.
+        key: of the group.
+        deployment: of the store, the settings and the output folder.
         clock: monotonic seconds.
-        output_age: the age from which on committed output expires; None keeps it.
+        output_age: the age at which committed output expires; None keeps it.
     """
 
     key: GroupKey
@@ -39,9 +39,9 @@ class HistoryRounds:
     _next_s: float = field(default=float("-inf"))
 
     def tick(self) -> list[str]:
-        """Do a part of a round if one is due; a line for each thing to tell when it is over.
+        """Do a part of a round if one is due; return a line for each result when it is over.
 
-        What the store refuses is told, and tried again an hour later: nothing waits for it.
+        An error of the store is a line, too, and an hour later there is another round.
         """
         age = self.deployment.history_age
         started_s = self.clock()

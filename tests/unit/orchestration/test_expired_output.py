@@ -59,8 +59,8 @@ def years_later(monkeypatch: pytest.MonkeyPatch) -> None:
     from dagster_leasehold.orchestration.commands import vacuum as command
 
     def later(newest: Any) -> Any:
-        found = deletable_history.reference_time(newest)
-        return None if found is None else found + timedelta(days=730)
+        reference = deletable_history.reference_time(newest)
+        return None if reference is None else reference + timedelta(days=730)
 
     for module in (pruning, command):
         monkeypatch.setattr(module, "reference_time", later)
@@ -90,23 +90,23 @@ def test_vacuum_forgets_and_removes_the_files_once_they_are_old(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     age(home)
-    said, _ = run(capsys, "vacuum", "demo")
-    assert "Removed 0 files" in said
-    assert "ledger rows" not in said, "output is kept for good unless a setting says otherwise"
+    output, _ = run(capsys, "vacuum", "demo")
+    assert "Removed 0 files" in output
+    assert "ledger rows" not in output, "output is kept for good unless a setting says otherwise"
     planned, _ = run(capsys, "vacuum", "demo", "--expire-days", "30", "--dry-run")
     assert "Would forget 6 ledger rows of demo/default whose output is older than 30" in planned
     assert len(home.store.batches(KEY)) == 6
-    said, _ = run(capsys, "vacuum", "demo", "--expire-days", "30")
-    assert "Forgot 4 ledger rows" in said
-    assert "Removed 0 files" in said, "somebody may have listed them a moment ago"
-    assert "kept 2 committed, 4 younger" in said
+    output, _ = run(capsys, "vacuum", "demo", "--expire-days", "30")
+    assert "Forgot 4 ledger rows" in output
+    assert "Removed 0 files" in output, "somebody may have listed them a moment ago"
+    assert "kept 2 committed, 4 younger" in output
     age(home)
-    said, _ = run(capsys, "vacuum", "demo", "--expire-days", "30", "--json")
-    answer = json.loads(said)
+    output, _ = run(capsys, "vacuum", "demo", "--expire-days", "30", "--json")
+    answer = json.loads(output)
     assert (answer["expired"], len(answer["report"]["removed"])) == (0, 4)
-    said, _ = run(capsys, "verify")
-    assert BEGINS.format(0) in said
-    assert "no violations" in said
+    output, _ = run(capsys, "verify")
+    assert BEGINS.format(0) in output
+    assert "no violations" in output
 
 
 @pytest.mark.usefixtures("years_later")
@@ -115,8 +115,8 @@ def test_the_streams_own_setting_counts(
 ) -> None:
     file = home.settings.home / "leasehold.toml"
     file.write_text('[[streams]]\nname = "demo"\noutput_days = 90\n')
-    said, _ = run(capsys, "vacuum", "demo")
-    assert "Forgot 4 ledger rows of demo/default whose output is older than 90 days." in said
+    output, _ = run(capsys, "vacuum", "demo")
+    assert "Forgot 4 ledger rows of demo/default whose output is older than 90 days." in output
     file.write_text('[[streams]]\nname = "demo"\noutput_days = 0.5\n')
     _, error = run(capsys, "vacuum", "demo", code=2)
     assert "output_days" in error
@@ -139,8 +139,8 @@ def test_cat_says_where_output_begins(
     _, error = run(capsys, "cat", "demo", "--shard", "1")
     assert error.splitlines() == [BEGINS.format(1)]
     file = tmp_path / "all.parquet"
-    said, error = run(capsys, "cat", "demo", "--parquet", str(file), "--json")
-    assert json.loads(said)["expired"]["0"]["records"] == 8
+    output, error = run(capsys, "cat", "demo", "--parquet", str(file), "--json")
+    assert json.loads(output)["expired"]["0"]["records"] == 8
     assert error.splitlines() == [BEGINS.format(0), BEGINS.format(1)]
 
 
@@ -150,11 +150,11 @@ def test_a_replay_of_what_expired_is_refused(
     forget(home)
     _, error = run(capsys, "replay", "demo", "--shard", "0", "--from", "4", "--to", "9", code=2)
     assert "begins at 8: what lay before has expired" in error
-    said, _ = run(capsys, "replay", "demo", "--shard", "0", "--from", "8", "--json")
-    (report,) = json.loads(said)["shards"]
+    output, _ = run(capsys, "replay", "demo", "--shard", "0", "--from", "8", "--json")
+    (report,) = json.loads(output)["shards"]
     assert (report["batches"], report["expired_until"]) == (1, None)
-    said, _ = run(capsys, "replay", "demo", "--shard", "0", "--json")
-    (report,) = json.loads(said)["shards"]
+    output, _ = run(capsys, "replay", "demo", "--shard", "0", "--json")
+    (report,) = json.loads(output)["shards"]
     assert (report["batches"], report["expired_until"]) == (1, "8")
 
 
@@ -168,8 +168,8 @@ def test_a_forced_checkpoint_behind_it_is_refused(
     home.consume("run-2")
     lines, _ = run(capsys, "cat", "demo", "--shard", "0")
     assert [json.loads(line)["value"] for line in lines.splitlines()] == ["0:8", "0:9"]
-    said, _ = run(capsys, "verify")
-    assert "no violations" in said
+    output, _ = run(capsys, "verify")
+    assert "no violations" in output
 
 
 def test_metrics_do_not_fall(home: ConsumedHome) -> None:

@@ -71,8 +71,8 @@ def test_an_hour_whose_output_has_expired_is_asked_for_no_more(scene: Scene) -> 
     scene.world.deliver()
     assert expire(scene.world.store, scene.world.key, EVERYTHING).expired
     scene.now_s += RETRY_FIRST_S
-    said = str(scene.tick().skip_reason)
-    assert "1 hour is not asked for any more (2026-03-01-12:00): committed output" in said
+    explanation = str(scene.tick().skip_reason)
+    assert "1 hour is not asked for any more (2026-03-01-12:00): committed output" in explanation
     scene.now_s += RETRY_MAX_S
     assert scene.asked() == []
 

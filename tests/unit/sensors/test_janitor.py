@@ -145,7 +145,7 @@ def test_a_run_of_another_deployment_with_the_same_node_name_is_left_alone(scene
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "status"),
+    ("answer", "sentence", "status"),
     [
         (True, "terminated", DagsterRunStatus.STARTED),
         (False, "failed", DagsterRunStatus.FAILURE),
