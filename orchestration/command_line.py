@@ -100,7 +100,7 @@ COMMANDS = {
     "vacuum": Place(
         "vacuum",
         "vacuum",
-        "Remove old output files that the ledger does not name.",
+        "Forget committed output that has expired; remove old files that the ledger does not name.",
     ),
     "metrics": Place(
         "metrics",
