@@ -7,7 +7,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from dagster_leasehold.lease_store.client.feed import Fetched, Record
+from typing_extensions import override
+
+from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.positions import clamped, parse_position
@@ -16,7 +18,7 @@ from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, 
 BYTES_MAX_DEFAULT = 16 * 1024 * 1024
 
 
-class SourceFeed:
+class SourceFeed(ShardFeed):
     """The `ShardFeed` of a source.
 
     Args:
@@ -28,25 +30,26 @@ class SourceFeed:
         self._source = source
         self._bytes_max = bytes_max
 
+    @override
     def cursor_at(self, shard: ShardId, position: str) -> str:
-        """See `ShardFeed.cursor_at`.
+        """Return the cursor at a position: `begin`, `end`, or an ISO 8601 time.
 
         Raises:
             InvalidSetting: the position is not `begin`, `end` or an ISO 8601 time.
         """
         return self._source.cursor_at(shard, _position(position))
 
+    @override
     def first_cursor(self, shard: ShardId) -> str:
-        """See `ShardFeed.first_cursor`."""
         bounds = self._source.bounds([shard])[shard]
         return bounds.begin if bounds.origin is None else bounds.origin
 
+    @override
     def clamp(self, shard: ShardId, cursor: str) -> str:
-        """See `ShardFeed.clamp`."""
         return clamped(self._source, shard, cursor)
 
+    @override
     def fetch(self, shard: ShardId, cursor: str, *, records_max: int) -> Fetched:
-        """See `ShardFeed.fetch`."""
         limits = Limits(records_max=records_max, bytes_max=self._bytes_max)
         planned = self._source.plan(shard, cursor, limits)
         if planned.end == cursor:
@@ -55,8 +58,8 @@ class SourceFeed:
         records = _records(shard, list(self._rows(range_)), planned.end)
         return Fetched(cursor, planned.end, records, planned.last)
 
+    @override
     def fetch_between(self, shard: ShardId, start: str, end: str, *, records_max: int) -> Fetched:
-        """See `ShardFeed.fetch_between`."""
         rows = list(islice(self._rows(ReadRange(shard, start, end)), records_max + 1))
         if not rows:
             return Fetched(start, end)

@@ -12,7 +12,7 @@ from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.positions import parse_offset
-from dagster_leasehold.shard_sources.source import ReadRange, record_schema
+from dagster_leasehold.shard_sources.source import ReadRange, joined, record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 BASE64_SUFFIX = "_base64"
 NO_TIME = 0
 """The type of a time stamp that is none (`confluent_kafka.TIMESTAMP_NOT_AVAILABLE`)."""
-_YIELD_RECORDS = 8192
-_YIELD_BYTES = 4 * 1024 * 1024
 
 
 class KafkaReader:
@@ -59,21 +57,13 @@ class KafkaReader:
         if start >= end:
             self.check_within(shard, start, *self._client.watermarks(shard))
             return
-        pending: list[pa.RecordBatch] = []
-        records = size = 0
-        for messages in self.messages(shard, start, end):
-            if not messages:
-                continue
-            # At once: thousands of messages that live on would make Python's garbage collector look
-            # at all objects of the process, again and again.
-            batch = record_batch(shard, messages)
-            pending.append(batch)
-            records, size = records + batch.num_rows, size + batch.nbytes
-            if records >= _YIELD_RECORDS or size >= _YIELD_BYTES:
-                yield from _joined(pending)
-                pending, records, size = [], 0, 0
-        if pending:
-            yield from _joined(pending)
+        # At once: thousands of messages that live on would make Python's garbage collector look
+        # at all objects of the process, again and again.
+        yield from joined(
+            record_batch(shard, messages)
+            for messages in self.messages(shard, start, end)
+            if messages
+        )
 
     def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
         """Refuse an offset outside of what a partition holds, `[begin, end]`.
@@ -128,13 +118,6 @@ class KafkaReader:
                 f"Shard {shard} of topic {self.topic} ends at {reached} now, before {end}, which "
                 "it had reached: its leader has lost records or is behind."
             )
-
-
-def _joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return the same records in one batch, or in a few where one could not hold them."""
-    import pyarrow as pa
-
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def payload(message: Message) -> int:

@@ -23,10 +23,14 @@ from dagster_leasehold.shard_sources.local_log.segments import (
 )
 from dagster_leasehold.shard_sources.local_log.tails import Extent, extent_of
 from dagster_leasehold.shard_sources.positions import parse_offset
-from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    ReadRange,
+    joined,
+    record_schema,
+)
 
-_YIELD_RECORDS = 8192
-_YIELD_BYTES = 4 * 1024 * 1024
 _LISTING_ATTEMPTS = 5
 
 
@@ -215,22 +219,16 @@ class ShardFolder:
         start = self.offset(range_.start, extent)
         if start >= end:
             return
-        pending: list[pa.RecordBatch] = []
-        pending_records = pending_bytes = 0
+        yield from joined(self._rows(start, end, extent))
+
+    def _rows(self, start: int, end: int, extent: Extent) -> Iterator[pa.RecordBatch]:
         for segment, entry in self._entries(start, extent):
             low, high = max(start, entry.offset), min(end, entry.end)
             rows = segment.batch(entry).slice(low - entry.offset, high - low)
-            pending.append(self._with_place(rows, low))
-            pending_records += rows.num_rows
-            pending_bytes += entry.payload
+            yield self._with_place(rows, low)
             if high == end:
-                break
-            if pending_records >= _YIELD_RECORDS or pending_bytes >= _YIELD_BYTES:
-                yield pa.concat_batches(pending)
-                pending, pending_records, pending_bytes = [], 0, 0
-        else:
-            raise self._gone(end - 1)
-        yield pa.concat_batches(pending)
+                return
+        raise self._gone(end - 1)
 
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
         """Stored columns with the shard and the cursors added."""
