@@ -6,14 +6,42 @@ where this one begins. What is remembered is one value per tenure and per forced
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
-Tenures = Mapping[tuple[int, str], NodeName | None]
+
+class Tenures(Protocol):
+    """The owners of opened tenures by epoch and run; a mapping is one."""
+
+    def __contains__(self, tenure: object, /) -> bool:
+        """Tell if this tenure was opened."""
+        ...
+
+    def __getitem__(self, tenure: tuple[int, str], /) -> NodeName | None:
+        """Return the owner that it was opened for."""
+        ...
+
+
+class HashedTenures:
+    """Tenures of years, each remembered by a hash of its epoch and run: about 80 bytes, not 300."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, NodeName | None] = {}
+        self._names: dict[NodeName | None, NodeName | None] = {}
+
+    def __contains__(self, tenure: object) -> bool:
+        return hash(tenure) in self._owners
+
+    def __getitem__(self, tenure: tuple[int, str]) -> NodeName | None:
+        return self._owners[hash(tenure)]
+
+    def add(self, epoch: int, run: str, owner: NodeName | None) -> None:
+        """Remember a tenure; all tenures of one owner share its name."""
+        self._owners[hash((epoch, run))] = self._names.setdefault(owner, owner)
 
 
 Finding = tuple[str, str]
@@ -120,12 +148,12 @@ class JournalProof:
         self.epoch = proven.epoch
         self.current = proven.open
         self.newest = max(proven.tenures, key=lambda each: each.epoch, default=proven.open)
-        self.tenures = {(each.epoch, each.run): each.owner for each in proven.tenures}
+        self.tenures = HashedTenures()
         self.forces = list(proven.forces)
         self._shard = shard
         self._until = proven.entries_until
-        if self.current is not None:
-            self.tenures[self.current.epoch, self.current.run] = self.current.owner
+        for each in (*proven.tenures, *([self.current] if self.current else [])):
+            self.tenures.add(each.epoch, each.run, each.owner)
 
     def take(self, entry: JournalEntry) -> None:
         """Take the next entry."""
@@ -142,7 +170,7 @@ class JournalProof:
                 )
             self.current = Opening(entry.sequence, entry.epoch, entry.run, entry.to_owner)
             self.newest = self.current
-            self.tenures[entry.epoch, entry.run] = entry.to_owner
+            self.tenures.add(entry.epoch, entry.run, entry.to_owner)
             self.opened += 1
         elif entry.kind == "close" and self.current and entry.run == self.current.run:
             self.current = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
@@ -25,6 +25,7 @@ from dagster_leasehold.lease_store.rules.ledger import is_before
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 _BUCKETS = 256
+_BLOCK = 1024
 
 
 class LedgerProof:
@@ -215,29 +216,38 @@ class PathLedger:
     """Finds paths that two batches list, in eight bytes for each path.
 
     Paths are compared by their hashes; `doubled` gives the few that have to be looked at again.
+    Hashes are kept in blocks of one size: arrays that grow for good would leave holes in the memory
+    of the process, as large as all of them together.
     """
 
     def __init__(self) -> None:
-        self._hashes = [array("q") for _ in range(_BUCKETS)]
+        self._hashes: list[list[array[int]]] = [[] for _ in range(_BUCKETS)]
 
     def take(self, batch: Batch) -> None:
         """Take the files of a committed batch."""
         for path in {file.path for file in batch.files}:
-            hashed = hash(path)
-            self._hashes[hashed % _BUCKETS].append(hashed)
+            self._add(hash(path))
 
     def join(self, other: PathLedger) -> None:
-        """Take all that another one has taken."""
-        for own, more in zip(self._hashes, other._hashes, strict=True):
-            own.extend(more)
+        """Take all that another one has taken, which is empty then."""
+        for blocks in other._hashes:
+            while blocks:
+                for hashed in blocks.pop():
+                    self._add(hashed)
 
     def doubled(self) -> set[int]:
         """The hashes that were taken more than once."""
         repeated: set[int] = set()
         for bucket in self._hashes:
-            ordered = sorted(bucket)
+            ordered = sorted(chain.from_iterable(bucket))
             repeated.update(one for one, next_ in pairwise(ordered) if one == next_)
         return repeated
+
+    def _add(self, hashed: int) -> None:
+        blocks = self._hashes[hashed % _BUCKETS]
+        if not blocks or len(blocks[-1]) == _BLOCK:
+            blocks.append(array("q"))
+        blocks[-1].append(hashed)
 
 
 def doubled_files(batches: Iterable[Batch], hashes: set[int] | None = None) -> Iterator[Violation]:
