@@ -3,6 +3,16 @@
 # the tests start themselves.
 set -eu
 . "$(dirname "$0")/system_packages.sh"
+
+# Database servers, Spark and Dagster write some gigabytes in temporary folders while tests run.
+temporary=${TMPDIR:-/tmp}
+free_kib=$(df -Pk "$temporary" | awk 'NR == 2 { print $4 }')
+if [ "$free_kib" -lt 5242880 ]; then
+    printf 'Cannot run the tests: %s has %s MiB free, and they need 5,120 MiB: make room, or set %s.\n' \
+        "$temporary" "$((free_kib / 1024))" 'TMPDIR to a folder on another disk' >&2
+    exit 1
+fi
+
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin
 
 # Usage: need WHAT 'PROGRAM…' 'PACKAGE…'…

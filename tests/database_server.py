@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -25,6 +29,51 @@ def program(name: str) -> str | None:
 def account() -> list[str]:
     """The option without which a server refuses to run as root."""
     return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def cache_folder(kind: str) -> Path:
+    """The folder of this machine's cache that belongs to one kind of server."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "leasehold" / kind
+
+
+def initialized_once(data: Path, command: Callable[[Path], list[str]]) -> Path:
+    """A data folder to copy, which the first process that needs it makes, for all others.
+
+    Args:
+        data: the folder.
+        command: initializes the folder that it is given.
+
+    Raises:
+        RuntimeError: the program failed; its own words, and the free space of both disks.
+    """
+    data.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{data}.lock"):
+        if not data.exists():
+            draft = data.with_name(f"{data.name}.draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            made = subprocess.run(
+                command(draft),
+                check=False,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=START_TIMEOUT_S,
+            )
+            if made.returncode:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise RuntimeError(
+                    f"{made.args[0]} could not make a database in {draft} (exit status "
+                    f"{made.returncode}; {_free(data.parent)} free there, "
+                    f"{_free(Path(tempfile.gettempdir()))} in the temporary folder):\n"
+                    f"{made.stdout}\n{made.stderr}"
+                )
+            draft.rename(data)
+    return data
+
+
+def _free(folder: Path) -> str:
+    return f"{shutil.disk_usage(folder).free / 2**30:.1f} GiB"
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ initialized once.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -18,9 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from filelock import FileLock
-
-from tests.database_server import START_TIMEOUT_S, DatabaseServer, account, program
+from tests.database_server import DatabaseServer, account, initialized_once, program
+from tests.database_server import cache_folder as folder_of
 from tests.ports import free_port
 
 OLDEST = (8, 4)
@@ -29,8 +27,7 @@ _SMALL = "--innodb-redo-log-capacity=16M"
 
 def cache_folder() -> Path:
     """The folder that `scripts/fetch_mysql.sh` fills."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "leasehold" / "mysql"
+    return folder_of("mysql")
 
 
 @cache
@@ -99,19 +96,10 @@ def _initialized() -> Path:
     """A data folder to copy, made at its first use."""
     command = server_command()
     assert command is not None
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    data = folder / "data"
-    with FileLock(folder / "data.lock"):
-        if not data.exists():
-            draft = folder / "data.draft"
-            shutil.rmtree(draft, ignore_errors=True)
-            options = [*account(), _SMALL, f"--datadir={draft}", "--initialize-insecure"]
-            subprocess.run(
-                [*command, *options], check=True, capture_output=True, timeout=START_TIMEOUT_S
-            )
-            draft.rename(data)
-    return data
+    options = [*account(), _SMALL, "--initialize-insecure"]
+    return initialized_once(
+        cache_folder() / "data", lambda draft: [*command, *options, f"--datadir={draft}"]
+    )
 
 
 @contextmanager

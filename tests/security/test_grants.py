@@ -15,9 +15,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.conformance.test_retention import consumed, merge, prune_all
 from tests.conformance.world import World
-from tests.mariadb import MariaDB
-
-pytestmark = pytest.mark.mariadb
+from tests.database_server import DatabaseServer
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 DENIED = {1044, 1045, 1094, 1095, 1142, 1227, 1370}
@@ -49,39 +47,57 @@ FORBIDDEN = [
 ]
 
 
-@pytest.fixture
-def database(mariadb: MariaDB, mariadb_url: str) -> Generator[str]:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("mariadb", marks=pytest.mark.mariadb),
+        pytest.param("mysql", marks=pytest.mark.mysql),
+    ],
+)
+def server(request: pytest.FixtureRequest) -> DatabaseServer:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def server_url(server: DatabaseServer) -> Generator[str]:
+    """The URL of a database on it."""
+    yield server.create_database("granted")
+    server.drop_database("granted")
+
+
+@pytest.fixture(scope="module")
+def database(server: DatabaseServer, server_url: str) -> Generator[str]:
     """A database with our tables, and the account `node` as the operations page makes it."""
-    open_store(mariadb_url, upgrade=True).close()
-    name = mariadb_url.rsplit("/", 1)[1]
+    open_store(server_url, upgrade=True).close()
+    name = server_url.rsplit("/", 1)[1]
     granted = re.findall(r"^GRANT ([A-Z, ]+) ON leasehold\.\* TO 'leasehold'@", text(), re.M)
     assert granted == ["SELECT, INSERT, UPDATE"]
     deleted = re.findall(r"^GRANT DELETE ON leasehold\.(\w+) TO 'leasehold'@", text(), re.M)
     assert set(deleted) == PRUNED
-    mariadb.execute(
-        f"CREATE USER 'node'@'127.0.0.1' IDENTIFIED BY '{mariadb.password}'",
+    server.execute(
+        f"CREATE USER 'node'@'127.0.0.1' IDENTIFIED BY '{server.password}'",
         f"GRANT {granted[0]} ON `{name}`.* TO 'node'@'127.0.0.1'",
         *(f"GRANT DELETE ON `{name}`.`{table}` TO 'node'@'127.0.0.1'" for table in deleted),
     )
     yield name
-    mariadb.execute("DROP USER 'node'@'127.0.0.1'")
+    server.execute("DROP USER 'node'@'127.0.0.1'")
 
 
 def text() -> str:
     return OPERATIONS.read_text("utf-8")
 
 
-def as_node(mariadb: MariaDB, database: str) -> Any:
+def as_node(server: DatabaseServer, database: str) -> Any:
     import pymysql
 
     return pymysql.connect(
-        host="127.0.0.1", port=mariadb.port, user="node", password=mariadb.password,
+        host="127.0.0.1", port=server.port, user="node", password=server.password,
         database=database, autocommit=True,
     )  # fmt: skip
 
 
-def test_the_grants_are_these(mariadb: MariaDB, database: str) -> None:
-    rows = [str(row[0]) for row in mariadb.execute("SHOW GRANTS FOR 'node'@'127.0.0.1'")]
+def test_the_grants_are_these(server: DatabaseServer, database: str) -> None:
+    rows = [str(row[0]) for row in server.execute("SHOW GRANTS FOR 'node'@'127.0.0.1'")]
     usage, *granted = rows
     assert usage.startswith("GRANT USAGE ON *.* TO")
     assert sorted(granted) == sorted(
@@ -92,37 +108,39 @@ def test_the_grants_are_these(mariadb: MariaDB, database: str) -> None:
     )
 
 
-def test_a_node_deletes_old_history_and_nothing_else(mariadb: MariaDB, database: str) -> None:
-    world = pruned_world(mariadb, database)
+def test_a_node_deletes_old_history_and_nothing_else(server: DatabaseServer, database: str) -> None:
+    world = pruned_world(server, database, "granted")
     assert prune_all(world) > 0
     assert verify(world.store, world.key) == []
     world.store.close()
 
 
-def test_a_node_without_that_grant_says_so_once(mariadb: MariaDB, database: str) -> None:
-    mariadb.execute(
-        *(f"REVOKE DELETE ON `{database}`.`{table}` FROM 'node'@'127.0.0.1'" for table in PRUNED)
-    )
-    world = pruned_world(mariadb, database)
-    with pytest.raises(StoreError, match=r"error 1142.*grant the account"):
-        prune_all(world)
+def test_a_node_without_that_grant_says_so_once(server: DatabaseServer, database: str) -> None:
+    account = "'node'@'127.0.0.1'"
+    server.execute(*(f"REVOKE DELETE ON `{database}`.`{name}` FROM {account}" for name in PRUNED))
+    world = pruned_world(server, database, "refused")
+    try:
+        with pytest.raises(StoreError, match=r"error 1142.*grant the account"):
+            prune_all(world)
+    finally:
+        server.execute(*(f"GRANT DELETE ON `{database}`.`{name}` TO {account}" for name in PRUNED))
     assert len(world.store.batches(world.key)) == 5
     assert verify(world.store, world.key) == []
     world.store.close()
 
 
-def pruned_world(mariadb: MariaDB, database: str) -> World:
+def pruned_world(server: DatabaseServer, database: str, group: str) -> World:
     """A store of the account `node`, with a shard that has old history."""
-    url = f"mysql+pymysql://node:{mariadb.password}@127.0.0.1:{mariadb.port}/{database}"
-    world = World(open_store(url), GroupKey.parse("group", "stream"))
+    url = f"mysql+pymysql://node:{server.password}@127.0.0.1:{server.port}/{database}"
+    world = World(open_store(url), GroupKey.parse(group, "stream"))
     consumed(world, 5)
     merge(world, 0, 3)
     return world
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN)
-def test_what_a_node_may_not_do(mariadb: MariaDB, database: str, statement: str) -> None:
-    connection = as_node(mariadb, database)
+def test_what_a_node_may_not_do(server: DatabaseServer, database: str, statement: str) -> None:
+    connection = as_node(server, database)
     try:
         with connection.cursor() as cursor:
             if "LOAD_FILE" in statement:
@@ -137,9 +155,9 @@ def test_what_a_node_may_not_do(mariadb: MariaDB, database: str, statement: str)
         connection.close()
 
 
-def test_the_server_runs_one_statement_at_a_time(mariadb: MariaDB, mariadb_url: str) -> None:
+def test_the_server_runs_one_statement_at_a_time(server: DatabaseServer, server_url: str) -> None:
     """No second statement behind a `;`, and no file of the client's."""
-    store = open_store(mariadb_url, upgrade=True)
+    store = open_store(server_url, upgrade=True)
     with store._transactions.engine.connect() as connection:
         for statement, number in (
             ("SELECT 1; SELECT 2", 1064),
@@ -151,7 +169,7 @@ def test_the_server_runs_one_statement_at_a_time(mariadb: MariaDB, mariadb_url: 
             assert error is not None
             if number is not None:
                 assert error.args[0] == number
-    assert mariadb.execute("SELECT COUNT(*) FROM gap", database=mariadb_url.rsplit("/", 1)[1]) == [
+    assert server.execute("SELECT COUNT(*) FROM gap", database=server_url.rsplit("/", 1)[1]) == [
         (0,)
     ]
     store.close()

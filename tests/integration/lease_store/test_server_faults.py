@@ -147,7 +147,6 @@ def test_many_nodes_claim_many_shards_without_deadlock(
     assert all(world.edges(shard) == [1, 3] for shard in shards[:5])
 
 
-@pytest.mark.servers("mariadb")
 def test_a_frozen_server_is_noticed(server: DatabaseServer, world: World) -> None:
     """Without time-outs a client would wait for ever on a server that accepts and never answers."""
     held(world)
@@ -258,7 +257,6 @@ def test_an_idle_tick_is_three_statements(world: World) -> None:
     assert world.store.statements == {"pulse": 1, "beat": 1, "progress": 1}
 
 
-@pytest.mark.servers("mariadb")
 def test_ten_thousand_shards(world: World) -> None:
     """Long lists travel in pieces that fit a packet."""
     world.group()

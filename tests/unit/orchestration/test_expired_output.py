@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import dagster_leasehold.assets.consuming.spark_sweeper
+import dagster_leasehold.assets.rewriting.replay
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.output.committed_dataset import committed_dataset
@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
         events = home.store.pending_events(KEY, kind=kind)
         home.store.mark_delivered(KEY, [event.sequence for event in events])
     monkeypatch.setattr(
-        dagster_leasehold.assets.consuming.spark_sweeper, "SparkSweeper", lambda **_: home.sweeper
+        dagster_leasehold.assets.rewriting.replay, "SparkSweeper", lambda **_: home.sweeper
     )
     yield home
     home.store.close()
