@@ -7,8 +7,8 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.lease_store.clock import utc_now
 from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX
+from dagster_leasehold.lease_store.times import utc_now
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

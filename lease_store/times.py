@@ -1,4 +1,4 @@
-"""Times as text, read and written by pendulum: ISO 8601, of people and of stored values alike."""
+"""Times for people: the wall clock, and ISO 8601 text read and written by pendulum."""
 
 from __future__ import annotations
 
@@ -44,3 +44,8 @@ def time_text(moment: datetime) -> str:
     import pendulum
 
     return pendulum.instance(moment, tz=None).isoformat()
+
+
+def utc_now() -> datetime:
+    """Return the wall clock's time in UTC, for dates that people read; it decides nothing."""
+    return datetime.now(UTC)

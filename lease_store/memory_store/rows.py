@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import RLock
 
-from dagster_leasehold.lease_store.clock import utc_now
 from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
@@ -20,6 +19,7 @@ from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_
 from dagster_leasehold.lease_store.rules.transitions import Note, Step, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
+from dagster_leasehold.lease_store.times import utc_now
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from dagster._core.event_api import EventRecordsResult
 from dagster._core.events import EVENT_TYPE_TO_PIPELINE_RUN_STATUS
 from dagster._core.storage.dagster_run import RunRecord
 
-from dagster_leasehold.lease_store.clock import utc_now
+from dagster_leasehold.lease_store.times import utc_now
 
 MATERIALIZATIONS_MAX = 5_000
 

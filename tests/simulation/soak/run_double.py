@@ -24,12 +24,12 @@ from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.partitions import consume_op_name
 from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import KEY_FORMAT
-from dagster_leasehold.lease_store.clock import utc_now
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.simulation.soak.synthetic_log import Chunk, SyntheticLog
 from tests.simulation.soak.virtual_time import Process, Terminated

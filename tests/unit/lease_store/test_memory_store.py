@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from dagster_leasehold.lease_store.clock import utc_now
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.times import utc_now
 from tests.conformance.world import A, World, X, Y
 
 
