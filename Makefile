@@ -1,6 +1,6 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test check chaos lint types format docs bench simulate-release soak install install-dev constraints clean
+.PHONY: help demo ui test test-long check chaos lint types format docs bench simulate-release soak install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,11 +23,15 @@ demo: $(VENV)/.stamp-run ## Consume a log of 8 shards from start to proof: make 
 ui: $(VENV)/.stamp-run ## Open the demo's deployment in the Dagster UI, on this machine only
 	@$(BIN)/leasehold ui --home "$(HOME_DIR)"
 
-test: $(VENV)/.stamp-dev ## Run all tests (installs MariaDB's server and Chromium, fetches MySQL's)
+test: $(VENV)/.stamp-dev ## Run the tests (installs MariaDB's server and Chromium, fetches MySQL's)
 	@sh scripts/test_tools.sh
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not long" $(PYTEST_ARGS)
 
-check: lint types test ## Run what a change has to pass: lint, types and all tests
+test-long: $(VENV)/.stamp-dev ## Run the long tests: whole deployments, killed processes, many seeds
+	@sh scripts/test_tools.sh
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m long $(PYTEST_ARGS)
+
+check: lint types test ## Run what a change has to pass: lint, types and the tests
 
 lint: $(VENV)/.stamp-dev ## Check style and formatting with ruff
 	@$(BIN)/ruff check .

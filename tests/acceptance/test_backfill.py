@@ -32,7 +32,12 @@ BACKFILL = """mutation ($params: LaunchBackfillParams!) {
 STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
     ... on PartitionBackfill { status } } }"""
 
-pytestmark = [pytest.mark.dagster_processes, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+]
 
 
 def backfill(deployment: DagsterDeployment, *shards: str, **config: Any) -> str:

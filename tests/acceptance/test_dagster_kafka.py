@@ -46,6 +46,7 @@ secrets = {{ "sasl.password" = "TEST_KAFKA_PASSWORD" }}
 """
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(1200),

@@ -31,6 +31,7 @@ CONSUMED_S, DIED_S, IDLE_S = 400.0, 400.0, 180.0
 FINISHED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.dagster_processes,
     pytest.mark.mariadb,
     pytest.mark.spark,

@@ -18,6 +18,7 @@ RECORDS = 300
 CONSUMED_S, STOPPED_S = 400.0, 120.0
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(1200),

@@ -18,7 +18,10 @@ def mounts_allowed() -> bool:
     return tried.returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not mounts_allowed(), reason="this account may not mount anything")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not mounts_allowed(), reason="this account may not mount anything"),
+]
 
 
 def script(tmp_path: Path, *lines: str) -> list[tuple[int, str]]:

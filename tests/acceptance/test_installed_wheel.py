@@ -21,6 +21,8 @@ import pytest
 from tests.acceptance.leasehold_process import environment
 from tests.unit.test_layout import FILES, PACKAGE, PACKAGES, ROOT, name
 
+pytestmark = pytest.mark.long
+
 PROJECT = {
     "assets/__init__.py": '"""Streams of the project."""\n',
     "assets/visits.py": """

@@ -34,7 +34,12 @@ CANARY = "secret-canary-93ab"
 GROUPS, RECORDS_OF_GROUP = 20, 25
 CONSUMED_S = 420.0
 
-pytestmark = [pytest.mark.dagster_processes, pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(1200),
+]
 
 
 class HeldReads:

@@ -35,6 +35,7 @@ SLOW_MACHINE_S = 30.0
 """The time by which a tick may be late on a machine that has other work."""
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(1800),

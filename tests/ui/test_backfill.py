@@ -21,6 +21,7 @@ CHOSEN = ("0", "2")
 NEWER = 30
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.browser,
     pytest.mark.dagster_processes,
     pytest.mark.spark,

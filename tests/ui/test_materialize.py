@@ -25,6 +25,7 @@ CONSUMED_S, GREEN_S, LAUNCHED_MS = 400.0, 300.0, 120_000
 SCREENSHOT_VARIABLE = "LEASEHOLD_SCREENSHOT"
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.browser,
     pytest.mark.dagster_processes,
     pytest.mark.spark,

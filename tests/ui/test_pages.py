@@ -27,6 +27,7 @@ CUT_OFF = """table => {
 """Return True if a part of a table lies outside of its page."""
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.browser,
     pytest.mark.dagster_processes,
     pytest.mark.spark,

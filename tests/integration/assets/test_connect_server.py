@@ -24,7 +24,7 @@ from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FI
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 PROJECT = Path(__file__).parents[3]
 START = (

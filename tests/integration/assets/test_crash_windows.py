@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 POINTS = (
     Failpoint.IN_OPEN_TENURE,

@@ -21,6 +21,8 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
+pytestmark = pytest.mark.long
+
 SHARD = ShardId("0")
 POINTS = (Failpoint.BEFORE_GAP, Failpoint.IN_RECORD_GAP, Failpoint.AFTER_GAP)
 

@@ -34,7 +34,7 @@ from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
 from tests.unit.assets.consumption_world import Beat
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 POINTS = ("after_intent", "during_write", "after_write", "before_commit", "after_commit")
 NEWER = 5

@@ -20,7 +20,7 @@ from dagster_leasehold.shard_sources.source import ReadRange
 from tests.mariadb import MariaDB
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
-pytestmark = pytest.mark.mariadb
+pytestmark = [pytest.mark.long, pytest.mark.mariadb]
 
 SHARD = ShardId("0")
 

@@ -26,6 +26,8 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
+pytestmark = pytest.mark.long
+
 SHARD = ShardId("0")
 BATCHES = 5
 RECORDS = 20

@@ -23,7 +23,7 @@ from tests.dagster_deployment import wait_for
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1200)]
 START_S, RUN_S = 300.0, 800.0
 WORKERS = 2
 

@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1500)]
 PATIENCE_S = 400.0
 
 

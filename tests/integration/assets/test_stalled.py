@@ -33,7 +33,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 STALL_LIMIT_S, DEADLINE_S = 2.0, 240.0
 ABANDON_S = 1.0
 """For a Spark that is frozen: waiting longer would make it answer no more."""

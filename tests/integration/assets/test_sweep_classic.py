@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.assets.sweeping import CASES, Sweeping
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from tests.freezing import freeze
 
+pytestmark = pytest.mark.long
+
 KEY = GroupKey.parse("readers", "events")
 S0 = ShardId("0")
 DEADLINE_S = 60.0

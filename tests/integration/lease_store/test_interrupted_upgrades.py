@@ -28,6 +28,8 @@ from tests.conformance.world import A, World, X
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.conftest import KEY
 
+pytestmark = pytest.mark.long
+
 LOOKING = ("SELECT", "SHOW", "PRAGMA", "BEGIN", "DESCRIBE", "SET")
 ATTEMPTS_MAX = 200
 WITHOUT_TRIGGER = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "INDEX", "DROP")

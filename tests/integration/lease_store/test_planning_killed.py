@@ -30,7 +30,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.long, pytest.mark.mariadb, pytest.mark.timeout(700)]
 
 ROOT = Path(__file__).parents[3]
 HOLDER, KILLED, NEXT = NodeName("holder"), NodeName("killed"), NodeName("next")

@@ -22,6 +22,8 @@ from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.sensors.on_commit import HookDelivery
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 RECORDS, BATCHES, KILLED_AT = 20, 5, 3
 

@@ -34,6 +34,8 @@ from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from dagster_leasehold.shard_sources.source import Limits
 from tests.unit.assets.consumption_world import ArrowSweeper
 
+pytestmark = pytest.mark.long
+
 TIMING = Timing(timeout_s=12.0, beat_s=4.0)
 SHARDS, BATCH = 6, 20
 DEADLINE_S = 120.0

@@ -21,6 +21,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 
+pytestmark = pytest.mark.long
+
 ZERO = ShardId("0")
 DEADLINE_S = 60.0
 
