@@ -35,9 +35,9 @@ def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
     """The first value of `probe` that is true; polls, and fails by name after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
-        found = probe()
-        if found:
-            return found
+        value = probe()
+        if value:
+            return value
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
         time.sleep(POLL_S)
@@ -96,7 +96,7 @@ class DagsterDeployment:
         wait_for(f"the last tick of {name}", lambda: not self._is_ticking(name), START_S)
 
     def _is_ticking(self, name: str) -> bool:
-        """Whether a sensor's newest tick is at work."""
+        """Tell if a sensor's newest tick is at work."""
         newest = self._sensor_state(name, "ticks(limit: 1) { status }")["ticks"]
         return any(tick["status"] == "STARTED" for tick in newest)
 
@@ -107,7 +107,7 @@ class DagsterDeployment:
         assert done["startSensor"]["__typename"] == "Sensor", done
 
     def takes_on(self, name: str, status: str) -> bool:
-        """Whether a sensor that was just switched gets a status, and keeps it.
+        """Tell if a sensor that was just switched gets a status, and keeps it.
 
         The daemon reads a sensor's state at the end of a tick and writes it back a few milliseconds
         later: a switch in between is undone, and ticks go on as if nobody had touched it (seen once
@@ -126,7 +126,7 @@ class DagsterDeployment:
         return self._sensor_state(name, "status")["status"]
 
     def skip_reasons(self, name: str) -> set[str]:
-        """What the last ticks of a sensor said."""
+        """The skip reasons of a sensor's last ticks."""
         ticks = self._sensor_state(name, "ticks(limit: 50) { skipReason }")["ticks"]
         return {tick["skipReason"] for tick in ticks} - {None, ""}
 
@@ -158,8 +158,10 @@ def dagster_deployment(
     The end of every process's log is printed, so that a failing test shows it.
     """
     home = settings.home
-    known = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")}
-    child_environment = known | {
+    inherited = {
+        name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD_")
+    }
+    child_environment = inherited | {
         "LEASEHOLD_HOME": str(home),
         "LEASEHOLD_NODES": json.dumps(list(settings.nodes)),
         "LEASEHOLD_SPARK": settings.spark,
@@ -199,8 +201,8 @@ def dagster_deployment(
             if name == "code":
                 wait_for("the code server", lambda: port_open(code_port), START_S)
         wait_for("the code location", lambda: location in deployment.locations(), START_S)
-        found = deployment.locations()
-        assert found == {location: "RepositoryLocation"}, found
+        locations = deployment.locations()
+        assert locations == {location: "RepositoryLocation"}, locations
         yield deployment
 
 

@@ -157,7 +157,7 @@ class DatabaseServer(ABC):
         return (self.folder / "server.log").read_text(errors="replace")[-4000:]
 
     def ended(self) -> bool:
-        """Whether it has ended without having been told to by `stop`."""
+        """Tell if it has ended without `stop`."""
         return self.process is not None and self.process.poll() is not None
 
     def stop(self, *, kill: bool = False) -> None:

@@ -145,9 +145,9 @@ class SlsServer:
         count = int(query["count"])
         if not 1 <= count <= 1000:
             raise ServiceError(400, "ParameterInvalid", "count")
-        found, following = shard.pull(shard.cursor(query["cursor"]), end, count)
+        groups, following = shard.pull(shard.cursor(query["cursor"]), end, count)
         sent: list[bytes] = []
-        for group in found:
+        for group in groups:
             if sent and sum(map(len, sent)) + len(group.message) > PULLED_BYTES_MAX:
                 following = group.number
                 break
@@ -303,8 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(headers.get("content-length", "0")))
         if parts.path == CREDENTIALS_PATH:
             names = ("AccessKeyId", "AccessKeySecret", "SecurityToken")
-            found = dict(zip(names, self.sls.role, strict=True)) | {"Code": "Success"}
-            self._send(200, json.dumps(found).encode(), {"Content-Type": "application/json"})
+            credentials = dict(zip(names, self.sls.role, strict=True)) | {"Code": "Success"}
+            self._send(200, json.dumps(credentials).encode(), {"Content-Type": "application/json"})
             return
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         request = Request(self.command, unquote(parts.path), query, headers, body)
@@ -314,8 +314,8 @@ class _Handler(BaseHTTPRequestHandler):
                 answered, extra = self.sls.answer(request)
             self._send(200, answered, extra)
         except ServiceError as error:
-            said = {"errorCode": error.code, "errorMessage": error.message}
-            self._send(error.status, json.dumps(said).encode(), {})
+            refusal = {"errorCode": error.code, "errorMessage": error.message}
+            self._send(error.status, json.dumps(refusal).encode(), {})
 
     do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815
 

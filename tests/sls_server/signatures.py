@@ -1,4 +1,4 @@
-"""Whether a request was signed with a key: versions 1 (HMAC-SHA1) and 4 (HMAC-SHA256)."""
+"""Check of a request's signature: versions 1 (HMAC-SHA1) and 4 (HMAC-SHA256)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SKEW_MAX = timedelta(minutes=15)
 
 @dataclass(frozen=True)
 class Request:
-    """What a signature covers; header names in small letters, the query decoded."""
+    """The text that a signature covers; header names in small letters, the query decoded."""
 
     method: str
     path: str

@@ -1,4 +1,4 @@
-"""What the service keeps: logstores, their shards with LogGroups, and consumer groups."""
+"""The state of the service: logstores, their shards with LogGroups, and consumer groups."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class Shard:
         return max(number, self.first_number)
 
     def pull(self, start: int, end: int | None, count: int) -> tuple[list[StoredGroup], int]:
-        found = [
+        groups = [
             group
             for group in self.groups
             if group.number >= start and (end is None or group.number < end)
         ][:count]
-        return found, found[-1].number + self.step if found else start
+        return groups, groups[-1].number + self.step if groups else start
 
 
 @dataclass

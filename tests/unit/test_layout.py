@@ -87,10 +87,10 @@ def files_of_the_tree() -> list[Path]:
         check=False,
     )
     if listed.returncode == 0:
-        found = [ROOT / line for line in listed.stdout.splitlines()]
+        paths = [ROOT / line for line in listed.stdout.splitlines()]
     else:
-        found = [path for path in ROOT.rglob("*") if ".venv" not in path.parts]
-    return [path for path in found if path.is_file()]
+        paths = [path for path in ROOT.rglob("*") if ".venv" not in path.parts]
+    return [path for path in paths if path.is_file()]
 
 
 FILES = files_of_the_tree()
@@ -238,7 +238,7 @@ def test_names_say_what_they_hold() -> None:
 
 @pytest.mark.parametrize("what", BANNED_TEXT)
 def test_nothing_in_the_tree_is(what: str) -> None:
-    found = [
+    places = [
         f"{name(path)}:{number}: {line.strip()[:80]}"
         for path in FILES
         if path.suffix in TEXT_SUFFIXES
@@ -248,7 +248,7 @@ def test_nothing_in_the_tree_is(what: str) -> None:
         )
         if BANNED_TEXT[what].search(line)
     ]
-    assert found == []
+    assert places == []
 
 
 def test_no_file_is_empty_but_packages_of_tests() -> None:
@@ -260,7 +260,7 @@ def test_every_variable_of_the_prefix_is_a_setting_or_known_not_to_be_one() -> N
     """Goal: no part of the project reads a variable that the settings would refuse."""
     from dagster_leasehold.orchestration.settings import NOT_SETTINGS, PREFIX, Settings
 
-    known = {PREFIX + field.upper() for field in Settings.model_fields}
+    settings = {PREFIX + field.upper() for field in Settings.model_fields}
     used = {
         (name(path), variable)
         for path in OWN_MODULES
@@ -270,7 +270,7 @@ def test_every_variable_of_the_prefix_is_a_setting_or_known_not_to_be_one() -> N
     assert {
         (path, variable)
         for path, variable in used
-        if variable not in known and not variable.startswith(NOT_SETTINGS)
+        if variable not in settings and not variable.startswith(NOT_SETTINGS)
     } == set()
 
 

@@ -1,4 +1,4 @@
-"""What the tests themselves start from: databases that are made once, and room on the disk."""
+"""The things that tests start from: databases that are made once, and room on the disk."""
 
 from __future__ import annotations
 
