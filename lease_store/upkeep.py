@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.times import time_text
 
 READS = frozenset({"pulse", "snapshot", "progress", "throughput"})
 """The verbs of rebalancing that only read; every other one writes."""
@@ -75,4 +76,4 @@ class Upkeep:
         for _, statements in self._ticks:
             total += statements
         kinds = dict(sorted(total.items()))
-        return UpkeepReport(at.isoformat(), term_s, nodes, len(self._ticks), kinds)
+        return UpkeepReport(time_text(at), term_s, nodes, len(self._ticks), kinds)

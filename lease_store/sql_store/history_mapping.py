@@ -26,6 +26,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
 from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values, node_name
+from dagster_leasehold.lease_store.times import stored_time, time_text
 
 REASON_LENGTH_MAX = 1_000
 
@@ -111,6 +112,8 @@ def output_values(files: tuple[DataFile, ...], statistics: BatchStatistics) -> d
 
 def file_values(file: DataFile) -> dict[str, Any]:
     """A file as the ledger's JSON holds it; what is not known is left out."""
+    # An hour has thousands of files: pendulum would take longer for their times than the database
+    # for their rows, and nobody reads them here.
     values = asdict(file)
     for name in FILE_TIMES:
         time = values.pop(name)
@@ -270,8 +273,8 @@ def _expired_values(expired: Expired) -> dict[str, Any]:
         "epoch": last.epoch,
         "batches": expired.batches,
         "records": expired.records,
-        "events_since": expired.events_since and expired.events_since.isoformat(),
-        "events_until": expired.events_until and expired.events_until.isoformat(),
+        "events_since": expired.events_since and time_text(expired.events_since),
+        "events_until": expired.events_until and time_text(expired.events_until),
     }
 
 
@@ -281,8 +284,8 @@ def _expired_from(values: Mapping[str, Any]) -> Expired:
         last=End(values["number"], values["cursor"], values["epoch"]),
         batches=values["batches"],
         records=values["records"],
-        events_since=None if since is None else datetime.fromisoformat(since),
-        events_until=None if until is None else datetime.fromisoformat(until),
+        events_since=None if since is None else stored_time(since),
+        events_until=None if until is None else stored_time(until),
     )
 
 

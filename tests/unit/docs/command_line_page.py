@@ -18,7 +18,7 @@ from tests.unit.docs.command_scene import Outputs, play
 from tests.unit.docs.recorded_output import RECORDED
 
 MEASURING = ("version", "compact", "vacuum", "group drain")
-"""Commands that print sizes of files, or versions."""
+"""Commands that print sizes of files, versions, or seconds."""
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command-line.md"
 _HEAD = """\
 # Command line
