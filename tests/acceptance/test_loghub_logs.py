@@ -15,7 +15,12 @@ import pytest
 
 from tests.acceptance.leasehold_process import assert_nothing_runs, cat, leasehold
 
-pytestmark = [pytest.mark.dagster_processes, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(400),
+]
 
 NEIGHBOUR = Path(__file__).parents[2].parent / "shared" / "data" / "loghub"
 

@@ -20,7 +20,7 @@ from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.integration.assets.runs import PROJECT, RECORDS, new_home, store_of, stream_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1200)]
 START_S, RUN_S = 400.0, 400.0
 RUN = (
     "import os, sys; from pathlib import Path\n"
