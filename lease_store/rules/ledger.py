@@ -29,7 +29,6 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
 from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_rows import Tenure
-from dagster_leasehold.lease_store.times import time_text
 
 
 def group_of(tenures: Sequence[Tenure]) -> GroupKey:
@@ -185,8 +184,8 @@ def materialization_payload(commit: BatchCommit) -> dict[str, object]:
         "bytes": statistics.bytes,
         "written": statistics.written,
         "quarantined": statistics.quarantined,
-        "first_event_time": time_text(first) if first else None,
-        "last_event_time": time_text(last) if last else None,
+        "first_event_time": first.isoformat() if first else None,
+        "last_event_time": last.isoformat() if last else None,
     }
 
 
