@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
 
-PACKAGE = "dagster_leasehold"
 WATCH_S = 0.25
 REGISTER_ATTEMPTS = 10
 

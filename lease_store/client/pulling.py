@@ -6,7 +6,6 @@ records of a confirmed batch are not delivered to another node again, unless thi
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +31,6 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 
-_LOG = logging.getLogger(__name__)
 PROTECT_DEFAULT_S = 60.0
 RECORDS_DEFAULT = 1000
 CONTINUE = "-1"
