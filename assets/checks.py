@@ -69,11 +69,7 @@ def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
 
 
 def check_shard(
-    stream: ShardStream,
-    committed: CommittedRange | None,
-    *,
-    gaps: Sequence[Gap],
-    lag: int | None,
+    stream: ShardStream, committed: CommittedRange | None, *, gaps: Sequence[Gap], lag: int | None
 ) -> list[ShardCheck]:
     """Return the outcomes of all checks of one shard after a run.
 

@@ -4,10 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import (
-    compact_job_name,
-    compact_op_name,
-)
+from dagster_leasehold.assets.partitions import compact_job_name, compact_op_name
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.merges import TARGET_BYTES
 from dagster_leasehold.assets.run_process import rewriter_ended, tag_run

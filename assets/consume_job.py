@@ -6,10 +6,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import (
-    consume_job_name,
-    consume_op_name,
-)
+from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
 from dagster_leasehold.assets.run_process import tag_run
 from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream

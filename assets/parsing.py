@@ -39,11 +39,7 @@ def parse_json(records: DataFrame, schema: str | StructType, column: str = "valu
 
 
 def parse_csv(
-    records: DataFrame,
-    schema: str | StructType,
-    column: str = "value",
-    *,
-    separator: str = ",",
+    records: DataFrame, schema: str | StructType, column: str = "value", *, separator: str = ","
 ) -> DataFrame:
     """Add the fields of a line of CSV as columns, and `quarantine_error` where it does not fit.
 

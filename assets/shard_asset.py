@@ -12,20 +12,10 @@ from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.placement import Placement, Placer
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT
-from dagster_leasehold.assets.partitions import (
-    NODE_TAG,
-    asset_key,
-    asset_op_name,
-    shard_partitions,
-)
+from dagster_leasehold.assets.partitions import NODE_TAG, asset_key, asset_op_name, shard_partitions
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import tag_run
-from dagster_leasehold.assets.shard_replay import (
-    FROM,
-    TO,
-    ReplayedPartitions,
-    replay_partitions,
-)
+from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
 from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun, log_check
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource

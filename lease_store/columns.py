@@ -151,11 +151,7 @@ def times() -> tuple[Column[Any], Column[Any]]:
     return (
         Column("create_time", ServerTime, nullable=False, default=server_time()),
         Column(
-            "update_time",
-            ServerTime,
-            nullable=False,
-            default=server_time(),
-            onupdate=server_time(),
+            "update_time", ServerTime, nullable=False, default=server_time(), onupdate=server_time()
         ),
     )
 

@@ -16,11 +16,7 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Node, Pulse, Snapshot, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.plan_steps import PlanSteps
-from dagster_leasehold.lease_store.rules.assignment_plan import (
-    Plan,
-    Refusal,
-    rank_key,
-)
+from dagster_leasehold.lease_store.rules.assignment_plan import Plan, Refusal, rank_key
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import (
     Clock,

@@ -271,13 +271,7 @@ class Transactions:
                 connection.invalidate()
                 raise read_only(self.place)
 
-    def _count(
-        self,
-        connection: Connection,
-        _cursor: object,
-        statement: str,
-        *_: object,
-    ) -> None:
+    def _count(self, connection: Connection, _cursor: object, statement: str, *_: object) -> None:
         self._pace.send(self._clock())
         kind = connection.get_execution_options().get(KIND_OPTION)
         if kind and not statement.startswith("BEGIN"):

@@ -182,9 +182,7 @@ def _root(
 
 
 @app.command()
-def version(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the versions of Leasehold and of what it is built on."""
     from importlib.metadata import version as version_of
 

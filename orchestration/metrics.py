@@ -126,9 +126,7 @@ class _Families:
         gauge, counter = self._gauge, self._counter
         self.up = gauge("leasehold_up", "1 if the lease store answered this scrape, else 0", ())
         self.source_up = gauge(
-            "leasehold_source_up",
-            "1 if the source answered with its lag, else 0",
-            OF_GROUP,
+            "leasehold_source_up", "1 if the source answered with its lag, else 0", OF_GROUP
         )
         self.lag = gauge("leasehold_lag_records", "Unread records of a shard", OF_SHARD)
         self.lag_known = gauge(

@@ -111,10 +111,7 @@ def _step(shard: ShardId) -> str:
 
 
 def _reported(
-    instance: dg.DagsterInstance,
-    stream: ShardStream,
-    due: list[OutboxEvent],
-    steps: FailingSteps,
+    instance: dg.DagsterInstance, stream: ShardStream, due: list[OutboxEvent], steps: FailingSteps
 ) -> list[_Reported]:
     """Return what is to be emitted, of all shards at once; nothing of a shard that fails."""
     by_shard: dict[str, list[OutboxEvent]] = {}

@@ -21,10 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def build_rebalance_sensor(
-    stream: ShardStream,
-    deployment: Deployment,
-    job: dg.JobDefinition,
-    clock: Clock = steady_clock,
+    stream: ShardStream, deployment: Deployment, job: dg.JobDefinition, clock: Clock = steady_clock
 ) -> dg.SensorDefinition:
     """Return the sensor `<stream>_rebalance`; `clock` gives monotonic seconds.
 

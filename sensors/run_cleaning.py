@@ -135,10 +135,7 @@ class RunCleaning:
         return [node.name for node in self.deployment.own(pulse.nodes, instance_address(instance))]
 
     def _free(
-        self,
-        instance: dg.DagsterInstance,
-        open_rows: list[Progress],
-        active: list[ActiveRun],
+        self, instance: dg.DagsterInstance, open_rows: list[Progress], active: list[ActiveRun]
     ) -> list[str]:
         """Close shards that ended runs left open; return a line for each."""
         store, key = self.deployment.store(), self.stream.key

@@ -19,10 +19,7 @@ SHOWN_MAX = 2_000
 
 
 def left_behind(
-    instance: dg.DagsterInstance,
-    stream: ShardStream,
-    store: Groups,
-    pending: Sequence[OutboxEvent],
+    instance: dg.DagsterInstance, stream: ShardStream, store: Groups, pending: Sequence[OutboxEvent]
 ) -> list[OutboxEvent]:
     """Return the events of runs that will not report them themselves any more, in order.
 

@@ -46,11 +46,7 @@ class IdleShards:
     )
 
     def idle(
-        self,
-        caught_up: dict[ShardId, str | None],
-        *,
-        now_s: float,
-        allowance_s: float,
+        self, caught_up: dict[ShardId, str | None], *, now_s: float, allowance_s: float
     ) -> set[ShardId]:
         """Return the shards caught up at one checkpoint for at least `allowance_s` seconds.
 
@@ -248,10 +244,7 @@ class WatermarkRounds:
             self.hourly.key,
             partition=hour_key(window.start),
             description="Records came after their hour was made.",
-            metadata={
-                "late_records": window.late,
-                "policy": self.hourly.late.action.value,
-            },
+            metadata={"late_records": window.late, "policy": self.hourly.late.action.value},
         )
 
     def _explanation(

@@ -82,10 +82,7 @@ class HostRuns:
         ]
 
     def worth_a_run(
-        self,
-        progress: Progress,
-        replaces: dict[ShardId, str],
-        starting: Collection[ShardId],
+        self, progress: Progress, replaces: dict[ShardId, str], starting: Collection[ShardId]
     ) -> bool:
         """Return True if a shard has something to read and nobody who reads it.
 

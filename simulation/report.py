@@ -80,10 +80,7 @@ def run_seed(config: SimulationConfig, seed: int, parts: Parts) -> SeedOutcome:
 
 
 def run_simulation(
-    config: SimulationConfig,
-    parts: Parts,
-    *,
-    progress: Callable[[SeedOutcome], None] | None = None,
+    config: SimulationConfig, parts: Parts, *, progress: Callable[[SeedOutcome], None] | None = None
 ) -> dict[str, Any]:
     """Simulate all seeds of a configuration; the report is plain JSON, the same on every run."""
     outcomes: list[SeedOutcome] = []

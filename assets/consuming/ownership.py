@@ -51,12 +51,7 @@ Standing = MayConsume | MayClaim | Finished | Refused
 
 
 def standing_of(
-    snapshot: Snapshot,
-    shard: str,
-    *,
-    served: Sequence[NodeName],
-    address: str,
-    wanted: str | None,
+    snapshot: Snapshot, shard: str, *, served: Sequence[NodeName], address: str, wanted: str | None
 ) -> Standing:
     """Return what a run of a deployment may do with a shard now.
 

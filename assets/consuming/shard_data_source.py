@@ -13,11 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (  # noqa: TID253
-    DataSource,
-    DataSourceReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition  # noqa: TID253
 
 from dagster_leasehold.assets.output.attempt_reports import (
     MovingRecords,

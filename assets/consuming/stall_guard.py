@@ -197,8 +197,7 @@ class GuardedSource(ShardSource):
     @override
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
         return self._guard.call(
-            f"the source's cursor of shard {shard}",
-            lambda: self._source.cursor_at(shard, position),
+            f"the source's cursor of shard {shard}", lambda: self._source.cursor_at(shard, position)
         )
 
     @override

@@ -62,12 +62,7 @@ def committed_dataset(
     """
     own_column = time_column == TIME_COLUMN
     parts = committed_parts(
-        store,
-        key,
-        output_root,
-        shards=shards,
-        numbers=numbers,
-        span=span if own_column else ALWAYS,
+        store, key, output_root, shards=shards, numbers=numbers, span=span if own_column else ALWAYS
     )
     dataset = dataset_of(parts)
     expression = span.expression(time_column)

@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext  # noqa: TID253
-from pyspark.sql.datasource import (  # noqa: TID253
-    DataSource,
-    DataSourceArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage  # noqa: TID253
 
 from dagster_leasehold.assets.output.attempt_reports import (
     MovingRecords,

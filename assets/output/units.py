@@ -79,13 +79,7 @@ def swap(
 
 @contextmanager
 def rewriting(
-    store: Rewrites,
-    key: GroupKey,
-    shard: ShardId,
-    run: str,
-    kind: RewriteKind,
-    *,
-    ended: Ended,
+    store: Rewrites, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, ended: Ended
 ) -> Generator[None]:
     """Hold the claim on a shard's output; given back at the end, whatever happens inside.
 

@@ -141,12 +141,7 @@ def _path(entry: _Entry) -> str:
 
 
 def _still_old(
-    output_root: Path,
-    old: Collection[_Entry],
-    now_ns: int,
-    older_than: timedelta,
-    *,
-    remove: bool,
+    output_root: Path, old: Collection[_Entry], now_ns: int, older_than: timedelta, *, remove: bool
 ) -> list[_Entry]:
     """Return those of these files that are still old when their turn comes; remove them, or not.
 

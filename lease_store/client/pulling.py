@@ -13,20 +13,12 @@ from threading import RLock
 
 from dagster_leasehold.lease_store.client.beating import BackgroundBeats
 from dagster_leasehold.lease_store.client.connecting import Connector
-from dagster_leasehold.lease_store.client.connections import (
-    Connections,
-    Offsets,
-    PulledBatch,
-)
+from dagster_leasehold.lease_store.client.connections import Connections, Offsets, PulledBatch
 from dagster_leasehold.lease_store.client.deliveries import Deliveries
 from dagster_leasehold.lease_store.client.feed import ShardFeed
 from dagster_leasehold.lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
 from dagster_leasehold.lease_store.client.pinning import PinnedShards
-from dagster_leasehold.lease_store.errors import (
-    GapHeld,
-    ShardOccupied,
-    shown,
-)
+from dagster_leasehold.lease_store.errors import GapHeld, ShardOccupied, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore

@@ -20,9 +20,7 @@ from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
 from dagster_leasehold.lease_store.rules.event_spans import may_hold
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.shard_summary import (
-    ShardSummary,
-)
+from dagster_leasehold.lease_store.shard_summary import ShardSummary
 
 
 class MemoryLedger(MemoryRows, Ledger):

@@ -10,12 +10,7 @@ from typing_extensions import override
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.outcomes import (
-    NotHeld,
-    OpenByOther,
-    Opened,
-    TenureView,
-)
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards

@@ -235,10 +235,7 @@ def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
 
 
 def _proof(
-    holdings: Holdings,
-    held: Mapping[NodeName, int],
-    quotas: Mapping[NodeName, int],
-    moves: _Moves,
+    holdings: Holdings, held: Mapping[NodeName, int], quotas: Mapping[NodeName, int], moves: _Moves
 ) -> tuple[str, ...]:
     """Explain the moves: each shard that is counted has a reason of its own to move."""
     lines: list[str] = []

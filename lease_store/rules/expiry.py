@@ -17,11 +17,7 @@ from datetime import datetime
 
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
-from dagster_leasehold.lease_store.rules.deletable_history import (
-    proven,
-    tenures_of,
-    with_findings,
-)
+from dagster_leasehold.lease_store.rules.deletable_history import proven, tenures_of, with_findings
 from dagster_leasehold.lease_store.rules.journal_proof import JournalProof
 from dagster_leasehold.lease_store.rules.ledger_proof import LedgerProof, skipped_ends
 from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary

@@ -186,8 +186,7 @@ class JournalProof:
         """Compare the end with the shard's row."""
         if lease is not None and lease.consumer_epoch > self.epoch:
             self._violated(
-                "epoch",
-                f"its row has epoch {lease.consumer_epoch}, the journal only {self.epoch}",
+                "epoch", f"its row has epoch {lease.consumer_epoch}, the journal only {self.epoch}"
             )
 
     def _violated(self, rule: str, detail: str) -> None:

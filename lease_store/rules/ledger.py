@@ -201,10 +201,7 @@ def rewritten(batch: Batch | None, rewrite: BatchRewrite) -> Batch | None:
     if batch.generation != rewrite.generation:
         return None
     return replace(
-        batch,
-        generation=batch.generation + 1,
-        files=rewrite.files,
-        statistics=rewrite.statistics,
+        batch, generation=batch.generation + 1, files=rewrite.files, statistics=rewrite.statistics
     )
 
 
@@ -219,7 +216,7 @@ def hook_payload(commit: BatchCommit) -> dict[str, Any]:
     Paths are relative to the output folder of the stream and group.
     """
     return materialization_payload(commit) | {
-        "files": [file.path for file in commit.files if not file.quarantine],
+        "files": [file.path for file in commit.files if not file.quarantine]
     }
 
 

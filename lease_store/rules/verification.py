@@ -62,10 +62,7 @@ def verify(store: GroupsAndLedger, key: GroupKey) -> list[Violation]:
 
 
 def audit(
-    store: GroupsAndLedger,
-    key: GroupKey,
-    *,
-    progress: Callable[[int], None] = lambda _: None,
+    store: GroupsAndLedger, key: GroupKey, *, progress: Callable[[int], None] = lambda _: None
 ) -> Audit:
     """Read the history of a group from the summary of what was deleted on, and check it.
 

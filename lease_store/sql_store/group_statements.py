@@ -24,10 +24,7 @@ from sqlalchemy import (
 )
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
-from dagster_leasehold.lease_store.tables import (
-    consumer_group,
-    worker_instance,
-)
+from dagster_leasehold.lease_store.tables import consumer_group, worker_instance
 
 GROUP_PREFIX = "group_"
 

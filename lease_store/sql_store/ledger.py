@@ -22,9 +22,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
 from dagster_leasehold.lease_store.rules.event_spans import may_hold, spans_within
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
-from dagster_leasehold.lease_store.shard_summary import (
-    ShardSummary,
-)
+from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
 from dagster_leasehold.lease_store.sql_store import ledger_statements
 from dagster_leasehold.lease_store.sql_store.history_mapping import (

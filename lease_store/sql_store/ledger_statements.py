@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Update,
-    and_,
-    bindparam,
-    literal,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Select, Update, and_, bindparam, literal, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState

@@ -139,14 +139,7 @@ class SqlNodes(SqlVerbs, Nodes):
             raise Raced
 
     def _depart(
-        self,
-        tx: Transaction,
-        key: GroupKey,
-        row: Node,
-        *,
-        kind: str,
-        reason: str,
-        observer: str,
+        self, tx: Transaction, key: GroupKey, row: Node, *, kind: str, reason: str, observer: str
     ) -> Changed:
         gone = {"incarnation": ""}
         statement = group_statements.update_node(key, row.name, row.lease_id, gone)

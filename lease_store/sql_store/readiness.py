@@ -12,12 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dagster_leasehold.lease_store import schema
 from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import StoreReadOnly
-from dagster_leasehold.lease_store.transactions import (
-    Mark,
-    Outcome,
-    Transactions,
-    Work,
-)
+from dagster_leasehold.lease_store.transactions import Mark, Outcome, Transactions, Work
 
 
 class SqlReadiness:

@@ -178,13 +178,7 @@ def first_unproven_epoch(key: GroupKey, shard: ShardId, proven_until: int) -> Se
 
 
 def select_rows(
-    key: GroupKey,
-    shard: ShardId,
-    *,
-    since: int,
-    below: int,
-    state: BatchState | None,
-    limit: int,
+    key: GroupKey, shard: ShardId, *, since: int, below: int, state: BatchState | None, limit: int
 ) -> Select[Any]:
     """The oldest ledger rows of a shard between two numbers."""
     chosen = select(batch).where(
@@ -212,9 +206,7 @@ def delete_batches(key: GroupKey, shard: ShardId, sequences: Sequence[int]) -> D
 def select_open_claim(key: GroupKey, shard: ShardId) -> Select[Any]:
     """The claim to rewrite a shard's output, if a run holds it; the shard's row is locked."""
     return select(rewrite_claim.c.run).where(
-        of_group(rewrite_claim, key),
-        rewrite_claim.c.shard_id == shard,
-        rewrite_claim.c.run != "",
+        of_group(rewrite_claim, key), rewrite_claim.c.shard_id == shard, rewrite_claim.c.run != ""
     )
 
 

@@ -7,20 +7,14 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import (
-    BatchRewrite,
-    RewriteClaim,
-    RewriteKind,
-)
+from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteClaim, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
 from dagster_leasehold.lease_store.sql_store import ledger_statements as statements
 from dagster_leasehold.lease_store.sql_store import shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.history_mapping import (
-    output_values,
-)
+from dagster_leasehold.lease_store.sql_store.history_mapping import output_values
 from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
 from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs

@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Update,
-    and_,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import ColumnElement, Select, Update, and_, select, tuple_, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.sql_store.group_statements import of_group
-from dagster_leasehold.lease_store.tables import (
-    consumer_group,
-    shard_lease,
-)
+from dagster_leasehold.lease_store.tables import consumer_group, shard_lease
 
 HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 

@@ -10,19 +10,11 @@ from typing_extensions import override
 from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.outcomes import (
-    NotHeld,
-    OpenByOther,
-    Opened,
-    TenureView,
-)
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
-from dagster_leasehold.lease_store.rules.refusals import (
-    gap_refused,
-    unknown_group,
-)
+from dagster_leasehold.lease_store.rules.refusals import gap_refused, unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure

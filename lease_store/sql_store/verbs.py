@@ -30,13 +30,7 @@ from dagster_leasehold.lease_store.sql_store.lease_mapping import (
 )
 from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
 from dagster_leasehold.lease_store.tables import lease_journal, shard_lease
-from dagster_leasehold.lease_store.transactions import (
-    Mark,
-    Outcome,
-    Raced,
-    Transaction,
-    Work,
-)
+from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Transaction, Work
 
 SHARDS_PER_STATEMENT = 500
 SELECTS_PER_STATEMENT = 100

@@ -27,10 +27,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(
-    stream: StreamArgument = None,
-    group: GroupName = None,
-    as_json: Json = False,
-    home: Home = None,
+    stream: StreamArgument = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """List all gaps of a group: held or skipped, accepted or not."""
     target = Target.at(home)
@@ -64,8 +61,7 @@ def list_(
 @app.command()
 def ack(
     stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names),
+        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names)
     ],
     shard: Annotated[str, typer.Argument(help="The shard.")],
     group: GroupName = None,

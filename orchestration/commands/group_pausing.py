@@ -41,8 +41,7 @@ def drain(
     name: Name,
     stream: Stream = None,
     timeout_s: Annotated[
-        float,
-        typer.Option("--timeout", metavar="S", min=0, help="The longest wait, in seconds."),
+        float, typer.Option("--timeout", metavar="S", min=0, help="The longest wait, in seconds.")
     ] = 300.0,
     as_json: Json = False,
     home: Home = None,

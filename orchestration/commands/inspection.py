@@ -57,10 +57,7 @@ def plan(
         )
     else:
         show_table(
-            "Shards per node afterwards",
-            ("node", "shards"),
-            planned.counts,
-            numeric=("shards",),
+            "Shards per node afterwards", ("node", "shards"), planned.counts, numeric=("shards",)
         )
     if explain:
         for line in reasons:
@@ -115,10 +112,7 @@ def verify(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """Prove from journal and ledger that every record was committed once, and by its holder."""
-    from dagster_leasehold.assets.output.ledger_view import (
-        expired_output,
-        where_output_begins,
-    )
+    from dagster_leasehold.assets.output.ledger_view import expired_output, where_output_begins
     from dagster_leasehold.lease_store.rules.verification import audit
 
     target = Target.at(home)

@@ -14,11 +14,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.settings import (
-    DEFINITIONS_MODULE,
-    Settings,
-    load_settings,
-)
+from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port

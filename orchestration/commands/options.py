@@ -59,8 +59,7 @@ Shards = Annotated[
     typer.Option("--shard", metavar="SHARD", help="A shard; may be repeated (default: all)."),
 ]
 Start = Annotated[
-    str | None,
-    typer.Option("--from", help="Where to start: begin, a cursor or an ISO 8601 time."),
+    str | None, typer.Option("--from", help="Where to start: begin, a cursor or an ISO 8601 time.")
 ]
 End = Annotated[
     str | None, typer.Option("--to", help="Where to stop: end, a cursor or an ISO 8601 time.")

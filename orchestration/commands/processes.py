@@ -70,10 +70,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def ui(
-    home: Home = None,
-    port: WebPort = None,
-) -> None:
+def ui(home: Home = None, port: WebPort = None) -> None:
     """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
     from dagster_leasehold.orchestration.demo.home import running_alone
     from dagster_leasehold.orchestration.instance import create_instance, embedded_text

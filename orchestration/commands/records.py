@@ -54,10 +54,7 @@ def cat(
     Where a shard's first output has expired, standard error says where it begins.
     """
     from dagster_leasehold.assets.output.committed_output import iter_records
-    from dagster_leasehold.assets.output.ledger_view import (
-        expired_output,
-        where_output_begins,
-    )
+    from dagster_leasehold.assets.output.ledger_view import expired_output, where_output_begins
 
     target = Target.at(home)
     key = target.group(stream, group).key

@@ -10,12 +10,7 @@ import typer
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.orchestration.commands.options import Json
 from dagster_leasehold.orchestration.presentation import progress, say, show_json, show_table
-from dagster_leasehold.simulation.configuration import (
-    Arrival,
-    Event,
-    Faults,
-    SimulationConfig,
-)
+from dagster_leasehold.simulation.configuration import Arrival, Event, Faults, SimulationConfig
 
 
 def simulate(  # noqa: PLR0917

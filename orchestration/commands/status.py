@@ -41,10 +41,7 @@ def status(
     shards = [_shard_row(lease, lags.get(lease.shard)) for lease in leases]
     nodes = [_node_row(node, snapshot.shards) for node in snapshot.nodes]
     declared = target.declared(stream)
-    refusals = [
-        *not_joined(snapshot, declared, target.settings),
-        *refused_members(snapshot),
-    ]
+    refusals = [*not_joined(snapshot, declared, target.settings), *refused_members(snapshot)]
     note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
@@ -75,11 +72,7 @@ def status(
         f"Shards of {key}",
         ("shard", "state", "owner", "next", "checkpoint", "lag", "epoch", "open in run", "parents"),
         (
-            (
-                *list(shard.values())[:7],
-                str(shard["run"])[:8],
-                ", ".join(lease.parents),
-            )
+            (*list(shard.values())[:7], str(shard["run"])[:8], ", ".join(lease.parents))
             for shard, lease in zip(shards, leases, strict=True)
         ),
         numeric=("checkpoint", "lag", "epoch"),

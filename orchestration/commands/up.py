@@ -22,11 +22,7 @@ from dagster_leasehold.orchestration.commands.options import DefinitionsModule, 
 from dagster_leasehold.orchestration.commands.processes import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.settings import (
-    DEFINITIONS_MODULE,
-    Settings,
-    load_settings,
-)
+from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.preflight import (
     HOME_BYTES,

@@ -11,11 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.orchestration.settings import (
-    DEMO_STREAM,
-    SETTINGS_FILE,
-    Settings,
-)
+from dagster_leasehold.orchestration.settings import DEMO_STREAM, SETTINGS_FILE, Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
 
 MARK_FILE = "demo.json"

@@ -44,9 +44,7 @@ def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> N
                 lease.consumer_epoch,
                 lease.check_point,
                 source.lag(
-                    lease.shard,
-                    lease.check_point or bounds[lease.shard].begin,
-                    bounds[lease.shard],
+                    lease.shard, lease.check_point or bounds[lease.shard].begin, bounds[lease.shard]
                 ),
             )
             for lease in leases

@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
-from dagster_leasehold.lease_store.errors import (
-    LeaseholdError,
-    StoreError,
-    UserMistake,
-)
+from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError, UserMistake
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place

@@ -74,8 +74,7 @@ class NodeRunLauncher(DefaultRunLauncher):
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished and not _reachable(run):
             self._instance.report_engine_event(
-                "The code server of this run does not answer, so that it cannot be terminated.",
-                run,
+                "The code server of this run does not answer, so that it cannot be terminated.", run
             )
             return False
         return super().terminate(run_id)

@@ -63,11 +63,7 @@ _KINDS: tuple[tuple[frozenset[str], type[LeaseholdError], str], ...] = (
         "Kafka refuses {where}: {text}; check the credentials, the certificates and what they may "
         "read.",
     ),
-    (
-        OUT_OF_RANGE,
-        CursorExpired,
-        "{where} no longer holds the offset that was asked for: {text}.",
-    ),
+    (OUT_OF_RANGE, CursorExpired, "{where} no longer holds the offset that was asked for: {text}."),
     (UNKNOWN, UnknownShard, "Kafka does not know {where}."),
     (
         MISCONFIGURED,

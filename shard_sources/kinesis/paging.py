@@ -169,9 +169,7 @@ class ShardPages:
                 return _Position(place, iterator)
             case Side.AFTER:
                 iterator, asked = self._iterator(
-                    shard,
-                    ShardIteratorType="AFTER_SEQUENCE_NUMBER",
-                    StartingSequenceNumber=number,
+                    shard, ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber=number
                 )
                 if asked is not None and self._sure(place, asked):
                     return _Position(place, iterator)

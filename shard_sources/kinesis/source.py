@@ -98,9 +98,7 @@ class KinesisStream(KinesisReader):
         return self._of_each(list(cursors), look)
 
     def _of_each(
-        self,
-        shards: Sequence[ShardId],
-        ask: Callable[[ShardId, KinesisShard | None], Answer],
+        self, shards: Sequence[ShardId], ask: Callable[[ShardId, KinesisShard | None], Answer]
     ) -> dict[ShardId, Answer]:
         """Ask for each shard, several at a time."""
         if not shards:

@@ -53,10 +53,7 @@ class UserRecord:
 
     def attributes(self) -> dict[str, str]:
         """Return all else that the record carries beside key, value and time."""
-        own = {
-            "partition_key": self.part.partition_key,
-            "sequence_number": str(self.place.number),
-        }
+        own = {"partition_key": self.part.partition_key, "sequence_number": str(self.place.number)}
         if self.aggregated:
             own["sub_sequence_number"] = str(self.place.part)
         if self.part.explicit_hash_key is not None:

@@ -23,11 +23,7 @@ from typing import NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
-from dagster_leasehold.lease_store.errors import (
-    ShardBusy,
-    ShardReadOnly,
-    SourceUnavailable,
-)
+from dagster_leasehold.lease_store.errors import ShardBusy, ShardReadOnly, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log.appendable_segment import AppendableSegment
 from dagster_leasehold.shard_sources.local_log.catalog import ensure_heads, load_catalog

@@ -26,15 +26,8 @@ from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns
-from dagster_leasehold.shard_sources.removed_shards import (
-    GONE,
-    removed_error,
-    was_removed,
-)
-from dagster_leasehold.shard_sources.source import (
-    Position,
-    ReadRange,
-)
+from dagster_leasehold.shard_sources.removed_shards import GONE, removed_error, was_removed
+from dagster_leasehold.shard_sources.source import Position, ReadRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -149,7 +149,7 @@ def cat(home: Path) -> list[CatRecord]:
     for line in done.out.removesuffix("\n").split("\n") if done.out else []:
         row = json.loads(line)
         assert set(row) - {"value_base64", "key_base64"} <= {
-            *("shard_id", "cursor", "event_time", "key", "value", "attributes"),
+            *("shard_id", "cursor", "event_time", "key", "value", "attributes")
         }
         value = row["value"].encode() if "value" in row else base64.b64decode(row["value_base64"])
         records.append(CatRecord(row["shard_id"], int(row["cursor"]), value))

@@ -95,10 +95,7 @@ def test_a_growing_topic_is_consumed_once_though_runs_are_killed(home: Path) -> 
         text = SETTINGS.format(address=broker.address, topic=TOPIC, group=GROUP)
         (home / "leasehold.toml").write_text(text)
         settings = Settings(home=home)
-        environment = {
-            "TEST_KAFKA_PASSWORD": PASSWORD,
-            ENVIRONMENT_VARIABLE: f"@{armed}",
-        }
+        environment = {"TEST_KAFKA_PASSWORD": PASSWORD, ENVIRONMENT_VARIABLE: f"@{armed}"}
         started = dagster_deployment(settings, environment=environment)
         with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
             store = open_store(settings.store_url)

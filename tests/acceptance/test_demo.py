@@ -97,7 +97,7 @@ def test_status_afterwards_shows_finished_parents_and_no_lag(demo: Finished, hom
     assert {shard for shard, row in shards.items() if row["state"] == "over"} == {"0", "4", "5"}
     assert {row["lag"] for row in shards.values()} == {0}
     assert {row["consumer_owner"] for row in shards.values() if row["state"] != "over"} == {
-        *("node-a", "node-b"),
+        *("node-a", "node-b")
     }
 
 

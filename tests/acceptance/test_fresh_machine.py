@@ -91,8 +91,7 @@ def test_an_older_python_is_not_taken(machine: Machine) -> None:
 def test_without_the_venv_module_it_names_the_package(machine: Machine) -> None:
     """Method: a Python whose `import ensurepip` fails, as on a fresh Debian."""
     machine.program(
-        "python3",
-        f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"',
+        "python3", f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec "{sys.executable}" "$@"'
     )
     assert "python3-venv" in machine.failure("make", "install")
 

@@ -10,13 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.acceptance.leasehold_process import (
-    Running,
-    assert_nothing_runs,
-    cat,
-    leasehold,
-    running,
-)
+from tests.acceptance.leasehold_process import Running, assert_nothing_runs, cat, leasehold, running
 from tests.acceptance.node_scene import (
     KEY,
     SHARDS,
@@ -50,8 +44,7 @@ def wait_for_progress(watched: Watched, command: Running) -> None:
     """Every shard commits something more than it has now."""
     before = watched.check_points()
     command.until(
-        lambda: all(now > before[shard] for shard, now in watched.check_points().items()),
-        CHANGE_S,
+        lambda: all(now > before[shard] for shard, now in watched.check_points().items()), CHANGE_S
     )
 
 

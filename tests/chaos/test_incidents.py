@@ -6,13 +6,7 @@ import subprocess
 from typing import Any
 
 from dagster_leasehold.lease_store.failpoints import Failpoint
-from tests.chaos.incidents import (
-    AtFailpoint,
-    DatabaseFreezes,
-    DatabaseStops,
-    Processes,
-    compatible,
-)
+from tests.chaos.incidents import AtFailpoint, DatabaseFreezes, DatabaseStops, Processes, compatible
 
 
 def test_a_failpoint_is_for_one_incident_at_a_time() -> None:

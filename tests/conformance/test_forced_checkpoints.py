@@ -71,10 +71,7 @@ def test_what_lies_behind_the_new_checkpoint_is_withdrawn(world: World, read: Te
     assert verify(world.store, world.key) == []
 
 
-@pytest.mark.parametrize(
-    ("cursor", "left"),
-    [("0", 0), ("9", 2), ("12", 3), ("15", 3)],
-)
+@pytest.mark.parametrize(("cursor", "left"), [("0", 0), ("9", 2), ("12", 3), ("15", 3)])
 def test_a_checkpoint_may_lie_at_every_border_of_the_ledger(
     world: World, read: Tenure, cursor: str, left: int
 ) -> None:

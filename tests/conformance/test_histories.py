@@ -160,12 +160,7 @@ class Player:
         forward = f"f{self.cursor}"
         cursor = self.random.choice(borders) if borders and self.random.random() < 0.8 else forward
         return self.store.force_checkpoint(
-            self.key,
-            shard,
-            cursor,
-            observer="t",
-            reason="r",
-            reopen=reopen,
+            self.key, shard, cursor, observer="t", reason="r", reopen=reopen
         )
 
     def open(self) -> Any:
@@ -236,9 +231,7 @@ class Player:
     def order(self) -> Any:
         group = self.store.pulse(self.key).group
         changed = replace(
-            group,
-            ordered=self.random.random() < 0.6,
-            paused=self.random.random() < 0.05,
+            group, ordered=self.random.random() < 0.6, paused=self.random.random() < 0.05
         )
         return self.store.update_group(changed, observer="ops")
 

@@ -30,12 +30,7 @@ def test_a_new_name_begins_at_one(world: World) -> None:
 
 def test_settings_of_a_node_come_back(world: World) -> None:
     world.group()
-    settings = {
-        "source_count": 3,
-        "node_id": 2,
-        "pinned": {X: "7", Y: None},
-        "accepts_runs": False,
-    }
+    settings = {"source_count": 3, "node_id": 2, "pinned": {X: "7", Y: None}, "accepts_runs": False}
     world.register(A, "a-1", **settings)
     node = world.node(A)
     assert {name: getattr(node, name) for name in settings} == settings
@@ -119,11 +114,7 @@ def test_leaving_releases_everything_at_once(world: World) -> None:
     world.claim(B, Z)
     assert world.store.leave(world.key, A, "a-1") == Changed((X, Y))
     states = {row.shard: row.state for row in world.store.snapshot(world.key).shards}
-    assert states == {
-        X: ShardState.NOT_ALLOC,
-        Y: ShardState.NOT_ALLOC,
-        Z: ShardState.ALREADY_ALLOC,
-    }
+    assert states == {X: ShardState.NOT_ALLOC, Y: ShardState.NOT_ALLOC, Z: ShardState.ALREADY_ALLOC}
     assert not world.node(A).member
     assert world.edges(X) == [1, 3, 4]
     assert world.store.leave(world.key, A, "a-1") == Stale()

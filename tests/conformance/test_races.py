@@ -112,10 +112,7 @@ def test_a_beat_and_an_eviction_never_both_succeed(world: World) -> None:
             lambda node=node: world.store.evict(world.key, node, 1, observer="t", reason="r"),
             lambda node=node: world.store.beat(world.key, node, f"{node}-1"),
         )
-        assert (evicted, beaten) in [
-            (Changed(), BeatRefused()),
-            (Stale(), Beaten(2)),
-        ]
+        assert (evicted, beaten) in [(Changed(), BeatRefused()), (Stale(), Beaten(2))]
         assert world.node(node).member == isinstance(beaten, Beaten)
 
 

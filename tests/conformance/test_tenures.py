@@ -76,12 +76,7 @@ def test_closing_keeps_the_shard(ready: World) -> None:
     shard = ready.shard(X)
     assert shard == replace(before, consumer_run="")
     entry = ready.journal(X)[-1]
-    assert (entry.kind, entry.reason, entry.epoch, entry.run) == (
-        "close",
-        "caught up",
-        1,
-        "run-1",
-    )
+    assert (entry.kind, entry.reason, entry.epoch, entry.run) == ("close", "caught up", 1, "run-1")
     with pytest.raises(LeaseLost):
         ready.store.close_tenure(tenure, reason="again")
     assert ready.open(A, X, "run-2").tenure.epoch == 2

@@ -64,14 +64,7 @@ class SourceWorld(ABC):
     """
 
     lacks: ClassVar[Mapping[Notion, str]] = {}
-    foreign_cursors: ClassVar[Sequence[str]] = (
-        "no-cursor",
-        "",
-        "-1",
-        "99999999",
-        "٣",
-        "9" * 50,
-    )
+    foreign_cursors: ClassVar[Sequence[str]] = ("no-cursor", "", "-1", "99999999", "٣", "9" * 50)
     source: ShardSource
 
     def __init__(self, folder: Path) -> None:

@@ -51,12 +51,10 @@ ALLOWED_WITHIN = {
             "outcomes",
             "roles",
             "store",
-        },
+        }
     },
     # Supervision starts processes; commands and the demo use it, and it knows neither.
-    "orchestration": {
-        "supervision": {"mariadb_access", "presentation", "resources", "settings"},
-    },
+    "orchestration": {"supervision": {"mariadb_access", "presentation", "resources", "settings"}},
 }
 FORBIDDEN_LIBRARIES = {
     "lease_store": {"dagster", "pyspark", "dagster_pyspark"},

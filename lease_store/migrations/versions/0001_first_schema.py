@@ -77,11 +77,7 @@ def _times() -> tuple[Column[Any], Column[Any]]:
     return (
         Column("create_time", ServerTime, nullable=False, default=server_time()),
         Column(
-            "update_time",
-            ServerTime,
-            nullable=False,
-            default=server_time(),
-            onupdate=server_time(),
+            "update_time", ServerTime, nullable=False, default=server_time(), onupdate=server_time()
         ),
     )
 

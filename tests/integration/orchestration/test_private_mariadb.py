@@ -18,9 +18,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.mariadb_access import FOLDER, Access, dagster_variables
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision import private_mariadb
-from dagster_leasehold.orchestration.supervision.private_mariadb import (
-    PrivateMariaDB,
-)
+from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(300)]

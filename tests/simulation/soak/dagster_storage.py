@@ -118,11 +118,7 @@ class RunsInMemory(_StandIn):
 
 
 def _finished(status: DagsterRunStatus) -> bool:
-    return status in (
-        DagsterRunStatus.SUCCESS,
-        DagsterRunStatus.FAILURE,
-        DagsterRunStatus.CANCELED,
-    )
+    return status in (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
 
 def _has(run: DagsterRun, tag: str, value: str | Sequence[str]) -> bool:

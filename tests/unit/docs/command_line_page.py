@@ -85,11 +85,7 @@ def _value(parameter: Any) -> str:
     kind = parameter.type_descriptor.annotation
     if isinstance(kind, type) and issubclass(kind, Enum):
         return "|".join(str(choice.value) for choice in kind)
-    return parameter.metavar or {
-        int: "N",
-        float: "X",
-        str: "TEXT",
-    }.get(kind, "PATH")
+    return parameter.metavar or {int: "N", float: "X", str: "TEXT"}.get(kind, "PATH")
 
 
 def real_outputs() -> Outputs:

@@ -127,8 +127,7 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
     spark = contextlib.nullcontext()
     if not scene.with_spark:
         spark = patch(
-            "dagster_leasehold.assets.rewriting.replay.SparkSweeper",
-            lambda **_: home.sweeper,
+            "dagster_leasehold.assets.rewriting.replay.SparkSweeper", lambda **_: home.sweeper
         )
     home.sweeper.refuses = lambda _: False
     with spark:

@@ -15,11 +15,7 @@ import psutil
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
 from tests.chaos import test_chaos
 from tests.chaos.incidents import AtFailpoint
-from tests.integration.assets import (
-    test_crash_windows,
-    test_gaps_killed,
-    test_rewriting_killed,
-)
+from tests.integration.assets import test_crash_windows, test_gaps_killed, test_rewriting_killed
 from tests.integration.lease_store import test_planning_killed
 
 ROOT = Path(__file__).parents[3]

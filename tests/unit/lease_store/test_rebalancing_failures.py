@@ -50,9 +50,7 @@ def test_one_node_that_cannot_beat_stops_no_others_beat(
     assert last[NodeName("a")] > before[NodeName("a")], "a beat is tried again at once"
 
 
-def test_one_node_that_cannot_join_stops_no_others_joining(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_node_that_cannot_join_stops_no_others_joining(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     break_verb(monkeypatch, "register", "a")
     (report,) = scene.tick(scene.rebalancer("a", "b"))

@@ -51,9 +51,7 @@ class Bench:
         self.write(lambda tx: tx.connection.execute(text("CREATE TABLE t (n INTEGER)")))
 
     def write(
-        self,
-        work: Callable[[Transaction], Any],
-        mark: Callable[[Transaction], bool] | None = None,
+        self, work: Callable[[Transaction], Any], mark: Callable[[Transaction], bool] | None = None
     ) -> Any:
         return self.transactions.write("test", work, mark=mark)
 

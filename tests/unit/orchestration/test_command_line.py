@@ -72,12 +72,7 @@ def store(home: Path, log: LocalLog) -> LeaseStore:
     store.register(KEY, Node(NODE, 0, "incarnation"), observer="test")
     store.sync_shards(KEY, log.list_shards(), observer="test")
     seen = {lease.shard: lease.lease_id for lease in store.snapshot(KEY).shards}
-    store.claim(
-        KEY,
-        {shard: (NODE, seen[shard]) for shard in seen},
-        observer="test",
-        reason="free",
-    )
+    store.claim(KEY, {shard: (NODE, seen[shard]) for shard in seen}, observer="test", reason="free")
     return store
 
 

@@ -101,10 +101,7 @@ def test_pruning_says_what_went(home: ConsumedHome, capsys: pytest.CaptureFixtur
     ],
 )
 def test_a_wrong_age_is_refused(
-    home: ConsumedHome,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    sentence: str,
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     del home
     assert main(["db", "prune", *arguments]) == 2

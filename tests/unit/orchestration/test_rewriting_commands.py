@@ -176,10 +176,7 @@ def test_what_retention_removed_is_reported(
     done = answer(capsys, "replay", "demo")["shards"]
     assert [
         (each["shard"], each["batches"], each["kept"], each["kept_until"]) for each in done
-    ] == [
-        ("0", 0, 3, "10"),
-        ("1", 3, 0, None),
-    ]
+    ] == [("0", 0, 3, "10"), ("1", 3, 0, None)]
 
 
 def test_the_second_rewriter_is_refused_until_the_first_is_named(

@@ -12,11 +12,7 @@ from typer.testing import CliRunner
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.commands.simulate import simulate
-from dagster_leasehold.simulation.configuration import (
-    Event,
-    EventKind,
-    SimulationConfig,
-)
+from dagster_leasehold.simulation.configuration import Event, EventKind, SimulationConfig
 
 app = typer.Typer()
 app.command()(simulate)
@@ -142,8 +138,7 @@ def test_for_people_there_is_a_table() -> None:
 
 def test_a_violation_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dagster_leasehold.simulation.convergence.Convergence.unsettled",
-        lambda _: ["as planned"],
+        "dagster_leasehold.simulation.convergence.Convergence.unsettled", lambda _: ["as planned"]
     )
     result = CliRunner().invoke(app, ["--steps", "50", "--json"], catch_exceptions=False)
     assert result.exit_code == 1

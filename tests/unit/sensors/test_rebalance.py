@@ -379,9 +379,7 @@ def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
     """Both shards were read to their ends; the settings now begin one of them anew."""
     scene = Scene(instance, shards=2, nodes="a")
     scene.stream = replace(
-        scene.stream,
-        assignment=AssignmentMode.PINNED,
-        nodes={"a": Pinned({"0": 2, "1": -1})},
+        scene.stream, assignment=AssignmentMode.PINNED, nodes={"a": Pinned({"0": 2, "1": -1})}
     )
     scene.restart()
     scene.source.ends = {"0": 5, "1": 5}

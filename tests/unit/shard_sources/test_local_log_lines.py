@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_leasehold.lease_store.errors import (
-    RecordRefused,
-    UserMistake,
-)
+from dagster_leasehold.lease_store.errors import RecordRefused, UserMistake
 from tests.unit.shard_sources.local_logs import new_log, read_all
 
 

@@ -56,10 +56,7 @@ def test_an_attempt_that_failed_is_no_output(world: World) -> None:
 
 def test_records_of_one_shard_or_of_all(world: World) -> None:
     every = pa.Table.from_batches(iter_records(world.store, world.key, world.output))
-    assert every.column("value").to_pylist() == [
-        *world.expected("0", 10),
-        *world.expected("1", 10),
-    ]
+    assert every.column("value").to_pylist() == [*world.expected("0", 10), *world.expected("1", 10)]
     assert world.committed("1") == world.expected("1", 10)
 
 

@@ -287,10 +287,7 @@ def test_columns_are_compared_past_batches_without_files() -> None:
     merges = each_merge(
         units(batches),
         target_bytes=100,
-        columns=lambda unit: (
-            tuple(schemas[each.sequence] for each in unit if each.files),
-            (),
-        ),
+        columns=lambda unit: (tuple(schemas[each.sequence] for each in unit if each.files), ()),
     )
     assert [[each.sequence for unit in merge for each in unit] for merge in merges] == [[2, 3]]
 

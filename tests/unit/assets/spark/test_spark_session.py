@@ -23,8 +23,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 
 
 @pytest.mark.parametrize(
-    "mode",
-    ["connect", "classic", "local[2]", "sc://spark:15002", "spark://master:7077", "yarn"],
+    "mode", ["connect", "classic", "local[2]", "sc://spark:15002", "spark://master:7077", "yarn"]
 )
 def test_valid_modes(mode: str) -> None:
     assert check_mode(mode) == mode

@@ -130,9 +130,7 @@ def test_checkpoints_in_memory_are_persisted_by_interval_and_at_shutdown(clock: 
     assert {row.state for row in store.snapshot(KEY).shards} == {ShardState.NOT_ALLOC}
 
 
-def test_a_silent_member_is_replaced_after_the_timeout_and_its_save_fails_once(
-    clock: VirtualClock,
-):
+def test_a_silent_member_is_replaced_after_the_timeout_and_its_save_fails_once(clock: VirtualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -216,9 +214,7 @@ def test_a_loss_found_by_the_interval_flush_reaches_the_caller(clock: VirtualClo
     assert checkpoint(store) == "100"
 
 
-def test_a_replaced_consumer_cannot_save_for_its_successor_in_the_same_process(
-    clock: VirtualClock,
-):
+def test_a_replaced_consumer_cannot_save_for_its_successor_in_the_same_process(clock: VirtualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -248,9 +244,7 @@ def test_a_lost_reply_to_an_opening_does_not_lock_the_member_out(clock: VirtualC
     assert opened(a).tenure.epoch == 2
 
 
-def test_a_save_that_the_store_did_not_answer_is_tried_again_by_the_interval(
-    clock: VirtualClock,
-):
+def test_a_save_that_the_store_did_not_answer_is_tried_again_by_the_interval(clock: VirtualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_leasehold.lease_store.errors import (
-    LeaseLost,
-    ShardNotOpen,
-    StoreUnavailable,
-)
+from dagster_leasehold.lease_store.errors import LeaseLost, ShardNotOpen, StoreUnavailable
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,

@@ -291,9 +291,7 @@ def test_a_finished_shard_is_over_and_frees_its_children_from_their_beginning(
     store = MemoryStore()
     store.create_group(Group(KEY, timeout_s=TIMEOUT_S, initial_position="end", ordered=True))
     store.sync_shards(
-        KEY,
-        [ShardListing(S0, read_only=True), ShardListing(S1, parents=(S0,))],
-        observer="test",
+        KEY, [ShardListing(S0, read_only=True), ShardListing(S1, parents=(S0,))], observer="test"
     )
     feed.read_only.add(S0)
     client = started(store, clock, feed, "a")

@@ -6,11 +6,7 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.group_rows import GapPolicy
-from dagster_leasehold.lease_store.rules.gap_policy import (
-    GapVerdict,
-    judged_gap,
-    position_behind,
-)
+from dagster_leasehold.lease_store.rules.gap_policy import GapVerdict, judged_gap, position_behind
 
 
 def verdict(policy: GapPolicy, *, behind: str = "15", accepted: str | None = None) -> GapVerdict:

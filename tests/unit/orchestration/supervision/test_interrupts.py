@@ -124,9 +124,7 @@ def test_an_interruption_under_way_is_raised_once() -> None:
     assert seen == ["cleaned", "Interruption"]
 
 
-def test_other_errors_of_finalizers_are_reported_as_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_errors_of_finalizers_are_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     class Faulty:
         def __del__(self) -> None:
             raise ValueError("of a finalizer")
