@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from dagster_leasehold.lease_store.durable_files import replace_file
-from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, LOCATION, Settings
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
 
 OWNED_MARK = "# Written by leasehold at every start; remove this line to keep your own changes."
 INSTANCE_FILE = "dagster.yaml"
+WORKSPACE_FILE = "workspace.yaml"
+FORMER_LOCATIONS = ("orchestration.definitions", DEFINITIONS_MODULE)
+"""The names that our code location had when it was started by its module alone."""
+
+_WORKSPACE = f"""\
+{OWNED_MARK}
+load_from:
+  - python_module:
+      module_name: {DEFINITIONS_MODULE}
+      location_name: {LOCATION}
+"""
 
 _COMMON = """\
 # Runs wait in a queue that is emptied every second: from a sensor's request to the first line of
@@ -136,12 +151,13 @@ def create_instance(settings: Settings, text: str | None = None) -> Path:
     Args:
         settings: whose `dagster_home` is made.
         text: the content of `dagster.yaml`; None is the embedded default. A file without our mark
-            is somebody's own and stays as it is.
+            is somebody's own and stays as it is, and so does a `workspace.yaml`.
     """
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / ".create.lock"):
         _write_config(home / INSTANCE_FILE, text or embedded_text())
+        _write_config(home / WORKSPACE_FILE, _WORKSPACE)
         _create_tables(home)
     return home
 
@@ -160,4 +176,26 @@ def _create_tables(home: Path) -> None:
     with DagsterInstance.from_config(str(home)) as instance:
         instance.get_runs_count()
         instance.get_dynamic_partitions("-")
-        instance.all_instigator_state()
+        _carry_over(instance)
+
+
+def _carry_over(instance: DagsterInstance) -> None:
+    """Keep cursors, and which sensors and schedules are off, under the code location's name of now.
+
+    Dagster keeps them by the name of the location: under another name, a sensor that somebody had
+    turned off would be on again.
+    """
+    from dagster_shared.record import copy
+
+    for state in instance.all_instigator_state():
+        repository = state.origin.repository_origin
+        if repository.code_location_origin.location_name not in FORMER_LOCATIONS:
+            continue
+        location = copy(repository.code_location_origin, location_name=LOCATION)
+        renamed = copy(
+            state.origin, repository_origin=copy(repository, code_location_origin=location)
+        )
+        moved = state._replace(origin=renamed)
+        if instance.get_instigator_state(moved.instigator_origin_id, moved.selector_id) is None:
+            instance.add_instigator_state(moved)
+        instance.delete_instigator_state(state.instigator_origin_id, state.selector_id)

@@ -35,6 +35,8 @@ SETTINGS_FILE = "leasehold.toml"
 HOME_DEFAULT = Path(".leasehold")
 DEMO_STREAM = "demo"
 DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
+LOCATION = "leasehold"
+"""The name of our code location in Dagster, by which it also keeps which sensors are off."""
 PREFIX = "LEASEHOLD_"
 # Variables of the prefix that are switches of tests and of fault injection, not settings.
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
@@ -187,6 +189,11 @@ class Settings(BaseModel):
     def leaving_mark(self) -> Path:
         """The file that tells runs of this process's node to stop at their next checkpoint."""
         return self.node_folder(self.agent_node or "") / "leaving"
+
+
+def location_of(module: str) -> str:
+    """Return the name of the code location of a module's definitions."""
+    return LOCATION if module == DEFINITIONS_MODULE else module
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -132,7 +132,7 @@ def connect_server(
         start_timeout_s: the longest time of a start, in seconds.
 
     Raises:
-        SparkUnavailable: it did not start in time.
+        SparkUnavailable: it ended before it answered, or did not answer in time.
     """
     server = running(folder)
     if server is not None and server.version == _version():
@@ -171,6 +171,7 @@ def _start(
     folder: Path, conf: Mapping[str, str], environment: Mapping[str, str], timeout_s: float
 ) -> ConnectServer:
     deadline = time.monotonic() + timeout_s
+    code: int | None = None
     for _ in range(PORT_ATTEMPTS):
         port = _free_port()
         process = _launch(folder, port, conf, environment)
@@ -181,14 +182,18 @@ def _start(
                 server.write(folder)
                 return server
             time.sleep(POLL_S)
+        code = process.poll()
         _kill_group(process.pid, STOP_TIMEOUT_S)
         process.wait()
         # The port was free when it was chosen; somebody may have taken it since: choose again.
         if "BindException" not in _log_tail(folder):
             break
+    reason = f"did not start within {timeout_s:.0f} s"
+    if code is not None:
+        reason = f"ended with code {code} before it answered"
     raise SparkUnavailable(
-        f"The Spark server did not start within {timeout_s:.0f} s: the end of "
-        f"{folder / LOG_FILE} says {_log_tail(folder).strip()[-200:]!r}."
+        f"The Spark server {reason}: the end of {folder / LOG_FILE} says "
+        f"{_log_tail(folder).strip()[-200:]!r}."
     )
 
 

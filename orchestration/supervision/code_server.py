@@ -13,6 +13,7 @@ import psutil
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, start_of
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.settings import location_of
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
 from dagster_leasehold.orchestration.supervision.supervised_child import RestartWaits
@@ -134,7 +135,8 @@ class CodeServer:
         command = [
             *(sys.executable, "-m", "dagster", "api", "grpc", "-m", self._module),
             *("--host", self._listen.host, "--port", str(self._listen.port)),
-            *("--location-name", self._module, "--fixed-server-id", self._id),
+            *("--location-name", location_of(self._module)),
+            *("--fixed-server-id", self._id),
             # Should the agent die, nothing of it stays for long.
             *("--heartbeat", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
         ]

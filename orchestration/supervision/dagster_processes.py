@@ -13,6 +13,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.orchestration.instance import WORKSPACE_FILE
 from dagster_leasehold.orchestration.mariadb_access import dagster_variables
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
@@ -63,7 +64,7 @@ def daemon(
     """Return the daemon, which ticks the sensors and launches the runs; its log is in the home."""
     return ChildProcess(
         "the Dagster daemon",
-        [sys.executable, "-m", "dagster._daemon", "run", "-m", module],
+        [sys.executable, "-m", "dagster._daemon", "run", *_loading(settings, module)],
         log=settings.home.absolute() / "daemon.log",
         environment=environment,
         folder=folder,
@@ -82,13 +83,23 @@ def webserver(
     return ChildProcess(
         "the Dagster webserver",
         [
-            *(sys.executable, "-m", "dagster_webserver", "-m", module),
+            *(sys.executable, "-m", "dagster_webserver", *_loading(settings, module)),
             *("--host", LOOPBACK, "--port", str(port)),
         ],
         log=settings.home.absolute() / "webserver.log",
         environment=environment,
         folder=folder,
     )
+
+
+def _loading(settings: Settings, module: str) -> tuple[str, str]:
+    """Return the arguments that name a module of definitions: ours has a workspace, and its name.
+
+    Given as a module, the code location would have the module's long name.
+    """
+    if module == DEFINITIONS_MODULE:
+        return "-w", str(settings.dagster_home / WORKSPACE_FILE)
+    return "-m", module
 
 
 def wait_for_port(port: int, pages: ChildProcess, stop: Event | None = None) -> None:

@@ -130,7 +130,8 @@ def test_the_same_instance_opens_in_the_ui(demo: Finished, home: Path, tmp_path:
         query = (
             "{ runsOrError(filter: {statuses: [SUCCESS]}) { ... on Runs { count } } "
             'assetNodeOrError(assetKey: {path: ["demo"]}) { ... on AssetNode '
-            "{ partitionStats { numPartitions numMaterialized } } } }"
+            "{ partitionStats { numPartitions numMaterialized } } } "
+            "workspaceOrError { ... on Workspace { locationEntries { name } } } }"
         )
         request = urllib.request.Request(
             f"{address}/graphql",
@@ -144,6 +145,7 @@ def test_the_same_instance_opens_in_the_ui(demo: Finished, home: Path, tmp_path:
             "numPartitions": 11,
             "numMaterialized": 11,
         }
+        assert data["workspaceOrError"]["locationEntries"] == [{"name": "leasehold"}]
         assert ui.end(signal.SIGTERM) == 0
         assert_printed(("ui",), ui.text, **{".leasehold": str(home)})
     assert_nothing_runs(home)

@@ -144,6 +144,12 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     assert not stop(folder)
 
 
+def test_a_server_that_ends_at_once_says_so_with_its_last_words(folder: Path) -> None:
+    environment = {**os.environ, "JAVA_HOME": str(folder / "no java")}
+    with pytest.raises(SparkUnavailable, match=r"ended with code 1 before .*no java/bin/java"):
+        connect_server.connect_server(folder, {}, lambda: environment, start_timeout_s=60)
+
+
 def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
     assert python(START, str(folder)).returncode == 0
     server = running(folder)

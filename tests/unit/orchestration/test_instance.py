@@ -2,19 +2,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 from dagster import DagsterInstance
+from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.instance.config import dagster_instance_config
+from dagster._core.remote_origin import (
+    ManagedGrpcPythonEnvCodeLocationOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    SensorInstigatorData,
+)
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_leasehold.orchestration.instance import (
+    FORMER_LOCATIONS,
     OWNED_MARK,
     create_instance,
     embedded_text,
     production_text,
 )
-from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, location_of
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -58,6 +73,49 @@ def test_a_configuration_of_somebodys_own_stays(settings):
     path.write_text("telemetry:\n  enabled: false\n")
     create_instance(settings)
     assert path.read_text() == "telemetry:\n  enabled: false\n"
+
+
+@pytest.mark.parametrize("former", FORMER_LOCATIONS)
+def test_a_sensor_that_was_turned_off_stays_off_under_the_name_of_now(settings, former):
+    """Goal: an upgrade starts nothing; Dagster keeps sensors by the name of their location."""
+
+    def state(location, status=InstigatorStatus.STOPPED, cursor="read until 7"):
+        origin = RemoteRepositoryOrigin(
+            ManagedGrpcPythonEnvCodeLocationOrigin(
+                LoadableTargetOrigin(module_name=former), location
+            ),
+            "__repository__",
+        ).get_instigator_origin("demo_rebalance")
+        data = SensorInstigatorData(cursor=cursor)
+        return InstigatorState(origin, InstigatorType.SENSOR, status, data)
+
+    home = create_instance(settings)
+    with DagsterInstance.from_config(str(home)) as instance:
+        instance.add_instigator_state(state(former))
+    create_instance(settings)
+    with DagsterInstance.from_config(str(home)) as instance:
+        [kept_off] = instance.all_instigator_state()
+        assert kept_off == state("leasehold")
+        instance.update_instigator_state(state("leasehold", InstigatorStatus.RUNNING, "until 9"))
+        # A leftover of the old name changes nothing any more.
+        instance.add_instigator_state(state(former))
+    create_instance(settings)
+    with DagsterInstance.from_config(str(home)) as instance:
+        [later] = instance.all_instigator_state()
+        assert later == state("leasehold", InstigatorStatus.RUNNING, "until 9")
+
+
+def test_the_code_location_has_a_short_name_in_every_process(settings):
+    home = create_instance(settings)
+    location = yaml.safe_load((home / "workspace.yaml").read_text())["load_from"][0]
+    assert location["python_module"] == {
+        "module_name": DEFINITIONS_MODULE,
+        "location_name": "leasehold",
+    }
+    repository_workspace = yaml.safe_load((ROOT / "workspace.yaml").read_text())
+    assert repository_workspace["load_from"] == [location]
+    assert location_of(DEFINITIONS_MODULE) == "leasehold"
+    assert location_of("mine.definitions") == "mine.definitions"
 
 
 def test_an_older_configuration_of_ours_is_renewed(settings):
