@@ -1,0 +1,41 @@
+"""The cases of the throughput benchmark, and the ratios that it makes of what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.figures.parquet_input import LINES, PARQUET, make_input, rows_in
+from benchmarks.figures.parquet_ways import NATIVE, OURS, OURS_FRAME
+from benchmarks.throughput import Case, Figures, cases, targets
+
+
+def test_each_wanted_ratio_is_between_cases_that_are_measured():
+    measured = set(cases((1, 16, 128), (1, 2)))
+    for target in targets((1, 16, 128), (1, 2)):
+        assert target.to in measured
+        if "arrow" not in target.case.way:
+            assert target.case in measured
+
+
+def test_a_smaller_benchmark_has_the_same_ways():
+    assert {case.way for case in cases((4,), (1,))} == {case.way for case in cases((1, 16), (1, 2))}
+    assert all(case.shards == 4 and case.cores == 1 for case in cases((4,), (1,)))
+
+
+def test_ratios_are_made_of_medians_and_of_what_was_measured_alone():
+    figures = Figures(records={16: 1000}, size={16: 190_000})
+    figures.measured[Case(OURS, 16, 2)] = [(9.0, 10.0), (1.0, 30.0), (2.0, 20.0)]
+    figures.measured[Case(NATIVE, 16, 2)] = [(3.0, 1.0)]
+    (ratio,) = figures.ratios(targets((1, 16), (1, 2)))
+    assert (ratio["ratio"], ratio["reached"]) == (1.5, "yes")
+    ours, native = figures.rows()
+    assert (ours["seconds"], ours["rounds"], ours["memory MiB"]) == (2.0, 3, 30)
+    assert (ours["to parquet"], native["to parquet"]) == (1.5, 1.0)
+    assert OURS_FRAME not in {row["way"] for row in figures.rows()}
+
+
+def test_the_same_records_are_made_in_each_form(tmp_path: Path):
+    size = make_input(tmp_path, 100, 2)
+    lines = [line for file in (tmp_path / LINES).iterdir() for line in file.open("rb")]
+    assert (len(lines), rows_in(tmp_path / PARQUET)) == (100, 100)
+    assert sum(map(len, lines)) == size + 100
