@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 OWNED_MARK = "# Written by leasehold at every start; remove this line to keep your own changes."
 INSTANCE_FILE = "dagster.yaml"
-WORKSPACE_FILE = "workspace.yaml"
 FORMER_LOCATIONS = ("orchestration.definitions", DEFINITIONS_MODULE)
 """The names that our code location had when it was started by its module alone."""
 
@@ -157,7 +156,7 @@ def create_instance(settings: Settings, text: str | None = None) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / ".create.lock"):
         _write_config(home / INSTANCE_FILE, text or embedded_text())
-        _write_config(home / WORKSPACE_FILE, _WORKSPACE)
+        _write_config(settings.workspace_file, _WORKSPACE)
         _create_tables(home)
     return home
 

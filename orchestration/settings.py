@@ -173,6 +173,11 @@ class Settings(BaseModel):
         return self.home.absolute() / "dagster"
 
     @property
+    def workspace_file(self) -> Path:
+        """The file that tells Dagster's processes to load the package's own definitions."""
+        return self.dagster_home / "workspace.yaml"
+
+    @property
     def spark_folder(self) -> Path:
         """The folder of the embedded Spark Connect server's state, and of class-data archives."""
         if self.spark_state is not None:

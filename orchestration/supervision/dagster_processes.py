@@ -13,7 +13,6 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.orchestration.instance import WORKSPACE_FILE
 from dagster_leasehold.orchestration.mariadb_access import dagster_variables
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
@@ -98,7 +97,7 @@ def _loading(settings: Settings, module: str) -> tuple[str, str]:
     Given as a module, the code location would have the module's long name.
     """
     if module == DEFINITIONS_MODULE:
-        return "-w", str(settings.dagster_home / WORKSPACE_FILE)
+        return "-w", str(settings.workspace_file)
     return "-m", module
 
 
