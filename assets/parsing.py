@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.assets.output.shard_files import ERROR_COLUMN
 from dagster_leasehold.lease_store.errors import shown
 
 if TYPE_CHECKING:

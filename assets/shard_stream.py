@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import (
@@ -54,9 +55,10 @@ class ShardStream:
         name: the stream's name, also the asset's key.
         source: where its shards and records come from.
         transform: applied by Spark to the records of a batch, as a DataFrame of the columns
-            `shard_id`, `cursor`, `event_time`, `key`, `value` and `attributes`. It keeps the column
-            `shard_id`. Rows whose column `quarantine_error` is not null go to quarantine instead of
-            the output.
+            `shard_id`, `cursor`, `event_time`, `key`, `value` and `attributes`, or made by
+            `arrow_transform`, which is faster: applied to Arrow tables of these columns. It keeps
+            the column `shard_id`. Rows whose column `quarantine_error` is not null go to quarantine
+            instead of the output.
         group: the consumer group.
         ordered: True if the children of a split or merge wait for their parents.
         assignment: the rule by which shards are shared among the nodes.
@@ -87,7 +89,7 @@ class ShardStream:
 
     name: str
     source: ShardSource
-    transform: Transform | None = None
+    transform: Transform | ArrowTransform | None = None
     group: str = "default"
     ordered: bool = True
     assignment: AssignmentMode = AssignmentMode.BALANCED

@@ -6,7 +6,7 @@ Everything that a project writes to consume a log is imported from here:
   `AssignmentMode`, `Modulo`, `Pinned`;
 * where its records come from: `LocalLog`, `KafkaSource`, `KinesisStream`, `LogHub`, each of the
   services with its options;
-* its transform and its hook: `parse_json`, `parse_csv`, `CommittedBatch`;
+* its transform and its hook: `arrow_transform`, `parse_json`, `parse_csv`, `CommittedBatch`;
 * hours of event time: `hourly_asset`, `LatePolicy`, `LateAction`;
 * what Dagster loads, and how it is set up: `build_definitions`, `Settings`, `load_settings`,
   `production_text`; and `LeaseholdError`, the root of all errors.
@@ -25,6 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dagster_leasehold.assets.arrow_transform import arrow_transform
     from dagster_leasehold.assets.commit_hook import CommittedBatch
     from dagster_leasehold.assets.parsing import parse_csv, parse_json
     from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
@@ -62,6 +63,7 @@ __all__ = [
     "Settings",
     "ShardStream",
     "WatermarkOf",
+    "arrow_transform",
     "build_definitions",
     "hourly_asset",
     "load_settings",
@@ -91,6 +93,7 @@ _HOMES = {
     "Settings": "dagster_leasehold.orchestration.settings",
     "ShardStream": "dagster_leasehold.assets.shard_stream",
     "WatermarkOf": "dagster_leasehold.assets.shard_stream",
+    "arrow_transform": "dagster_leasehold.assets.arrow_transform",
     "build_definitions": "dagster_leasehold.orchestration.build",
     "hourly_asset": "dagster_leasehold.assets.windows.hourly_asset",
     "load_settings": "dagster_leasehold.orchestration.settings",

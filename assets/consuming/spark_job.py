@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from dagster_leasehold.assets.arrow_transform import (
+    ERROR_COLUMN,
+    QUARANTINE_COLUMNS,
+    SHARD_COLUMN,
+    ArrowTransform,
+)
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
 from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
-from dagster_leasehold.assets.output.shard_files import (
-    ERROR_COLUMN,
-    QUARANTINE_COLUMNS,
-    SHARD_COLUMN,
-)
 from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
@@ -58,7 +59,7 @@ class SweepJob:
 
     stream: StreamName
     source_options: Mapping[str, str]
-    transform: Transform | None
+    transform: Transform | ArrowTransform | None
     output_root: Path
     new_attempt: Callable[[], str]
     tag: str
@@ -187,6 +188,8 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     where = f"The transform of stream {job.stream}"
     if job.transform is None:
         return records
+    if isinstance(job.transform, ArrowTransform):
+        raise TransformError(f"{where} takes Arrow tables, and this job hands it a DataFrame.")
     ship_code_of(job.transform)
     try:
         output = cast(object, job.transform(records))

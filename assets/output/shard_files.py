@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempt_reports import WrittenFile, earliest, latest
 from dagster_leasehold.assets.output.transform_mark import marked
@@ -29,10 +30,7 @@ RECORD_DDL = (
     "attributes map<string, string>"
 )
 """The columns of records as Spark knows them: those of `shard_sources.source.record_schema`."""
-SHARD_COLUMN = "shard_id"
 TIME_COLUMN = "event_time"
-ERROR_COLUMN = "quarantine_error"
-QUARANTINE_COLUMNS = ("shard_id", "cursor", "event_time", "key", "value", ERROR_COLUMN)
 COMPRESSION = "zstd"
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024

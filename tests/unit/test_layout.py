@@ -25,7 +25,14 @@ ALLOWED = {
 }
 PACKAGES = tuple(ALLOWED)
 # Modules at the root of assets that stand below its folders: how a stream is declared and named.
-DECLARATION = {"commit_hook", "deployment", "partitions", "run_process", "shard_stream"}
+DECLARATION = {
+    "arrow_transform",
+    "commit_hook",
+    "deployment",
+    "partitions",
+    "run_process",
+    "shard_stream",
+}
 # What parts of a room may import of its other parts. A part is a folder or a module at the room's
 # root; those of assets that are not named here are the assets themselves, and may import them all.
 ALLOWED_WITHIN = {
