@@ -38,3 +38,11 @@ class RewriteRefused(UserMistake):
 
 class WindowIncomplete(UserMistake):
     """A shard may still deliver records of the window of event time."""
+
+
+class OutputUnwritable(LeaseholdError):
+    """Output of a shard cannot be written where it belongs."""
+
+
+class BatchIncomplete(LeaseholdError):
+    """The parts of a batch that were made side by side are not the batch."""

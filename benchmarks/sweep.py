@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from dagster_leasehold.assets.consuming.shard_data_source import FORMAT, read_options
-from dagster_leasehold.assets.consuming.spark_job import SweepJob
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
+from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Self
 
-from dagster_leasehold.assets.output.attempt_reports import earliest, latest
+from dagster_leasehold.assets.output.worker_results import earliest, latest
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of

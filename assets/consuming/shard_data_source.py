@@ -6,27 +6,22 @@ Spark there; everything else imports this module inside functions.
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition  # noqa: TID253
 
-from dagster_leasehold.assets.output.attempt_reports import (
-    MovingRecords,
-    RangeStatistics,
-    earliest,
-    latest,
-    report_error,
-    report_read,
-)
-from dagster_leasehold.assets.output.shard_files import RECORD_DDL
+from dagster_leasehold.assets.consuming.exact_records import add, exact
+from dagster_leasehold.assets.consuming.task_packing import pack
+from dagster_leasehold.assets.output.attempt_reports import MovingRecords, report_error, report_read
+from dagster_leasehold.assets.output.output_file import RECORD_DDL
+from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.source import ReadRange, ShardReader, record_schema
+from dagster_leasehold.shard_sources.source import ReadRange, ShardReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +29,6 @@ if TYPE_CHECKING:
 
 FORMAT = "leasehold_shards"
 RANGES, READER, TASKS, FOLDER = "ranges", "reader", "tasks", "folder"
-RECORDS_PER_TASK_MIN = 10_000
-"""A task costs as much as reading this many records."""
 
 
 @dataclass
@@ -47,26 +40,6 @@ class RangesOfTask(InputPartition):
     def __init__(self, ranges: tuple[ReadRange, ...]) -> None:
         super().__init__(None)
         self.ranges = ranges
-
-
-def pack(ranges: Sequence[ReadRange], tasks_max: int) -> list[tuple[ReadRange, ...]]:
-    """Share ranges among at most `tasks_max` tasks: longest first, to the task with the least.
-
-    A shard's range stays whole, so that its records stay in order and in one file. A range of
-    unknown length counts as long.
-    """
-    sizes = [range_.records for range_ in ranges if range_.records > 0]
-    unknown = max([RECORDS_PER_TASK_MIN, *sizes])
-    sized = [(range_.records or unknown, range_) for range_ in ranges]
-    worth = max(1, sum(size for size, _ in sized) // RECORDS_PER_TASK_MIN)
-    tasks = max(1, min(tasks_max, len(sized), worth))
-    bins: list[list[ReadRange]] = [[] for _ in range(tasks)]
-    loads = [(0, index) for index in range(tasks)]
-    for size, range_ in sorted(sized, key=lambda item: (-item[0], item[1].shard)):
-        load, index = heapq.heappop(loads)
-        bins[index].append(range_)
-        heapq.heappush(loads, (load + size, index))
-    return [tuple(bin_) for bin_ in bins if bin_]
 
 
 def read_options(
@@ -146,37 +119,3 @@ class ShardRangesReader(DataSourceReader):
                 yield part
         # Reached only if the consumer asked for all: a `limit` stops the generator above.
         report_read(self._folder, range_.shard, statistics)
-
-
-def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return a batch with exactly the columns and types that Spark was promised.
-
-    Spark checks the first batch of a task alone; a later one of another form would fail deep
-    inside its reader.
-    """
-    import pyarrow as pa
-
-    schema = record_schema()
-    if batch.schema.equals(schema):
-        return [batch]
-    table = pa.Table.from_batches([batch]).select(schema.names)
-    return table.cast(schema).to_batches()
-
-
-def add(seen: RangeStatistics, batch: pa.RecordBatch) -> RangeStatistics:
-    """Return statistics that include one more batch."""
-    import pyarrow.compute
-
-    # Its functions are made when it is imported, where a type checker cannot see them.
-    pc: Any = pyarrow.compute
-
-    times = pc.min_max(batch.column("event_time")).as_py()
-    bytes_ = sum(
-        pc.sum(pc.binary_length(batch.column(name))).as_py() or 0 for name in ("key", "value")
-    )
-    return RangeStatistics(
-        seen.records + batch.num_rows,
-        seen.bytes + bytes_,
-        earliest(seen.first_event_time, times["min"]),
-        latest(seen.last_event_time, times["max"]),
-    )

@@ -1,8 +1,12 @@
-"""Sweeps on Spark: one job for the ranges of many shards, halved until only guilty shards fail.
+"""Sweeps on Spark: one job for the ranges of many shards, in one of two ways.
+
+The transform alone decides: without one, or with one of Arrow tables, ranges are read and written
+in one place and each has an outcome of its own (`range_job`); a transform of DataFrames needs Spark
+SQL (`frame_job`).
 
 A task a shard would cost fifty times more than the ranges of all shards in a few tasks. The price
-is that a failed job does not say whose fault it was: where no worker names the shard, the sweep is
-halved until the shards that fail stand alone and the others have gone through.
+is that a job that fails as a whole does not say whose fault it was: where no worker names the
+shard, the sweep is halved until the shards that fail stand alone and the others have gone through.
 """
 
 from __future__ import annotations
@@ -13,12 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.consuming.spark_job import (
-    JobFailed,
-    ShardsFailed,
-    SweepJob,
-    make_attempt,
-)
+from dagster_leasehold.assets.consuming.frame_job import attempt_frames
+from dagster_leasehold.assets.consuming.range_job import attempt_ranges, takes_ranges
+from dagster_leasehold.assets.consuming.spark_work import JobFailed, ShardsFailed, SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempts import attempt_name
@@ -55,13 +56,14 @@ def run_sweep(
         SparkUnavailable: Spark went away, and no shard has an outcome.
         SweepInterrupted: `job.doomed` became true.
     """
+    attempt = attempt_ranges if takes_ranges(job) else attempt_frames
     results: dict[ShardId, SweepResult] = {}
     alone: list[str] = []
     pending: list[Sequence[ReadRange]] = [tuple(ranges)] if ranges else []
     while pending:
         part = pending.pop()
         try:
-            results |= make_attempt(spark, job, part)
+            results |= attempt(spark, job, part)
         except ShardsFailed as failed:
             results |= failed.errors
             rest = tuple(range_ for range_ in part if range_.shard not in failed.errors)

@@ -1,8 +1,8 @@
 """Reports of Spark's workers to the process that started the job: small files beside the output.
 
-A Python data source runs in processes of Spark's own, where neither a variable nor an exception's
-type finds its way back. So every task leaves its report in the attempt's folder, written whole
-and then renamed. A task that was stopped early or lost leaves none, and a repeated one repeats
+What a Python data source says on its own account does not find its way back through Spark. So
+every task of the DataFrame way leaves its report in the attempt's folder, written whole and then
+renamed. A task that was stopped early or lost leaves none, and a repeated one repeats
 the same figures, since a range always holds the same records.
 """
 
@@ -15,66 +15,24 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagster_leasehold.assets.output.worker_results import (
+    RangeStatistics,
+    WrittenFile,
+    error_of,
+    plain_error,
+)
 from dagster_leasehold.lease_store.durable_files import replace_file
-from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.ledger_rows import DataFile
-from dagster_leasehold.lease_store.times import stored_time, time_text
 
 # Spark and Arrow take a folder with this first letter for none of the data's.
 REPORTS_FOLDER = "_reports"
 _READ, _ERROR, _WRITTEN, _MOVING = "read", "error", "written", "moving"
 MOVING_EVERY_S = 1.0
-_TIMES = ("first_event_time", "last_event_time")
-
-
-@dataclass(frozen=True, slots=True)
-class RangeStatistics:
-    """Statistics of one range that was read to its end.
-
-    Attributes:
-        records: the number of records.
-        bytes: the bytes of their keys and values.
-        first_event_time: the smallest event time, or None.
-        last_event_time: the largest event time, or None.
-    """
-
-    records: int = 0
-    bytes: int = 0
-    first_event_time: datetime | None = None
-    last_event_time: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file that a task of a successful job wrote, and the shard it belongs to.
-
-    The event times bound those of its records; None if nobody knows them.
-    """
-
-    shard: str
-    path: str
-    records: int
-    bytes: int
-    quarantine: bool
-    first_event_time: datetime | None = None
-    last_event_time: datetime | None = None
-
-    def data_file(self, attempt: str) -> DataFile:
-        """Return the file as the ledger keeps it, relative to the stream's output folder."""
-        return DataFile(
-            f"{attempt}/{self.path}",
-            self.records,
-            self.bytes,
-            self.quarantine,
-            first_event_time=self.first_event_time,
-            last_event_time=self.last_event_time,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,40 +79,24 @@ def signs_of_work(folder: Path) -> frozenset[tuple[str, int]]:
 
 def report_read(folder: Path, shard: str, statistics: RangeStatistics) -> None:
     """Report that the range of a shard was read to its end."""
-    first, last = statistics.first_event_time, statistics.last_event_time
-    _write(
-        folder,
-        f"{_READ}-{uuid.uuid4().hex}",
-        {
-            "shard": shard,
-            "records": statistics.records,
-            "bytes": statistics.bytes,
-            "first": time_text(first) if first else None,
-            "last": time_text(last) if last else None,
-        },
-    )
+    _write(folder, f"{_READ}-{uuid.uuid4().hex}", {"shard": shard, "read": statistics.plain()})
 
 
 def report_error(folder: Path, shard: str | None, error: BaseException) -> None:
     """Report why a task failed."""
-    content = {"shard": shard, "kind": type(error).__name__, "message": str(error)}
+    content = {"shard": shard, "error": plain_error(error)}
     _write(folder, f"{_ERROR}-{uuid.uuid4().hex}", content)
 
 
 def report_written(folder: Path, files: Iterable[WrittenFile]) -> None:
     """Report the files of the tasks that counted; the job has succeeded."""
-    _write(folder, _WRITTEN, [_plain(file) for file in files])
+    _write(folder, _WRITTEN, [file.plain() for file in files])
 
 
 def read_statistics(folder: Path) -> dict[str, RangeStatistics]:
     """Return the statistics of every shard whose range was read to its end."""
     return {
-        content["shard"]: RangeStatistics(
-            content["records"],
-            content["bytes"],
-            stored_time(content["first"]) if content["first"] else None,
-            stored_time(content["last"]) if content["last"] else None,
-        )
+        content["shard"]: RangeStatistics.of(content["read"])
         for content in _contents(folder, _READ)
     }
 
@@ -164,61 +106,20 @@ def failures(folder: Path) -> list[ShardFailure]:
     reported: list[ShardFailure] = []
     for content in _contents(folder, _ERROR):
         shard = ShardId(content["shard"]) if content["shard"] is not None else None
-        reported.append(ShardFailure(shard, _error(content["kind"], content["message"])))
+        reported.append(ShardFailure(shard, error_of(content["error"])))
     return reported
 
 
 def written_files(folder: Path) -> list[WrittenFile] | None:
     """Return the files of the job; None if it did not succeed."""
     for content in _contents(folder, _WRITTEN):
-        return [_written_file(file) for file in content]
+        return [WrittenFile.of(file) for file in content]
     return None
 
 
 def remove_reports(folder: Path) -> None:
     """Delete the reports, once they are read."""
     shutil.rmtree(folder / REPORTS_FOLDER, ignore_errors=True)
-
-
-def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the smaller of two times, either of which may be unknown."""
-    times = [time for time in (one, other) if time is not None]
-    return min(times, default=None)
-
-
-def latest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the larger of two times, either of which may be unknown."""
-    times = [time for time in (one, other) if time is not None]
-    return max(times, default=None)
-
-
-def _plain(file: WrittenFile) -> dict[str, Any]:
-    values = asdict(file)
-    return values | {name: time_text(time) for name in _TIMES if (time := values[name])}
-
-
-def _written_file(values: dict[str, Any]) -> WrittenFile:
-    read = dict(values)
-    for name in _TIMES:
-        read[name] = stored_time(read[name]) if read[name] else None
-    return WrittenFile(**read)
-
-
-def _error(kind: str, message: str) -> LeaseholdError:
-    for candidate in _kinds(LeaseholdError):
-        if candidate.__name__ == kind:
-            error = candidate.__new__(candidate)
-            # Some errors take other arguments than their message; the sentence is what counts.
-            Exception.__init__(error, message)
-            return error
-    return SourceError(f"Reading failed with {kind}: {message}")
-
-
-def _kinds(root: type[LeaseholdError]) -> Iterator[type[LeaseholdError]]:
-    """Yield a class of errors and all below it, in whichever room they are declared."""
-    yield root
-    for kind in root.__subclasses__():
-        yield from _kinds(kind)
 
 
 def _write(folder: Path, name: str, content: Any) -> None:

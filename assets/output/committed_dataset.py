@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.attempts import unreadable
 from dagster_leasehold.assets.output.committed_parts import (
@@ -19,7 +20,7 @@ from dagster_leasehold.assets.output.committed_parts import (
     EventSpan,
     committed_parts,
 )
-from dagster_leasehold.assets.output.shard_files import COMPRESSION, SHARD_COLUMN, TIME_COLUMN
+from dagster_leasehold.assets.output.output_file import COMPRESSION, TIME_COLUMN
 from dagster_leasehold.lease_store.durable_files import replacing
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId

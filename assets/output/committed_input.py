@@ -17,7 +17,7 @@ from dagster_leasehold.assets.output.committed_dataset import committed_dataset
 from dagster_leasehold.assets.output.committed_output import read_committed
 from dagster_leasehold.assets.output.committed_parts import ALWAYS, EventSpan
 from dagster_leasehold.assets.output.ledger_view import refuse_expired_times
-from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
+from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError, shown

@@ -19,7 +19,7 @@ from dagster_leasehold.assets.output.committed_parts import (
     committed_parts,
 )
 from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, each_committed
-from dagster_leasehold.assets.output.shard_files import RECORD_DDL, TIME_COLUMN
+from dagster_leasehold.assets.output.output_file import RECORD_DDL, TIME_COLUMN
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.roles.ledger import Ledger

@@ -21,7 +21,7 @@ from dagster_leasehold.assets.output.ledger_view import (
     output_begins,
     units_of,
 )
-from dagster_leasehold.assets.output.shard_files import TIME_COLUMN
+from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId

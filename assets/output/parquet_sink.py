@@ -18,11 +18,11 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from dagster_leasehold.assets.output.attempt_reports import (
     MovingRecords,
-    WrittenFile,
     report_error,
     report_written,
 )
 from dagster_leasehold.assets.output.shard_files import ShardFiles
+from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, unreadable
-from dagster_leasehold.assets.output.shard_files import COMPRESSION, ROW_GROUP_BYTES
+from dagster_leasehold.assets.output.output_file import COMPRESSION, ROW_GROUP_BYTES
 from dagster_leasehold.assets.output.transform_mark import mark_of, marked
 from dagster_leasehold.assets.output.units import (
     Ended,

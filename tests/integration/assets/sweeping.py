@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_leasehold.assets.consuming.spark_job import SweepJob
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
+from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.lease_store.errors import UnknownShard
@@ -61,10 +61,19 @@ class Sweeping:
         files = [file for file in outcome.files if file.quarantine == quarantine]
         return pa.concat_tables([pq.read_table(self.output / file.path) for file in files])
 
+    @staticmethod
+    def unchanged(rows: Any) -> Any:
+        """Return a DataFrame as it is: no transform, on the way of DataFrames."""
+        return rows
+
     # -- cases ----------------------------------------------------------------------------------
 
     def check_records_come_out_as_they_went_in(self) -> None:
-        results = self.run()
+        for transform in (None, self.unchanged):
+            self._check_records_come_out_as_they_went_in(transform)
+
+    def _check_records_come_out_as_they_went_in(self, transform: Any) -> None:
+        results = self.run(transform)
         assert set(results) == {"0", "1", "2", "3"}
         for shard, outcome in results.items():
             assert isinstance(outcome, SweepOutcome)
@@ -76,6 +85,8 @@ class Sweeping:
             assert table.column("cursor").to_pylist() == [str(n) for n in range(len(values))]
             source = self.log.read(self.ranges(shard)[0])
             assert table.equals(pa.Table.from_batches(source).cast(table.schema))
+            assert outcome.files[0].first_event_time == outcome.statistics.first_event_time
+            assert outcome.files[0].last_event_time == outcome.statistics.last_event_time
             statistics = outcome.statistics
             assert (statistics.records, statistics.written) == (len(values), len(values))
             assert statistics.bytes == sum(map(len, values))
@@ -178,10 +189,8 @@ class Sweeping:
 
     def check_a_source_error_names_its_shard(self) -> None:
         gone = ReadRange(ShardId("9"), "0", "5", 5)
-        results = self.run(None, [*self.ranges("0", "1"), gone])
-        assert isinstance(results[ShardId("9")], UnknownShard)
-        assert isinstance(results[ShardId("0")], SweepOutcome)
-        assert isinstance(results[ShardId("1")], SweepOutcome)
-
-
-CASES = [name for name in dir(Sweeping) if name.startswith("check_")]
+        for transform in (None, self.unchanged):
+            results = self.run(transform, [*self.ranges("0", "1"), gone])
+            assert isinstance(results[ShardId("9")], UnknownShard)
+            assert isinstance(results[ShardId("0")], SweepOutcome)
+            assert isinstance(results[ShardId("1")], SweepOutcome)

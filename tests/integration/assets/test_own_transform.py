@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.output.shard_files import RECORD_DDL
+from dagster_leasehold.assets.output.output_file import RECORD_DDL
 from tests.unit.docs.test_docs import DOCS, fences
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.assets.sweeping import CASES, Sweeping
+from tests.integration.assets.arrow_sweeping import CASES, ArrowSweeping
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
     outcomes = {"java_home": os.environ["JAVA_HOME"]}
     for case in CASES:
         try:
-            getattr(Sweeping(spark, folder / case), case)()
+            getattr(ArrowSweeping(spark, folder / case), case)()
             outcomes[case] = ""
         except Exception:
             outcomes[case] = traceback.format_exc()

@@ -15,15 +15,16 @@ import pytest
 
 from dagster_leasehold.assets.consuming.spark_sweeper import run_tag
 from dagster_leasehold.assets.errors import SweepInterrupted
+from tests.integration.assets.arrow_sweeping import CASES, ArrowSweeping
 from tests.integration.assets.runs import PROJECT, consume, store_of, stream_of
-from tests.integration.assets.sweeping import CASES, Sweeping
+from tests.integration.assets.sweeping import Sweeping
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_case(case: str, connect_session: Any, tmp_path: Path) -> None:
-    getattr(Sweeping(connect_session, tmp_path), case)()
+    getattr(ArrowSweeping(connect_session, tmp_path), case)()
 
 
 def test_code_that_no_worker_can_import_is_sent_along(

@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
-from dagster_leasehold.assets.consuming.shard_data_source import add, exact
+from dagster_leasehold.assets.consuming.exact_records import add, exact
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
-from dagster_leasehold.assets.output.attempt_reports import RangeStatistics
 from dagster_leasehold.assets.output.committed_output import iter_records
-from dagster_leasehold.assets.output.shard_files import ERROR_COLUMN, ShardFiles
+from dagster_leasehold.assets.output.shard_files import ShardFiles
+from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId

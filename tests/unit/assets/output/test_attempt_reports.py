@@ -9,7 +9,7 @@ import pytest
 
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output import attempt_reports
-from dagster_leasehold.assets.output.attempt_reports import RangeStatistics, WrittenFile
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, WrittenFile
 from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     InvalidIdentifier,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.assets.output import shard_files
+from dagster_leasehold.assets.output import output_file, shard_files
 from dagster_leasehold.assets.output.shard_files import ShardFiles, by_shard
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -109,7 +109,7 @@ def test_much_data_is_written_in_row_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: memory is bounded by row groups, and by all shards together."""
-    monkeypatch.setattr(shard_files, "ROW_GROUP_BYTES", 4_000)
+    monkeypatch.setattr(output_file, "ROW_GROUP_BYTES", 4_000)
     monkeypatch.setattr(shard_files, "BUFFERED_BYTES_MAX", 3_000)
     files = ShardFiles(tmp_path, 0, 0, [ShardId("a"), ShardId("b")])
     for _ in range(20):

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from pyspark.errors import AnalysisException  # noqa: TID253
 
-from dagster_leasehold.assets.consuming.spark_job import REGISTER_ATTEMPTS, SweepJob, _register_one
+from dagster_leasehold.assets.consuming.frame_job import REGISTER_ATTEMPTS, _register_one
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
+from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.synced import synced
@@ -58,12 +61,13 @@ def test_a_refusal_that_stays_is_raised(refusals: int, condition: str, calls: in
     assert registry.calls == calls
 
 
+@pytest.mark.parametrize("transform", [None, lambda rows: rows], ids=["arrow", "frames"])
 def test_the_folder_of_an_attempt_is_named_on_the_disk_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transform: Transform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session is none, so that the sweep goes no further than the folder."""
     root = tmp_path / "output"
-    job = SweepJob(StreamName("s"), {}, None, root, lambda: "run-1", "tag", 1)
-    with synced(monkeypatch) as paths, pytest.raises(SparkUnavailable):
+    job = SweepJob(StreamName("s"), {}, transform, root, lambda: "run-1", "tag", 1)
+    with synced(monkeypatch) as paths, suppress(SparkUnavailable):
         run_sweep(cast(Any, None), job, [ReadRange(ShardId("0"), "0", "1")])
     assert paths == [tmp_path, root, root / "attempts"]

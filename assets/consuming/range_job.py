@@ -1,0 +1,134 @@
+"""The Arrow way: one Spark job whose tasks read, transform and write, and send back rows.
+
+It is for streams without a transform, or with one from Arrow table to Arrow table. A shard that
+fails stops no other one, so that a job is never repeated for the sake of the others.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.arrow_transform import ArrowTransform
+from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
+from dagster_leasehold.assets.consuming.range_tasks import ROW_DDL, RangeTasks
+from dagster_leasehold.assets.consuming.spark_work import SweepJob, failed_job, watched
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.consuming.task_packing import pack
+from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
+from dagster_leasehold.assets.output import attempt_reports
+from dagster_leasehold.assets.output.transform_mark import name_of
+from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import ReadRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def takes_ranges(job: SweepJob) -> bool:
+    """Return True if a sweep goes the Arrow way."""
+    return job.transform is None or isinstance(job.transform, ArrowTransform)
+
+
+def attempt_ranges(
+    spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange]
+) -> dict[ShardId, SweepResult]:
+    """Run one Spark job for these ranges, into a folder of its own.
+
+    Returns:
+        The outcome of each shard, or the error that keeps this shard from going on.
+
+    Raises:
+        JobFailed: the job failed as a whole, as when a transform ends the worker's process.
+        SparkUnavailable: Spark went away, or does not share the output folder.
+        SweepInterrupted: `job.doomed` became true.
+        TransformError: the transform cannot be sent to Spark.
+    """
+    transform = _pickled(job)
+    attempt, folder = job.begin_attempt()
+    shards = [range_.shard for range_ in ranges]
+    tasks = RangeTasks(
+        job.source_options,
+        tuple(pack(ranges, job.tasks_max)),
+        str(folder),
+        transform,
+        name_of(job.transform),
+    )
+    try:
+        with watched(spark, job, folder):
+            rows = _run(spark, tasks)
+    except Exception as error:
+        if job.doomed():
+            raise job.interrupted() from error
+        failure = failed_job(error, job, shards)
+        if not isinstance(failure, SparkUnavailable):
+            # Spark has ended the job. Where it has not, somebody may still write into the folder.
+            shutil.rmtree(folder, ignore_errors=True)
+        raise failure from error
+    _check_shared(rows, folder, attempt)
+    of_shard: dict[ShardId, list[RangeRow]] = {shard: [] for shard in shards}
+    for row in rows:
+        of_shard[row.part.shard].append(row)
+    results = {
+        range_.shard: outcome_of(range_, [range_], of_shard[range_.shard], attempt)
+        for range_ in ranges
+    }
+    _clean(folder, rows, results)
+    return results
+
+
+def _pickled(job: SweepJob) -> bytes | None:
+    """Return the transform with its code, as it travels.
+
+    Raises:
+        TransformError: it cannot be pickled.
+    """
+    from pyspark import cloudpickle
+
+    if job.transform is None:
+        return None
+    ship_code_of(job.transform)
+    try:
+        return cloudpickle.dumps(job.transform)
+    except Exception as error:
+        raise TransformError(
+            f"The transform of stream {job.stream} cannot be sent to Spark "
+            f"({users_error(error)}): make what it needs inside of it."
+        ) from error
+
+
+def _run(spark: SparkSession, tasks: RangeTasks) -> list[RangeRow]:
+    count = len(tasks.tasks)
+    answer = spark.range(0, count, 1, count).mapInArrow(tasks, ROW_DDL).toArrow()
+    return [RangeRow.of(text) for text in answer.column(0).to_pylist()]
+
+
+def _check_shared(rows: Sequence[RangeRow], folder: Path, attempt: str) -> None:
+    """Refuse files that this process does not see as the workers wrote them.
+
+    Raises:
+        SparkUnavailable: one is missing or shorter.
+    """
+    for row in rows:
+        for file in row.files:
+            path = folder / file.path
+            if not path.is_file() or path.stat().st_size != file.bytes:
+                raise SparkUnavailable(
+                    f"Spark reported that it wrote {attempt}/{file.path}, and it is not in "
+                    f"{folder}: let Spark's workers and this process share the output folder."
+                )
+
+
+def _clean(folder: Path, rows: Sequence[RangeRow], results: Mapping[ShardId, SweepResult]) -> None:
+    """Leave in the attempt's folder what may be committed, and no folder that holds nothing."""
+    attempt_reports.remove_reports(folder)
+    for row in rows:
+        if not isinstance(results[row.part.shard], SweepOutcome):
+            for file in row.files:
+                (folder / file.path).unlink(missing_ok=True)
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()

@@ -1,0 +1,176 @@
+"""The tasks of the Arrow way: each reads, transforms and writes ranges where it stands.
+
+Records never cross into the JVM: Spark hands each task a number, the task looks its ranges up in
+what was sent along, and returns one row for each. A range that fails stops no other one.
+
+Spark's workers import this module by name.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked
+from dagster_leasehold.assets.consuming.exact_records import add, portions
+from dagster_leasehold.assets.consuming.range_rows import RangeRow
+from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
+from dagster_leasehold.assets.output.attempt_reports import MovingRecords
+from dagster_leasehold.assets.output.range_files import RangeFiles
+from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.assets.spark.users_code import users_error
+from dagster_leasehold.lease_store.durable_files import sync_folder
+from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError, one_line
+from dagster_leasehold.shard_sources.registry import reader_from_options
+from dagster_leasehold.shard_sources.source import ReadRange, ShardReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROW_DDL = "row string"
+
+
+@dataclass(frozen=True)
+class RangeTasks:
+    """The tasks of one job; an instance travels to each of them whole.
+
+    Attributes:
+        source_options: the options from which the reader is built.
+        tasks: the ranges of each task, by its number.
+        folder: the attempt's folder.
+        transform: the pickled transform; None keeps records as they are.
+        transform_name: the name that files bear of it.
+    """
+
+    source_options: Mapping[str, str]
+    tasks: tuple[tuple[ReadRange, ...], ...]
+    folder: str
+    transform: bytes | None
+    transform_name: str
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Carry out the tasks of these numbers; yield a row for each of their ranges."""
+        import pyarrow as pa
+
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                rows = [row.text() for row in self.rows(number)]
+                yield pa.RecordBatch.from_arrays([pa.array(rows, pa.string())], ["row"])
+
+    def rows(self, number: int) -> list[RangeRow]:
+        """Carry out one task; its files are durable when this returns."""
+        ranges = self.tasks[number]
+        try:
+            reader = reader_from_options(dict(self.source_options))
+            transform = self._transform()
+        except Exception as error:
+            failure = error if isinstance(error, LeaseholdError) else _reading_failed(error)
+            return [RangeRow.failed(range_, failure) for range_ in ranges]
+        task = _Task(reader, transform, self.transform_name, Path(self.folder))
+        rows = [task.row(range_) for range_ in ranges]
+        if any(row.files for row in rows):
+            sync_folder(task.folder)
+        return rows
+
+    def _transform(self) -> ArrowTransform | None:
+        if self.transform is None:
+            return None
+        try:
+            return pickle.loads(self.transform)  # noqa: S301  # from the run itself
+        except Exception as error:
+            raise TransformError(
+                f"The transform {self.transform_name} cannot be loaded in Spark's workers "
+                f"({users_error(error)}): let them import what it needs."
+            ) from error
+
+
+class _Task:
+    """One task under way."""
+
+    def __init__(
+        self, reader: ShardReader, transform: ArrowTransform | None, name: str, folder: Path
+    ) -> None:
+        self.folder = folder
+        self._reader = reader
+        self._transform = transform
+        self._name = name
+        self._moving = MovingRecords(folder)
+
+    def row(self, range_: ReadRange) -> RangeRow:
+        """Read, transform and write one range; return what became of it."""
+        files = RangeFiles(self.folder, uuid.uuid4().hex, range_.shard, self._name)
+        try:
+            return self._made(range_, files)
+        except LeaseholdError as error:
+            files.abandon()
+            return RangeRow.failed(range_, error)
+        except Exception as error:
+            files.abandon()
+            return RangeRow.failed(range_, _writing_failed(range_, self.folder, error))
+        except BaseException:
+            files.abandon()
+            raise
+        finally:
+            # A source that refuses one shard after the other takes its time, and is at work.
+            self._moving.moved()
+
+    def _made(self, range_: ReadRange, files: RangeFiles) -> RangeRow:
+        read = RangeStatistics()
+        first = last = ""
+        for records in self._read(range_):
+            read = add(read, records)
+            cursors = records.column("cursor")
+            first, last = first or cursors[0].as_py(), cursors[-1].as_py()
+            for rows in self._transformed(range_, records).to_batches():
+                files.add(rows)
+        return RangeRow(range_, read, tuple(files.close()), first, last)
+
+    def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
+        """Yield the records of a range in portions; whatever a reader raises is the source's."""
+        tables = portions(self._moved(self._reader.read(range_)))
+        while True:
+            try:
+                table = next(tables, None)
+            except LeaseholdError:
+                raise
+            except Exception as error:
+                raise _reading_failed(error) from error
+            if table is None:
+                return
+            if table.num_rows:
+                yield table
+
+    def _moved(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._moving.moved()
+            yield batch
+
+    def _transformed(self, range_: ReadRange, records: pa.Table) -> pa.Table:
+        if self._transform is None:
+            return records
+        try:
+            output: object = self._transform(records)
+        except TransformError:
+            raise
+        except Exception as error:
+            raise TransformError(
+                f"The transform {self._name} raised {users_error(error)}, for shard "
+                f"{range_.shard} between cursors {range_.start} and {range_.end}."
+            ) from error
+        return checked(output, range_.shard, self._name)
+
+
+def _reading_failed(error: Exception) -> SourceError:
+    return SourceError(f"Reading failed with {type(error).__name__}: {one_line(str(error))}")
+
+
+def _writing_failed(range_: ReadRange, folder: Path, error: Exception) -> OutputUnwritable:
+    return OutputUnwritable(
+        f"The output of shard {range_.shard} cannot be written to {folder} "
+        f"({type(error).__name__}: {one_line(str(error))}): see that Spark's workers may write "
+        "there and that its disk has room."
+    )

@@ -1,0 +1,156 @@
+"""Work on Spark that both ways of a sweep share: what a job is, watching over it, its failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.arrow_transform import ArrowTransform
+from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
+from dagster_leasehold.assets.output import attempt_reports
+from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
+from dagster_leasehold.assets.shard_stream import Transform
+from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.durable_files import make_folder
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WATCH_S = 0.25
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """The parts of a sweep that are the same for all its jobs.
+
+    Attributes:
+        stream: the stream's name, for messages.
+        source_options: the options from which a worker builds the reader.
+        transform: the user's, or None to keep records as they are.
+        output_root: the folder of the stream's output, which Spark's workers reach too.
+        new_attempt: gives a name that was never used, for the folder of one try.
+        tag: marks the jobs of this run, so that they can be interrupted.
+        tasks_max: the most tasks a job is cut into.
+        doomed: asked while a job runs; once it is true, the job is interrupted.
+        progressed: called while a job makes progress, and when one begins.
+    """
+
+    stream: StreamName
+    source_options: Mapping[str, str]
+    transform: Transform | ArrowTransform | None
+    output_root: Path
+    new_attempt: Callable[[], str]
+    tag: str
+    tasks_max: int
+    doomed: Callable[[], bool] = lambda: False
+    progressed: Callable[[], None] = lambda: None
+
+    def begin_attempt(self) -> tuple[str, Path]:
+        """Return the name of a new attempt, relative to the output, and its folder, made now."""
+        attempt = f"{ATTEMPTS_FOLDER}/{self.new_attempt()}"
+        folder = self.output_root / attempt
+        make_folder(folder)
+        self.progressed()
+        return attempt, folder
+
+    def interrupted(self) -> SweepInterrupted:
+        """Return the error of a job that ended because the run is doomed."""
+        return SweepInterrupted(
+            f"The Spark job of stream {self.stream} was interrupted: this run no longer "
+            "holds its leases for certain, or it is ending."
+        )
+
+
+class JobFailed(Exception):
+    """A job failed and no worker named the shard."""
+
+    def __init__(self, error: LeaseholdError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class ShardsFailed(Exception):
+    """A job failed for these shards."""
+
+    def __init__(self, errors: Mapping[ShardId, LeaseholdError]) -> None:
+        super().__init__(", ".join(errors))
+        self.errors = errors
+
+
+@contextmanager
+def watched(spark: SparkSession, job: SweepJob, folder: Path) -> Generator[None]:
+    """Tag the work inside, note its progress, and interrupt it when it is doomed.
+
+    Killing a client does not stop its job on a Connect server, so leaving early must say so.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        signs = attempt_reports.signs_of_work(folder)
+        while not done.wait(WATCH_S):
+            if job.doomed():
+                spark.interruptTag(job.tag)
+            elif (now := attempt_reports.signs_of_work(folder)) != signs:
+                signs = now
+                job.progressed()
+
+    watcher = threading.Thread(target=watch, name=f"watch {job.tag}", daemon=True)
+    spark.addTag(job.tag)
+    watcher.start()
+    try:
+        with _failpoint_during_write(folder):
+            yield
+    except Exception:
+        raise
+    except BaseException:
+        # This process is on its way out, even if Spark does not hear of it any more.
+        with suppress(Exception):
+            spark.interruptTag(job.tag)
+        raise
+    finally:
+        done.set()
+        watcher.join()
+        spark.removeTag(job.tag)
+
+
+@contextmanager
+def _failpoint_during_write(folder: Path) -> Generator[None]:
+    if not failpoints.armed(Failpoint.DURING_WRITE):
+        yield
+        return
+
+    def await_first_file() -> None:
+        while not any(folder.glob("*.parquet")):
+            time.sleep(0.001)
+        failpoints.reach(Failpoint.DURING_WRITE)
+
+    threading.Thread(target=await_first_file, daemon=True).start()
+    yield
+    failpoints.reach(Failpoint.DURING_WRITE)
+
+
+def unavailable(error: Exception) -> SparkUnavailable:
+    """Return the error of a Spark that went away."""
+    return SparkUnavailable(
+        f"Spark does not answer ({users_error(error)}): see the Spark server's log; the next run "
+        "starts again where this one stopped."
+    )
+
+
+def failed_job(
+    error: Exception, job: SweepJob, shards: Sequence[ShardId]
+) -> JobFailed | SparkUnavailable:
+    """Return the failure of a job, of which no worker said why, in our own words."""
+    if session_is_gone(error):
+        return unavailable(error)
+    whose = f"shard {shards[0]} of stream {job.stream}" if len(shards) == 1 else job.stream
+    return JobFailed(TransformError(f"The Spark job for {whose} failed with {users_error(error)}."))

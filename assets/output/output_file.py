@@ -1,0 +1,168 @@
+"""One Parquet file of rows, written as they come, in row groups of a bounded size.
+
+A file that exists under its name is durable in content once it is closed; it counts if the ledger
+names it. Its name is durable once its folder was synced, which is for its owner to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.transform_mark import marked
+from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest, latest
+from dagster_leasehold.lease_store.durable_files import sync_file
+from dagster_leasehold.lease_store.errors import one_line
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.source import record_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RECORD_DDL = (
+    "shard_id string, cursor string, event_time timestamp, key binary, value binary, "
+    "attributes map<string, string>"
+)
+"""The columns of records as Spark knows them: those of `shard_sources.source.record_schema`."""
+TIME_COLUMN = "event_time"
+COMPRESSION = "zstd"
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+_REPEATED = (SHARD_COLUMN, TIME_COLUMN, "attributes.key_value.key", "attributes.key_value.value")
+"""Columns of records whose values repeat. For the others a dictionary would be built, only to be
+thrown away; of a transform's columns nobody knows."""
+
+
+class OutputFile:
+    """A file of one shard, and the rows that wait to become its next row group.
+
+    Args:
+        shard: the shard that every row belongs to.
+        path: a name that nobody else writes.
+        schema: of all rows.
+        quarantine: True if its rows are records that could not be parsed.
+        transform: the name of the transform that made the rows, which the file bears.
+
+    Raises:
+        FileExistsError: the name is taken.
+        TransformError: Parquet cannot hold one of the columns.
+    """
+
+    def __init__(
+        self, shard: ShardId, path: Path, schema: pa.Schema, *, quarantine: bool, transform: str
+    ) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.buffered_bytes = 0
+        self._shard = shard
+        self._path = path
+        self._schema = schema
+        self._quarantine = quarantine
+        self._records = 0
+        self._buffered: list[pa.RecordBatch] = []
+        self._first: datetime | None = None
+        self._last: datetime | None = None
+        self._file = path.open("xb")
+        repeated = [*_REPEATED] if schema.equals(record_schema()) else True
+        try:
+            self._writer = pq.ParquetWriter(
+                self._file,
+                marked(schema, transform),
+                compression=COMPRESSION,
+                use_dictionary=repeated,  # pyright: ignore[reportArgumentType]
+            )
+        except pa.ArrowException as error:
+            self._file.close()
+            path.unlink()
+            raise TransformError(
+                f"The output of shard {shard} cannot be written as Parquet "
+                f"({one_line(str(error))}): return columns of other types."
+            ) from error
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Append rows; a full row group is written."""
+        self._buffered.append(rows)
+        self._records += rows.num_rows
+        self.buffered_bytes += rows.nbytes
+        if self.buffered_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting rows as one row group."""
+        import pyarrow as pa
+
+        if not self._buffered:
+            return
+        rows = pa.Table.from_batches(self._buffered, self._schema)
+        self._buffered, self.buffered_bytes = [], 0
+        first, last = event_times(rows)
+        self._first, self._last = earliest(self._first, first), latest(self._last, last)
+        self._writer.write_table(rows)
+
+    def close(self) -> WrittenFile:
+        """Finish the file and make its content durable."""
+        self.flush()
+        self._writer.close()
+        # The commit that names this file is durable: so must the file be, and its name after it.
+        sync_file(self._file)
+        size = self._file.tell()
+        self._file.close()
+        return WrittenFile(
+            self._shard,
+            self._path.name,
+            self._records,
+            size,
+            self._quarantine,
+            self._first,
+            self._last,
+        )
+
+    def abandon(self) -> None:
+        """Close and delete what was begun."""
+        # A full disk may be why; what cannot be finished is deleted all the same.
+        with contextlib.suppress(OSError):
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, pa.RecordBatch]:
+    """Return the rows with an error, in the columns of quarantine, and the rows without one.
+
+    The first is None where no row can have an error.
+    """
+    import pyarrow.compute
+
+    # Its functions are made when it is imported, where a type checker cannot see them.
+    pc: Any = pyarrow.compute
+
+    if ERROR_COLUMN not in rows.schema.names:
+        return None, rows
+    errors = rows.column(ERROR_COLUMN)
+    good = rows.drop_columns([ERROR_COLUMN])
+    if errors.null_count == len(errors):
+        return None, good
+    failed = pc.is_valid(errors)
+    bad = rows.filter(failed).select(list(QUARANTINE_COLUMNS))
+    return bad.rename_columns([*QUARANTINE_COLUMNS[:-1], "error"]), good.filter(pc.invert(failed))
+
+
+def event_times(rows: pa.RecordBatch | pa.Table) -> tuple[datetime | None, datetime | None]:
+    """Return the smallest and largest event time of rows; None if the column has no moments."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute
+
+    at = rows.schema.get_field_index(TIME_COLUMN)
+    if at < 0 or not (pa.types.is_timestamp(kind := rows.schema.field(at).type) and kind.tz):
+        return None, None
+    bounds = pc.min_max(rows.column(at))
+    exact = pa.timestamp("us", tz="UTC")
+    first, last = (bounds[side].cast(exact, safe=False).as_py() for side in ("min", "max"))
+    return first, last

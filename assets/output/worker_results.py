@@ -1,0 +1,148 @@
+"""Results of Spark's workers in a form that travels: statistics, written files, and errors.
+
+A worker is a process of Spark's own, where neither a variable nor an exception's type finds its
+way back to the run. So results become plain values there and are built again here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+
+Plain = dict[str, Any]
+"""Values that JSON can hold."""
+_TIMES = ("first_event_time", "last_event_time")
+
+
+@dataclass(frozen=True, slots=True)
+class RangeStatistics:
+    """Statistics of one range that was read to its end.
+
+    Attributes:
+        records: the number of records.
+        bytes: the bytes of their keys and values.
+        first_event_time: the smallest event time, or None.
+        last_event_time: the largest event time, or None.
+    """
+
+    records: int = 0
+    bytes: int = 0
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+
+    def plus(self, other: RangeStatistics) -> RangeStatistics:
+        """Return the statistics of both ranges together."""
+        return RangeStatistics(
+            self.records + other.records,
+            self.bytes + other.bytes,
+            earliest(self.first_event_time, other.first_event_time),
+            latest(self.last_event_time, other.last_event_time),
+        )
+
+    def plain(self) -> Plain:
+        """Return the values for JSON."""
+        return _plain_times(asdict(self))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return what `plain` was made of."""
+        return cls(**_times(values))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that a worker wrote and made durable, and the shard it belongs to.
+
+    The event times bound those of its records; None if nobody knows them.
+    """
+
+    shard: str
+    path: str
+    records: int
+    bytes: int
+    quarantine: bool
+    first_event_time: datetime | None = None
+    last_event_time: datetime | None = None
+
+    def data_file(self, attempt: str) -> DataFile:
+        """Return the file as the ledger keeps it, relative to the stream's output folder."""
+        return DataFile(
+            f"{attempt}/{self.path}",
+            self.records,
+            self.bytes,
+            self.quarantine,
+            first_event_time=self.first_event_time,
+            last_event_time=self.last_event_time,
+        )
+
+    def plain(self) -> Plain:
+        """Return the values for JSON."""
+        return _plain_times(asdict(self))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return what `plain` was made of."""
+        return cls(**_times(values))
+
+
+def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
+    """Return the smaller of two times, either of which may be unknown."""
+    times = [time for time in (one, other) if time is not None]
+    return min(times, default=None)
+
+
+def latest(one: datetime | None, other: datetime | None) -> datetime | None:
+    """Return the larger of two times, either of which may be unknown."""
+    times = [time for time in (one, other) if time is not None]
+    return max(times, default=None)
+
+
+def plain_error(error: BaseException) -> Plain:
+    """Return an error's kind, sentence and fields, as far as JSON can hold them."""
+    fields = {name: value for name, value in vars(error).items() if _travels(value)}
+    return {"kind": type(error).__name__, "message": str(error), "fields": fields}
+
+
+def error_of(values: Mapping[str, Any]) -> LeaseholdError:
+    """Return the error that `plain_error` was made of, in its own type if it is this project's.
+
+    Anybody else's comes from reading: a transform's is a `TransformError` before it travels.
+    """
+    kind, message = values["kind"], values["message"]
+    for candidate in _kinds(LeaseholdError):
+        if candidate.__name__ == kind:
+            error = candidate.__new__(candidate)
+            # Some errors take other arguments than their message; the sentence is what counts.
+            Exception.__init__(error, message)
+            vars(error).update(values["fields"])
+            return error
+    return SourceError(f"Reading failed with {kind}: {message}")
+
+
+def _kinds(root: type[LeaseholdError]) -> Iterator[type[LeaseholdError]]:
+    """Yield a class of errors and all below it, in whichever room they are declared."""
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)
+
+
+def _travels(value: object) -> bool:
+    try:
+        return json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError):
+        return False
+
+
+def _plain_times(values: Plain) -> Plain:
+    return values | {name: time.isoformat() for name in _TIMES if (time := values[name])}
+
+
+def _times(values: Mapping[str, Any]) -> Plain:
+    times = {name: datetime.fromisoformat(text) for name in _TIMES if (text := values[name])}
+    return {**values, **times}

@@ -1,0 +1,208 @@
+"""Tasks of the Arrow way, carried out here: each range is made, or fails, by itself."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle  # noqa: TID253
+
+from dagster_leasehold.assets.arrow_transform import arrow_transform
+from dagster_leasehold.assets.consuming import exact_records, range_tasks
+from dagster_leasehold.assets.consuming.range_rows import RangeRow
+from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
+from dagster_leasehold.assets.output import attempt_reports, output_file
+from dagster_leasehold.assets.output.transform_mark import mark_of, name_of
+from dagster_leasehold.assets.output.worker_results import error_of
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.source import ReadRange, record_schema
+from tests.synced import synced
+
+RECORDS = 40
+
+
+class Scene:
+    """A log of three shards, and tasks over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = LocalLog.create(folder / "log", 3)
+        self.shards = [listing.shard for listing in self.log.list_shards()]
+        for shard in self.shards:
+            self.log.append(shard, [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)])
+        self.folder = folder / "attempt"
+        self.folder.mkdir()
+
+    def range(self, shard: str, start: int = 0, end: int = RECORDS) -> ReadRange:
+        return ReadRange(ShardId(shard), str(start), str(end), end - start)
+
+    def rows(self, function: Callable[[pa.Table], Any] | None = None, *shards: str):
+        transform = arrow_transform(function) if function else None
+        ranges = tuple(self.range(shard) for shard in shards or self.shards)
+        tasks = RangeTasks(
+            self.log.spark_options(),
+            (ranges,),
+            str(self.folder),
+            cloudpickle.dumps(transform) if transform else None,
+            name_of(transform),
+        )
+        [batch] = tasks(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
+        return [RangeRow.of(text) for text in batch.column("row").to_pylist()]
+
+    def values(self, row: RangeRow) -> list[bytes]:
+        files = [self.folder / file.path for file in row.files if not file.quarantine]
+        return [value for path in files for value in pq.read_table(path)["value"].to_pylist()]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_each_range_has_a_file_of_its_own(scene: Scene) -> None:
+    rows = scene.rows()
+    for shard, row in zip(scene.shards, rows, strict=True):
+        assert row.error is None
+        assert row.part == scene.range(shard)
+        assert (row.first, row.last) == ("0", str(RECORDS - 1))
+        [file] = row.files
+        assert file.path.startswith(f"{shard}.")
+        assert (file.shard, file.records) == (shard, RECORDS)
+        values = [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)]
+        assert scene.values(row) == values
+        assert row.read.bytes == sum(map(len, values))
+        table = pq.read_table(scene.folder / file.path)
+        assert table.schema.equals(record_schema())
+        times = table["event_time"].to_pylist()
+        assert (row.read.first_event_time, row.read.last_event_time) == (min(times), max(times))
+        assert (file.first_event_time, file.last_event_time) == (min(times), max(times))
+    assert len([*scene.folder.iterdir()]) == 3, "no report is left"
+
+
+def test_files_and_their_names_are_on_the_disk_before_a_row_goes_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with synced(monkeypatch) as paths:
+        rows = scene.rows()
+    files = [scene.folder / file.path for row in rows for file in row.files]
+    assert paths == [*files, scene.folder], "the folder last, and once"
+
+
+def test_a_failed_range_stops_no_other_one_and_leaves_no_file(scene: Scene) -> None:
+    def poison(table: pa.Table) -> pa.Table:
+        if table["shard_id"][0].as_py() == "1":
+            raise KeyError("cannot\ndo it")
+        return table
+
+    first, failed, last = scene.rows(poison)
+    assert first.error is None
+    assert last.error is None
+    assert failed.files == ()
+    assert failed.error is not None
+    assert str(error_of(failed.error)).endswith(
+        "raised KeyError: 'cannot\\ndo it', for shard 1 between cursors 0 and 40."
+    )
+    assert len([*scene.folder.iterdir()]) == 2
+
+
+def test_a_reader_that_fails_in_the_middle_leaves_no_file(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: whatever a source raises is the error of its shard alone."""
+
+    class Reader:
+        def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+            for batch in scene.log.read(range_):
+                yield batch.slice(0, 10)
+                if range_.shard == "1":
+                    raise AttributeError("no such thing")
+
+    monkeypatch.setattr(range_tasks, "reader_from_options", lambda _: Reader())
+    monkeypatch.setattr(exact_records, "PORTION_RECORDS", 5)
+    first, failed, _ = scene.rows()
+    assert first.error is None
+    assert failed.error is not None
+    message = str(error_of(failed.error))
+    assert message == "Reading failed with AttributeError: no such thing"
+    assert len([*scene.folder.iterdir()]) == 2
+
+
+def test_a_full_disk_is_the_error_of_the_range(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output_file, "sync_file", full)
+    for row in scene.rows():
+        assert row.error is not None
+        assert row.error["kind"] == "OutputUnwritable"
+        assert "No space left on device" in row.error["message"]
+    assert [*scene.folder.iterdir()] == []
+
+
+def test_a_reader_that_cannot_be_built_fails_every_range(scene: Scene) -> None:
+    tasks = RangeTasks({"source": "nope"}, ((scene.range("0"),),), str(scene.folder), None, "")
+    [row] = tasks.rows(0)
+    assert row.error is not None
+    assert row.error["kind"] == "UnknownSource"
+
+
+def test_a_transform_that_cannot_be_loaded_fails_every_range(scene: Scene) -> None:
+    options = scene.log.spark_options()
+    tasks = RangeTasks(options, ((scene.range("0"),),), str(scene.folder), b"cnope\nx\n.", "m.f")
+    [row] = tasks.rows(0)
+    assert row.error is not None
+    assert row.error["kind"] == "TransformError"
+    assert "m.f cannot be loaded in Spark's workers" in row.error["message"]
+
+
+def parted(table: pa.Table) -> pa.Table:
+    """Put every fourth record into quarantine."""
+    errors = ["no" if int(cursor) % 4 == 0 else None for cursor in table["cursor"].to_pylist()]
+    return table.append_column("quarantine_error", pa.array(errors, pa.string()))
+
+
+def test_a_transform_sees_portions_and_its_output_keeps_their_order(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_tasks, "portions", lambda batches: _tables(batches, 7))
+    [row] = scene.rows(parted, "2")
+    good, bad = row.files
+    assert (good.records, bad.records, bad.quarantine) == (30, 10, True)
+    assert scene.values(row) == [b"2:%d" % n for n in range(RECORDS) if n % 4]
+    table = pq.read_table(scene.folder / bad.path)
+    assert table["value"].to_pylist() == [b"2:%d" % n for n in range(0, RECORDS, 4)]
+    for file in row.files:
+        assert mark_of(pq.read_schema(scene.folder / file.path).metadata).endswith(".parted")
+
+
+def _tables(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, rows):
+            yield pa.Table.from_batches([batch.slice(start, rows)])
+
+
+def test_other_columns_in_a_later_table_are_refused_in_one_sentence(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing(table: pa.Table) -> pa.Table:
+        kind = pa.int64() if table["cursor"][0].as_py() == "0" else pa.string()
+        return table.append_column("extra", pa.nulls(table.num_rows, kind))
+
+    monkeypatch.setattr(range_tasks, "portions", lambda batches: _tables(batches, 20))
+    [row] = scene.rows(changing, "0")
+    assert row.error is not None
+    assert "extra string for some records of shard 0" in row.error["message"]
+    assert [*scene.folder.iterdir()] == []
+
+
+def test_a_long_task_says_that_records_move(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_reports, "MOVING_EVERY_S", 0.0)
+    scene.rows()
+    assert len(attempt_reports.signs_of_work(scene.folder)) > 3 + 1
