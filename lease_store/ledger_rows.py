@@ -182,6 +182,20 @@ class RewriteClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class Compacted:
+    """The progress of the compactions of a shard, in numbers of its batches.
+
+    Attributes:
+        until: smaller numbers lie in files that need no compaction any more.
+        looked_until: smaller numbers were looked at; their files may still be merged with later
+            ones.
+    """
+
+    until: int = 0
+    looked_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRewrite:
     """Other output for a committed batch; its range, number and tenure stay.
 

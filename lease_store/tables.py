@@ -237,6 +237,9 @@ rewrite_claim = Table(
     name_column("run"),
     Column("kind", String(16), nullable=False),
     Column("claimed_at", EventTime, nullable=False),
+    # Numbers of batches: those before are in full files, or were looked at by a compaction.
+    count_column("compacted_until"),
+    count_column("looked_until"),
     **TABLE_OPTIONS,
 )
 

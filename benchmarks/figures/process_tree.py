@@ -1,16 +1,20 @@
-"""The memory of a process with its children, sampled while something runs."""
+"""The memory and the CPU time of processes with their children, those that have ended included."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
 SAMPLE_S = 0.5
 MEBIBYTE = 2**20
+_SET_CHILD_SUBREAPER = 36
 
 
 def trees(pids: Iterable[int]) -> Iterator[psutil.Process]:
@@ -28,10 +32,10 @@ def trees(pids: Iterable[int]) -> Iterator[psutil.Process]:
                 yield process
 
 
-def memory_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of the proportional sizes of these processes and all below them."""
+def memory_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Return the sum of the proportional sizes of processes."""
     total = 0
-    for process in trees(pids):
+    for process in processes:
         try:
             memory = process.memory_full_info()
         except psutil.Error:
@@ -48,7 +52,7 @@ def peak_memory(others: Callable[[], Iterable[int]]) -> Generator[list[int]]:
 
     def sample() -> None:
         while not done.wait(SAMPLE_S):
-            peak[0] = max(peak[0], memory_bytes([os.getpid(), *others()]))
+            peak[0] = max(peak[0], memory_bytes(trees([os.getpid(), *others()])))
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -57,3 +61,53 @@ def peak_memory(others: Callable[[], Iterable[int]]) -> Generator[list[int]]:
     finally:
         done.set()
         thread.join()
+
+
+def adopt_orphans() -> None:
+    """Let every process below this one whose parent ends become a child of this one (Linux).
+
+    So a server that left its starter behind is still part of the tree.
+    """
+    if sys.platform != "linux":
+        raise RuntimeError("Only Linux tells the CPU time of processes whose parent has ended.")
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl refuses to make this process a subreaper")
+
+
+def cpu_below() -> float:
+    """Return the seconds of CPU time of all processes below this one, those that ended included.
+
+    The time of this process itself is not part of it. A process that ends leaves its time to its
+    parent as soon as that has waited for it.
+    """
+    own = os.times()
+    total = own.children_user + own.children_system
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def wait_for_orphans(own: Iterable[int]) -> None:
+    """Take the time of adopted processes that have ended; `own` are those that others wait for."""
+    others = set(own)
+    for process in psutil.Process().children():
+        with suppress(psutil.Error, ChildProcessError):
+            if process.pid not in others and process.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+class CpuClock:
+    """The cores that were in use below this process, between two looks."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to count now."""
+        self._cpu_s, self._at_s = cpu_below(), time.monotonic()
+
+    def cores(self) -> float:
+        """Return the cores in use since the last beginning."""
+        return (cpu_below() - self._cpu_s) / (time.monotonic() - self._at_s)

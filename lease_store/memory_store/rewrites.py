@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchRewrite,
+    Compacted,
+    RewriteClaim,
+    RewriteKind,
+)
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
@@ -76,3 +82,21 @@ class MemoryRewrites(MemoryRows, Rewrites):
                 rows.look_again(shard, min(rewrite.sequence for rewrite in rewrites))
             self._note(rows, rewrite_note(shard, run, reason), run)
             return Changed((shard,))
+
+    @override
+    def note_compacted(
+        self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
+    ) -> Changed | Stale:
+        with self._rows("note_compacted", key) as rows:
+            rows.shard(shard)
+            claim = rows.rewrites.get(shard)
+            if claim is None or claim.run != run:
+                return Stale()
+            rows.compacted[shard] = compacted
+            return Changed((shard,))
+
+    @override
+    def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
+        with self._rows("compacted", key) as rows:
+            every = sorted(rows.compacted.items())
+            return {shard: compacted for shard, compacted in every if compacted.looked_until}

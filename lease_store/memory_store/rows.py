@@ -12,7 +12,13 @@ from threading import RLock
 from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, RewriteClaim, ShardTotals
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchState,
+    Compacted,
+    RewriteClaim,
+    ShardTotals,
+)
 from dagster_leasehold.lease_store.memory_store.by_shard import ByShard
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_shard
@@ -36,6 +42,7 @@ class GroupRows:
     outbox: dict[int, OutboxEvent] = field(default_factory=dict[int, OutboxEvent])
     gaps: list[Gap] = field(default_factory=list[Gap])
     rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
+    compacted: dict[ShardId, Compacted] = field(default_factory=dict[ShardId, Compacted])
     versions: Counter[ShardId] = field(default_factory=Counter[ShardId])
     totals: dict[ShardId, ShardTotals] = field(default_factory=dict[ShardId, ShardTotals])
     turn_of: tuple[NodeName, str] | None = None
@@ -59,6 +66,7 @@ class GroupRows:
             dict(self.outbox),
             list(self.gaps),
             dict(self.rewrites),
+            dict(self.compacted),
             Counter(self.versions),
             dict(self.totals),
             self.turn_of,

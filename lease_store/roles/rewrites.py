@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import (
+    BatchRewrite,
+    Compacted,
+    RewriteClaim,
+    RewriteKind,
+)
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
 
 
@@ -52,4 +57,14 @@ class Rewrites(Protocol):
 
         `Stale` where `run` does not hold the claim any more, or a batch has another generation.
         """
+        ...
+
+    def note_compacted(
+        self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
+    ) -> Changed | Stale:
+        """Remember how far a shard is compacted; `Stale` where `run` holds the claim no more."""
+        ...
+
+    def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
+        """Return how far each shard is compacted, of those that ever were; one statement."""
         ...

@@ -98,6 +98,16 @@ def select_claims(key: GroupKey) -> Select[Any]:
     )
 
 
+def select_compacted(key: GroupKey) -> Select[Any]:
+    """The progress of compaction, of the shards that have any, by shard."""
+    columns = (rewrite_claim.c[name] for name in ("shard_id", "compacted_until", "looked_until"))
+    return (
+        select(*columns)
+        .where(of_group(rewrite_claim, key), rewrite_claim.c.looked_until > 0)
+        .order_by(rewrite_claim.c.shard_id)
+    )
+
+
 def select_claim(key: GroupKey, shard: ShardId) -> Select[Any]:
     """The row of one shard, given back or not."""
     return select(rewrite_claim).where(

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteClaim, RewriteKind
+from dagster_leasehold.lease_store.ledger_rows import (
+    BatchRewrite,
+    Compacted,
+    RewriteClaim,
+    RewriteKind,
+)
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
@@ -113,6 +118,32 @@ class SqlRewrites(SqlVerbs, Rewrites):
 
         mark = self._journalled_of_shard(key, shard)
         return self._write("rewrite_batches", work, mark=mark)
+
+    @override
+    def note_compacted(
+        self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
+    ) -> Changed | Stale:
+        values = {"compacted_until": compacted.until, "looked_until": compacted.looked_until}
+
+        def work(tx: Transaction) -> Changed | Stale:
+            _, claim = self._claim_of(tx, key, shard)
+            if claim is None or claim.run != run:
+                return tx.abandon(Stale())
+            self._change_row(tx, statements.update_claim(key, shard, values))
+            return Changed((shard,))
+
+        return self._write("note_compacted", work)
+
+    @override
+    def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
+        def work(tx: Transaction) -> dict[ShardId, Compacted]:
+            self._group(tx, key)
+            return {
+                ShardId(row["shard_id"]): Compacted(row["compacted_until"], row["looked_until"])
+                for row in tx.rows(statements.select_compacted(key))
+            }
+
+        return self._read("compacted", work)
 
     def _claim_of(
         self, tx: Transaction, key: GroupKey, shard: ShardId

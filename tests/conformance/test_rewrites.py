@@ -10,6 +10,7 @@ from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.ledger_rows import (
     BatchRewrite,
     BatchStatistics,
+    Compacted,
     DataFile,
     RewriteKind,
 )
@@ -133,6 +134,35 @@ def test_without_a_claim_nothing_is_swapped(world: World, tenure: Tenure) -> Non
     world.store.release_rewrite(world.key, X, "run-1")
     assert swap(world, "run-1", rewrite(0)) == Stale()
     assert paths(world) == ["old/0", "old/1", "old/2"]
+
+
+def test_the_progress_of_compaction_is_remembered_under_the_claim(
+    world: World, tenure: Tenure
+) -> None:
+    """It outlives the claim, and whoever lost the claim does not move it."""
+    del tenure
+    store, key = world.store, world.key
+    assert store.compacted(key) == {}
+    assert store.note_compacted(key, X, "run-1", Compacted(1, 2)) == Stale()
+    claim(world, "run-1", COMPACTION)
+    assert store.note_compacted(key, X, "run-1", Compacted(1, 2)) == Changed((X,))
+    assert store.note_compacted(key, X, "run-1", Compacted(1, 2)) == Changed((X,))
+    store.release_rewrite(key, X, "run-1")
+    claim(world, "run-2", REPLAY)
+    assert store.note_compacted(key, X, "run-1", Compacted(3, 3)) == Stale()
+    assert store.compacted(key) == {X: Compacted(1, 2)}
+    assert store.note_compacted(key, X, "run-2", Compacted(3, 3)) == Changed((X,))
+    assert store.compacted(key) == {X: Compacted(3, 3)}
+
+
+def test_a_new_group_of_the_same_name_was_never_compacted(world: World, tenure: Tenure) -> None:
+    del tenure
+    claim(world, "run-1", COMPACTION)
+    world.store.note_compacted(world.key, X, "run-1", Compacted(1, 2))
+    world.store.delete_group(world.key, force=True)
+    world.incarnations.clear()
+    world.group()
+    assert world.store.compacted(world.key) == {}
 
 
 def test_unknown_shards_are_refused(world: World, tenure: Tenure) -> None:

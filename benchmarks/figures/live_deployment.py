@@ -1,0 +1,229 @@
+"""A deployment of `leasehold up` in a folder of its own, and what it has done in a stretch of time.
+
+Its process and all below it are measured: Dagster's daemon and webserver, agents, code servers,
+runs, Spark and its workers, and MariaDB where it has one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from benchmarks.figures.dagster_storage import Stored, stored
+from benchmarks.figures.live_records import SHARDS
+from benchmarks.figures.process_tree import MEBIBYTE, CpuClock, memory_bytes, wait_for_orphans
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.ports import free_port
+
+KEY = GroupKey.parse("default", "demo")
+NODES = 2
+PACE = "commit_interval_s"
+PATIENCE_S = 300.0
+POLL_S = 1.0
+
+
+def knows_pace() -> bool:
+    """Return True if a stream's declaration has a commit interval."""
+    return PACE in StreamSettings.model_fields
+
+
+@dataclass(slots=True)
+class Stretch:
+    """The work of a stretch of time.
+
+    Attributes:
+        seconds: its length.
+        cores: in use, of all processes together.
+        memory_mib: the proportional sizes of the processes at its end.
+        stored: the growth of Dagster's storage.
+        files: committed files of records.
+        records: committed records.
+        ages: of the oldest record of each batch at its commit, in seconds.
+    """
+
+    seconds: float
+    cores: float
+    memory_mib: float
+    stored: Stored = field(default_factory=Stored)
+    files: int = 0
+    records: int = 0
+    ages: list[float] = field(default_factory=list[float])
+
+
+class LiveDeployment:
+    """A deployment of two nodes over a log of eight shards, ended with the block.
+
+    Args:
+        home: its folder, which does not exist yet.
+        interval_s: the stream's commit interval, in seconds; None leaves it to the default.
+        sqlite: True to keep leases and Dagster's storage in SQLite.
+    """
+
+    def __init__(self, home: Path, *, interval_s: float | None, sqlite: bool) -> None:
+        self._home = home
+        self._sqlite = sqlite
+        home.mkdir()
+        pace = "" if interval_s is None else f"{PACE} = {interval_s}\n"
+        (home / "leasehold.toml").write_text(f'[[streams]]\nname = "{KEY.stream}"\n{pace}')
+        self.log = LocalLog.create(load_settings(home=home).log_folder(KEY.stream), SHARDS)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cpu = CpuClock()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the home, as they are now."""
+        return load_settings(home=self._home, agents=True)
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "up"]
+        command += ["--nodes", str(NODES), "--home", str(self._home), "--port", str(free_port())]
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("LEASEHOLD_", "DAGSTER_", "PYTHONDONTWRITEBYTECODE"))
+        }
+        with (self._home / "up.log").open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, *(["--sqlite"] if self._sqlite else [])],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._until("the deployment started", lambda: "Open http" in self._output())
+        self._until("the nodes shared the shards", self._shared)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                process.kill()
+            self._process.kill()
+            self._process.wait()
+
+    def settle(self) -> None:
+        """Wait until everything is committed and no run is at work."""
+        self._until("all was committed", lambda: self.unread() == 0)
+        self._until("all runs ended", self._without_runs)
+
+    def measure(self, seconds: float) -> Stretch:
+        """Return the work of the next so many seconds."""
+        began, before = datetime.now(UTC), stored(self.settings)
+        self._cpu.restart()
+        began_s = time.monotonic()
+        while (left_s := began_s + seconds - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, left_s))
+            self._look()
+        length_s, cores = time.monotonic() - began_s, self._cpu.cores()
+        memory = memory_bytes(psutil.Process().children(recursive=True)) / MEBIBYTE
+        ended = datetime.now(UTC)
+        stretch = Stretch(length_s, cores, memory, stored(self.settings).since(before))
+        self._add_batches(stretch, began, ended)
+        return stretch
+
+    def unread(self) -> int:
+        """Return the number of records that are not committed."""
+        shards = [row.shard for row in self.log.list_shards()]
+        store = self._store()
+        try:
+            points = {row.shard: row.check_point for row in store.snapshot(KEY).shards}
+        finally:
+            store.close()
+        bounds = self.log.bounds(shards)
+        return sum(int(bounds[shard].end) - int(points[shard] or 0) for shard in shards)
+
+    def _add_batches(self, stretch: Stretch, began: datetime, ended: datetime) -> None:
+        store = self._store()
+        try:
+            rows = list(store.each_batch(KEY))
+        finally:
+            store.close()
+        for row in rows:
+            if row.committed_at is None or not began <= row.committed_at < ended:
+                continue
+            first = row.statistics.first_event_time
+            stretch.records += row.statistics.records or 0
+            # A file that a compaction made stands in the first row of those whose records it has.
+            files = sum(not file.quarantine for file in row.files)
+            stretch.files += max(1, files) if row.statistics.written else 0
+            if first is not None:
+                stretch.ages.append((row.committed_at - first).total_seconds())
+
+    def _store(self) -> LeaseStore:
+        return open_store(self.settings.store_url)
+
+    def _look(self) -> None:
+        assert self._process is not None
+        wait_for_orphans([self._process.pid])
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the deployment ended: {self._output()[-2000:]}")
+
+    def _output(self) -> str:
+        return (self._home / "up.log").read_text("utf-8", errors="replace")
+
+    def _until(self, what: str, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not reached():
+            self._look()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"it took longer than {PATIENCE_S:.0f} s until {what}")
+            time.sleep(POLL_S)
+
+    def _shared(self) -> bool:
+        store = self._store()
+        try:
+            if KEY not in {group.key for group in store.groups()}:
+                return False
+            owners = [row.consumer_owner for row in store.snapshot(KEY).shards]
+        finally:
+            store.close()
+        counts = [owners.count(name) for name in set(owners) - {None}]
+        return sorted(counts) == [SHARDS // NODES] * NODES
+
+    def _without_runs(self) -> bool:
+        with opened_instance(self.settings) as instance:
+            return all(run.is_finished for run in instance.get_runs(limit=20))
+
+
+def row_of(stretch: Stretch, system: str, interval: Any, rate: int, idle: float) -> dict[str, Any]:
+    """Return a stretch as the beginning of a row; `idle` cores are what the same takes at rest."""
+    hours = stretch.seconds / 3600
+    return {
+        "system": system,
+        "interval s": interval,
+        "records/s": rate,
+        "minutes": round(stretch.seconds / 60, 1),
+        "cores": round(stretch.cores, 3),
+        "above idle": round(stretch.cores - idle, 3),
+        "memory MiB": round(stretch.memory_mib),
+        "committed/s": round(stretch.records / stretch.seconds),
+        "files": stretch.files,
+        "files/shard/min": round(stretch.files / SHARDS / stretch.seconds * 60, 1),
+        "runs/node/h": round(stretch.stored.runs / NODES / hours, 1),
+        "events/shard/h": round(stretch.stored.events / SHARDS / hours, 1),
+        "naming a shard/h": round(stretch.stored.of_shards / SHARDS / hours, 1),
+        "rows/h": round(stretch.stored.rows / hours),
+        "bytes/h": round(stretch.stored.bytes / hours),
+    }
