@@ -78,13 +78,10 @@ def _consume(
         after_commit=ProgressReports(done, context, time.monotonic),
     )
     done.add(reports, seconds=seconds)
-    for report in reports:
-        error = f" {report.error}" if report.error else ""
-        context.log.info(
-            f"Shard {report.shard}: {report.records} records in {report.batches} batches, "
-            f"{report.stopped.value}.{error}"
-        )
     delivered = done.deliver(context)
-    context.log.info(f"{delivered} of {len(reports)} shards had something to commit.")
+    # One line for all shards: Dagster stores each line as an event.
+    context.log.info(
+        f"{delivered} of {len(reports)} shards had something to commit: {done.summary()}"
+    )
     if failure := done.failure():
         raise dg.Failure(failure, allow_retries=False)

@@ -11,6 +11,7 @@ from dagster_leasehold.assets.checks import check_specs, joint_results
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.placement import Placement, Placer
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT
 from dagster_leasehold.assets.partitions import NODE_TAG, asset_key, asset_op_name, shard_partitions
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
@@ -123,10 +124,11 @@ def _shown(
 ) -> dg.MaterializeResult[Any]:
     """Return the event of a run's partitions; a range of them has one result per check."""
     checks = {shard: done.checks(shard) for shard in shards}
-    for shard in shards:
-        context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
-        for check in () if len(shards) == 1 else checks[shard]:
-            log_check(context, check.evaluation(stream, shard))
+    with stored_together(context.instance):
+        for shard in shards:
+            context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
+            for check in () if len(shards) == 1 else checks[shard]:
+                log_check(context, check.evaluation(stream, shard))
     results = joint_results(check for shard in shards for check in checks[shard])
     return dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.materialization import (
     CommittedRange,
     committed_ranges,
@@ -107,6 +109,16 @@ class ShardRun:
             lag=report.lag_after if report else 0,
         )
 
+    def summary(self) -> str:
+        """Return the run's results over all shards, in one line, with the first few errors."""
+        reports = self._reports.values()
+        ends = Counter(report.stopped.value for report in reports)
+        stopped = ", ".join(f"{count} {reason}" for reason, count in ends.most_common())
+        records, batches = sum(r.records or 0 for r in reports), sum(r.batches for r in reports)
+        causes = dict.fromkeys(report.error for report in reports if report.error)
+        shown = " ".join(list(causes)[:SHOWN_CAUSES_MAX])
+        return f"{records} records in {batches} batches; shards: {stopped}. {shown}".rstrip()
+
     def failure(self) -> str:
         """Return the causes why shards of the run failed, one sentence each, or an empty text."""
         by_cause: dict[str, list[ShardId]] = {}
@@ -143,6 +155,12 @@ class ShardRun:
         delivered = self.undelivered()
         if delivered:
             failpoints.reach(Failpoint.BEFORE_REPORT)
+        with stored_together(context.instance):
+            self._report(context, delivered)
+        self.mark_delivered()
+        return len(delivered)
+
+    def _report(self, context: RunContext, delivered: Sequence[ShardId]) -> None:
         for shard in delivered:
             context.log_event(
                 dg.AssetMaterialization(
@@ -155,8 +173,6 @@ class ShardRun:
             # A shard that holds at a gap commits nothing, and must be seen to fail all the same.
             for check in self.checks(shard):
                 log_check(context, check.evaluation(self._stream, shard))
-        self.mark_delivered()
-        return len(delivered)
 
     def mark_delivered(self) -> None:
         """Flag everything that was reported."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -65,6 +66,7 @@ class RecordingContext:
     """The part of an op's context that `ShardRun` uses."""
 
     def __init__(self) -> None:
+        self.instance = SimpleNamespace(event_log_storage=None)
         self.events: list[object] = []
 
     def log_event(self, event: object) -> None:
