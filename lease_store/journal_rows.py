@@ -12,8 +12,8 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 
 
 @dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """A row of the journal: one change of membership, ownership, tenure or checkpoint.
+class Note:
+    """One change of membership, ownership, tenure or checkpoint, for the journal.
 
     `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack,
     rewrite, accept`. For `edge` the number of the edge of `lease_store.rules.states` is in `edge`;
@@ -23,11 +23,8 @@ class JournalEntry:
     goes on although somebody reopened its parent.
     """
 
-    sequence: int
     kind: str
     reason: str
-    observer: str
-    at: datetime
     shard: ShardId | None = None
     edge: int | None = None
     from_state: ShardState | None = None
@@ -37,6 +34,15 @@ class JournalEntry:
     epoch: int = 0
     run: str = ""
     check_point: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry(Note):
+    """A row of the journal: a note with its number, its date and who wrote it."""
+
+    sequence: int
+    observer: str
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)

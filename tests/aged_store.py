@@ -16,6 +16,7 @@ from sqlalchemy import Table, insert, update
 
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchCommit,
@@ -27,14 +28,8 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.open import open_store, open_transactions
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
 from dagster_leasehold.lease_store.rules.event_spans import span_of
-from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
-from dagster_leasehold.lease_store.sql_store.history_mapping import (
-    batch_values,
-    file_values,
-    note_values,
-)
-from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
+from dagster_leasehold.lease_store.sql_store.mapping import batch_row, file_values, note_row
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tables import batch, lease_journal, shard_lease
 from dagster_leasehold.lease_store.transactions import Transaction, Transactions
@@ -132,7 +127,7 @@ def _run(number: int) -> str:
 
 def _ledger(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
     batch_ = Batch(shard, 0, "", "", BatchState.COMMITTED, 1, "", NODE)
-    constant = key_values(KEY) | {"shard_id": shard} | batch_values(batch_)
+    constant = batch_row(KEY, batch_)
     constant |= {"records": RECORDS, "bytes": 20_000, "written": RECORDS}
     for number in range(age.per_shard):
         first = BEGIN + age.step * number
@@ -147,7 +142,7 @@ def _ledger(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
             "epoch": number // BATCHES_PER_TENURE + 1,
             "run": run,
             "attempt": path.rpartition("/")[0],
-            "files": [file_values(file)],
+            "files": file_values([file]),
             "event_span": span_of([file]),
             "first_event_time": first,
             "last_event_time": last,
@@ -158,7 +153,7 @@ def _ledger(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
 def _journal(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
     """Each tenure opened and closed: an entry per batch."""
     opening = Note("open", "opened", shard=shard, from_owner=NODE, to_owner=NODE)
-    entry = note_values(KEY, opening, observer=str(NODE), at=BEGIN, transaction_id="")
+    entry = note_row(KEY, opening, observer=str(NODE), at=BEGIN, transaction_id="")
     for number in range(age.per_shard):
         closing = number % BATCHES_PER_TENURE
         yield entry | {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from threading import RLock
 
 from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchState,
@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.memory_store.by_shard import ByShard
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_shard
-from dagster_leasehold.lease_store.rules.transitions import Note, Step, holds
+from dagster_leasehold.lease_store.rules.transitions import Step, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.times import utc_now
@@ -193,21 +193,9 @@ class MemoryRows:
 
     def _note(self, rows: GroupRows, note: Note, observer: str) -> None:
         sequence = self._next_sequence()
+        values = {field.name: getattr(note, field.name) for field in fields(note)}
         rows.journal[note.shard, sequence] = JournalEntry(
-            sequence=sequence,
-            kind=note.kind,
-            reason=note.reason,
-            observer=observer,
-            at=self._clock(),
-            shard=note.shard,
-            edge=note.edge,
-            from_state=note.from_state,
-            to_state=note.to_state,
-            from_owner=note.from_owner,
-            to_owner=note.to_owner,
-            epoch=note.epoch,
-            run=note.run,
-            check_point=note.check_point,
+            **values, sequence=sequence, observer=observer, at=self._clock()
         )
 
     def _snapshot(self, rows: GroupRows) -> Snapshot:

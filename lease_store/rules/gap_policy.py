@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.group_rows import GapPolicy
-from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.journal_rows import Gap, Note
 from dagster_leasehold.lease_store.rules.starting_point import BEGIN, END
-from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from dagster_leasehold.lease_store.errors import IntentConflict, one_line, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import EventKind, Note, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchCommit,
@@ -27,7 +27,6 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteClaim,
 )
 from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
-from dagster_leasehold.lease_store.rules.transitions import Note
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 

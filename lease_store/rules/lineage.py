@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.rules.states import ShardState, first_state, may_start
-from dagster_leasehold.lease_store.rules.transitions import Note, Step, edge_note
+from dagster_leasehold.lease_store.rules.transitions import Step, edge_note
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
 PARENTS_OVER = "all its parents are over"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.outcomes import NameTaken
-from dagster_leasehold.lease_store.rules.transitions import Note
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.rules.refusals import child_expired, children_consumed
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.transitions import Note, Step, forced, released, sent_back
+from dagster_leasehold.lease_store.rules.transitions import Step, forced, released, sent_back
 from dagster_leasehold.lease_store.rules.withdrawal import (
     Ledger,
     first_since,

@@ -10,28 +10,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 
 from dagster_leasehold.lease_store.group_rows import Group
-from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
 FINISHED = "its checkpoint reached the end of a read-only shard"
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A journal entry before a store numbers, dates and signs it; fields as in `JournalEntry`."""
-
-    kind: str
-    reason: str
-    shard: ShardId | None = None
-    edge: int | None = None
-    from_state: ShardState | None = None
-    to_state: ShardState | None = None
-    from_owner: NodeName | None = None
-    to_owner: NodeName | None = None
-    epoch: int = 0
-    run: str = ""
-    check_point: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

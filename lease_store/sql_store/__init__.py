@@ -4,8 +4,8 @@ Each verb is one transaction: it locks what it decides upon, asks the pure rules
 conditions that repeat what it saw. Changes of ownership lock the group's row first and shards by
 id, so that all transactions agree on one order; beats lock nothing but their own node's row.
 
-A module per role has its verbs; `*_statements` build every statement, `*_mapping` stand between
-columns and rows, `verbs` has the pieces that all of them use. `lease_store.open` alone calls it.
+A module per role has its verbs; `*_statements` build every statement, `mapping` stands between
+columns and values, `verbs` has the pieces that all of them use. `lease_store.open` alone calls it.
 """
 
 from dagster_leasehold.lease_store.sql_store.batches import SqlBatches

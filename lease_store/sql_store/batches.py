@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
@@ -30,14 +31,13 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.history_mapping import (
+from dagster_leasehold.lease_store.sql_store.mapping import (
     batch_from,
+    batch_row,
     batch_values,
-    event_values,
+    event_row,
 )
-from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
-from dagster_leasehold.lease_store.tables import batch, outbox
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
@@ -83,13 +83,8 @@ class SqlBatches(SqlVerbs, Tenures):
 
     def _insert_batches(self, tx: Transaction, key: GroupKey, batches: Sequence[Batch]) -> None:
         if batches:
-            rows = [
-                key_values(key)
-                | {"shard_id": batch.shard, "sequence": batch.sequence}
-                | batch_values(batch)
-                for batch in batches
-            ]
-            tx.connection.execute(insert_into(batch), rows)
+            rows = [batch_row(key, batch) for batch in batches]
+            tx.connection.execute(insert_into(tables.batch), rows)
 
     def _write_intended(self, tx: Transaction, key: GroupKey, batches: Sequence[Batch]) -> None:
         if batches:
@@ -167,11 +162,11 @@ class SqlBatches(SqlVerbs, Tenures):
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
             outcomes[shard] = Changed()
         events = [
-            key_values(key) | event_values(event, at)
+            event_row(key, event, at)
             for batch, commit in zip(batches, commits, strict=True)
             for event in events_of(batch, commit)
         ]
-        tx.connection.execute(insert_into(outbox), events)
+        tx.connection.execute(insert_into(tables.outbox), events)
         for commit in commits:
             if commit.finished:
                 row = rows[commit.tenure.shard]

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.shard_summary import Portion
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
 from dagster_leasehold.lease_store.sql_store import shard_statements
-from dagster_leasehold.lease_store.sql_store.history_mapping import batch_from, entry_from, gap_from
+from dagster_leasehold.lease_store.sql_store.mapping import ENTRY, GAP, batch_from
 from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.transactions import Transaction
 
@@ -53,11 +53,11 @@ class SqlExpiry(SqlRetention):
                 summary,
                 ripe,
                 journal=[
-                    entry_from(row)
+                    ENTRY.read(row)
                     for statement in ((opened, forced) if epochs else (forced,))
                     for row in run(statement).mappings()
                 ],
-                gaps=map(gap_from, run(gaps).mappings()),
+                gaps=map(GAP.read, run(gaps).mappings()),
             )
             self._write_summary(tx, key, summary, outcome.summary)
             run(statements.delete_batches(key, shard, outcome.gone))

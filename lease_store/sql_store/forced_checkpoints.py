@@ -18,9 +18,9 @@ from dagster_leasehold.lease_store.rules.withdrawal import Ledger
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
-from dagster_leasehold.lease_store.sql_store.history_mapping import batch_from
 from dagster_leasehold.lease_store.sql_store.history_statements import page_sizes
-from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again, select_expired
+from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
+from dagster_leasehold.lease_store.sql_store.mapping import batch_from
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Transaction
 
@@ -90,7 +90,7 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
         bootstrap: bool = False,
     ) -> Changed:
         rows, ledgers = lineage
-        expired = select_expired(key, [row.shard for row in rows])
+        expired = ledger_statements.select_expired(key, [row.shard for row in rows])
         forcing = force(
             rows,
             ledgers,

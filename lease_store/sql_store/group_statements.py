@@ -1,7 +1,7 @@
-"""The statements on groups and nodes; values are always bound, never composed.
+"""The statements on groups and nodes, and those on rows by key that all tables share.
 
-`key` is the group everywhere. Statements that change ownership run while the group's row is
-locked by `bump_generation`, which orders them.
+Values are always bound, never composed; `key` is the group everywhere. Statements that change
+ownership run while the group's row is locked by `bump_generation`, which orders them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,25 @@ from dagster_leasehold.lease_store.tables import consumer_group, worker_instance
 GROUP_PREFIX = "group_"
 
 
-def of_group(table: Table, key: GroupKey) -> ColumnElement[bool]:
-    """The rows of a table that belong to a group."""
-    return and_(table.c.consume_group == key.group, table.c.logstream_sig == key.stream)
+def of_group(table: Table, key: GroupKey, **same: object) -> ColumnElement[bool]:
+    """The rows of a table that belong to a group, and have these values in these columns."""
+    values = {"consume_group": key.group, "logstream_sig": key.stream, **same}
+    return and_(*(table.c[name] == value for name, value in values.items()))
+
+
+def rows_of(table: Table, key: GroupKey, **same: object) -> Select[Any]:
+    """Whole rows of a group that have these values in these columns."""
+    return select(table).where(of_group(table, key, **same))
+
+
+def lock_rows(table: Table, key: GroupKey, **same: object) -> Select[Any]:
+    """The same rows, locked until the transaction ends."""
+    return rows_of(table, key, **same).with_for_update()
+
+
+def update_rows(table: Table, key: GroupKey, values: dict[str, Any], **same: object) -> Update:
+    """Write some columns of the rows of a group that have these values in other columns."""
+    return update(table).where(of_group(table, key, **same)).values(values)
 
 
 def insert_into(table: Table) -> Insert:
@@ -52,24 +68,14 @@ def lock_stream_groups(stream: StreamName) -> Select[Any]:
     return select_groups(stream).with_for_update()
 
 
-def select_group(key: GroupKey, *, lock: bool = False) -> Select[Any]:
-    """A group's row."""
-    chosen = select(consumer_group).where(of_group(consumer_group, key))
-    return chosen.with_for_update() if lock else chosen
-
-
 def bump_generation(key: GroupKey) -> Update:
     """Raise the generation; its row is then locked until the transaction ends."""
-    return (
-        update(consumer_group)
-        .where(of_group(consumer_group, key))
-        .values(generation=consumer_group.c.generation + 1)
-    )
+    return update_rows(consumer_group, key, {"generation": consumer_group.c.generation + 1})
 
 
 def update_settings(key: GroupKey, values: dict[str, Any]) -> Update:
     """Replace a group's settings."""
-    return update(consumer_group).where(of_group(consumer_group, key)).values(values)
+    return update_rows(consumer_group, key, values)
 
 
 def delete_rows(table: Table, key: GroupKey) -> Delete:
@@ -94,11 +100,7 @@ def pulse(key: GroupKey) -> Select[Any]:
 
 def select_nodes(key: GroupKey) -> Select[Any]:
     """The nodes of a group by name."""
-    return (
-        select(worker_instance)
-        .where(of_group(worker_instance, key))
-        .order_by(worker_instance.c.worker_instance)
-    )
+    return rows_of(worker_instance, key).order_by(worker_instance.c.worker_instance)
 
 
 def select_members(key: GroupKey) -> Select[Any]:
@@ -108,33 +110,11 @@ def select_members(key: GroupKey) -> Select[Any]:
     )
 
 
-def _one_node(key: GroupKey, node: NodeName) -> ColumnElement[bool]:
-    return and_(of_group(worker_instance, key), worker_instance.c.worker_instance == node)
-
-
-def select_node(key: GroupKey, node: NodeName, *, lock: bool = False) -> Select[Any]:
-    """One node's row."""
-    chosen = select(worker_instance).where(_one_node(key, node))
-    return chosen.with_for_update() if lock else chosen
-
-
-def update_node(
-    key: GroupKey, node: NodeName, seen_lease_id: int, values: dict[str, Any]
-) -> Update:
-    """Change a node's row whose counter is still the one that was seen."""
-    return (
-        update(worker_instance)
-        .where(_one_node(key, node), worker_instance.c.lease_id == seen_lease_id)
-        .values(values)
-    )
-
-
 def beat(key: GroupKey, node: NodeName, incarnation: str, *, dialect: str) -> Update:
     """Add 1 to a node's counter and report it, in one statement."""
     counted = worker_instance.c.lease_id + 1
     statement = update(worker_instance).where(
-        _one_node(key, node),
-        worker_instance.c.incarnation == incarnation,
+        of_group(worker_instance, key, worker_instance=node, incarnation=incarnation),
         worker_instance.c.incarnation != "",
     )
     if dialect == "mysql":

@@ -24,15 +24,15 @@ from dagster_leasehold.lease_store.rules.refusals import (
 from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.lease_mapping import (
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into, lock_rows
+from dagster_leasehold.lease_store.sql_store.mapping import (
+    NODE,
+    PROGRESS,
+    SHARD,
     group_from,
     group_values,
     joined_group,
     key_values,
-    node_from,
-    progress_from,
-    shard_from,
 )
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import GROUP_TABLES, consumer_group
@@ -62,7 +62,7 @@ class SqlGroups(SqlVerbs, Groups):
                 raise group_exists(key) from error
 
         def mark(tx: Transaction) -> bool:
-            row = tx.rows(group_statements.select_group(key, lock=True)).first()
+            row = tx.rows(lock_rows(consumer_group, key)).first()
             return row is not None and group_from(row) == replace(group, generation=0)
 
         self._write("create_group", work, mark=mark)
@@ -97,7 +97,7 @@ class SqlGroups(SqlVerbs, Groups):
 
         def work(tx: Transaction) -> None:
             nonlocal started
-            row = tx.connection.execute(group_statements.select_group(key, lock=True)).first()
+            row = tx.rows(lock_rows(consumer_group, key)).first()
             if row is None:
                 if started:
                     return  # an earlier attempt of this call did it, and its reply was lost
@@ -117,7 +117,7 @@ class SqlGroups(SqlVerbs, Groups):
             rows = tx.rows(group_statements.pulse(key)).all()
             if not rows:
                 raise unknown_group(key)
-            nodes = [node_from(row) for row in rows if row["worker_instance"] is not None]
+            nodes = [NODE.read(row) for row in rows if row["worker_instance"] is not None]
             return Pulse(joined_group(rows[0]), tuple(nodes))
 
         return self._read("pulse", work)
@@ -139,14 +139,14 @@ class SqlGroups(SqlVerbs, Groups):
         group, nodes, shards = self._read("snapshot", work)
         # Ten thousand rows take a slow machine seconds, and the server ends idle transactions.
         return Snapshot(
-            group, tuple(node_from(row) for row in nodes), tuple(shard_from(row) for row in shards)
+            group, tuple(NODE.read(row) for row in nodes), tuple(SHARD.read(row) for row in shards)
         )
 
     @override
     def draining(self, key: GroupKey) -> Draining:
         def work(tx: Transaction) -> Draining:
             rows = tx.rows(shard_statements.select_shards(key, lock=True))
-            shards = [shard_from(row) for row in rows]
+            shards = [SHARD.read(row) for row in rows]
             newest = self._newest(tx, key, [row.shard for row in shards]).values()
             intents = [batch for batch in newest if batch.state is BatchState.INTENT]
             return draining_of(self._group(tx, key), shards, intents)
@@ -159,7 +159,7 @@ class SqlGroups(SqlVerbs, Groups):
             rows = tx.rows(shard_statements.progress(key, nodes)).all()
             if not rows:
                 raise unknown_group(key)
-            served = [progress_from(row) for row in rows if row["shard_id"] is not None]
+            served = [PROGRESS.read(row) for row in rows if row["shard_id"] is not None]
             return {row.shard: row for row in served}
 
         return self._read("progress", work)

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
-from dagster_leasehold.lease_store.sql_store.group_statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group, rows_of
 from dagster_leasehold.lease_store.tables import batch, gap, lease_journal, shard_lease
 
 PAGE_FIRST_ROWS = 64
@@ -50,7 +50,7 @@ def select_heads(key: GroupKey, shards: Sequence[ShardId]) -> CompoundSelect[*tu
         *(
             select(*columns, *newest.c)
             .select_from(shard_lease.outerjoin(newest, true()))
-            .where(of_group(shard_lease, key), shard_lease.c.shard_id == shard)
+            .where(of_group(shard_lease, key, shard_id=shard))
             for shard in shards
             for newest in [_newest(select(*ends), key, shard)]
         )
@@ -69,7 +69,7 @@ def _newest(columns: Select[*tuple[Any, ...]], key: GroupKey, shard: ShardId) ->
     sorts all rows of a shard whose name comes from another table.
     """
     return (
-        columns.where(of_group(batch, key), batch.c.shard_id == shard)
+        columns.where(of_group(batch, key, shard_id=shard))
         .order_by(batch.c.sequence.desc())
         .limit(1)
         .subquery()
@@ -93,12 +93,7 @@ def select_numbered(
     Each by its key: for more than a few alternatives SQLite reads the whole group instead.
     """
     return union_all(
-        *(
-            select(batch).where(
-                of_group(batch, key), batch.c.shard_id == shard, batch.c.sequence == number
-            )
-            for shard, number in sorted(numbers)
-        )
+        *(rows_of(batch, key, shard_id=shard, sequence=number) for shard, number in sorted(numbers))
     )
 
 
@@ -160,8 +155,7 @@ def batches_of(
 ) -> Listing:
     """Ledger rows of one shard whose numbers lie in a range."""
     rows = _of_state(state).where(
-        of_group(batch, key),
-        batch.c.shard_id == shard,
+        of_group(batch, key, shard_id=shard),
         batch.c.sequence >= numbers.start,
         batch.c.sequence < numbers.stop,
     )
@@ -191,7 +185,7 @@ def throughput(
         func.sum(func.coalesce(batch.c.records, batch.c.written)).label("records"),
         func.min(batch.c.committed_at).label("first_at"),
         func.max(batch.c.committed_at).label("last_at"),
-    ).where(of_group(batch, key), batch.c.state == BatchState.COMMITTED.value)
+    ).where(of_group(batch, key, state=BatchState.COMMITTED.value))
     # One range of the key for each: SQLite reads the whole group for several at once.
     return union_all(
         *(
@@ -203,11 +197,20 @@ def throughput(
     )
 
 
-def select_totals(key: GroupKey) -> Select[Any]:
+def select_totals(key: GroupKey) -> Select[*tuple[Any, ...]]:
     """The totals of all that was ever committed to each shard."""
-    names = ("shard_id", "committed_batches", "committed_records", "committed_bytes")
-    columns = [shard_lease.c[name] for name in (*names, "quarantined_records")]
-    return select(*columns).where(of_group(shard_lease, key)).order_by(shard_lease.c.shard_id)
+    columns = shard_lease.c
+    return (
+        select(
+            columns.shard_id,
+            columns.committed_batches.label("batches"),
+            columns.committed_records.label("records"),
+            columns.committed_bytes.label("bytes"),
+            columns.quarantined_records.label("quarantined"),
+        )
+        .where(of_group(shard_lease, key))
+        .order_by(columns.shard_id)
+    )
 
 
 # -- journal --------------------------------------------------------------------------------------
@@ -217,9 +220,7 @@ def entries(
     key: GroupKey, *, shard: ShardId | None, after: int, until: int | None, newest_first: bool
 ) -> Listing:
     """Journal entries whose numbers lie in `(after, until]`."""
-    rows = select(lease_journal).where(
-        of_group(lease_journal, key), lease_journal.c.sequence > after
-    )
+    rows = rows_of(lease_journal, key).where(lease_journal.c.sequence > after)
     # MySQL would rather read the whole journal backwards until it has met entries enough of this
     # group or shard.
     index = "lease_journal_by_group" if shard is None else "lease_journal_by_shard"
@@ -238,7 +239,7 @@ def all_gaps(
     key: GroupKey, shard: ShardId | None, start: str | None, acknowledged: bool | None
 ) -> Listing:
     """Gaps of one shard or of all."""
-    rows = select(gap).where(of_group(gap, key))
+    rows = rows_of(gap, key)
     if acknowledged is not None:
         rows = rows.where(gap.c.acknowledged.is_(acknowledged))
     if shard is not None:

@@ -25,16 +25,16 @@ from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
 from dagster_leasehold.lease_store.sql_store import ledger_statements
-from dagster_leasehold.lease_store.sql_store.history_mapping import (
+from dagster_leasehold.lease_store.sql_store.history_statements import Listing, page_sizes
+from dagster_leasehold.lease_store.sql_store.mapping import (
+    ENTRY,
+    GAP,
+    THROUGHPUT,
+    TOTALS,
     batch_from,
-    entry_from,
-    gap_from,
     head_from,
     summary_from,
-    throughput_from,
-    totals_from,
 )
-from dagster_leasehold.lease_store.sql_store.history_statements import Listing, page_sizes
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
 from dagster_leasehold.lease_store.transactions import Transaction
 
@@ -61,7 +61,7 @@ class SqlLedger(SqlVerbs, Ledger):
 
     @override
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        return [totals_from(row) for row in self._all(key, "totals", statements.select_totals(key))]
+        return [TOTALS.read(row) for row in self._all(key, "totals", statements.select_totals(key))]
 
     @override
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
@@ -73,7 +73,7 @@ class SqlLedger(SqlVerbs, Ledger):
         sums: list[Throughput] = []
         for part in portions(newest):
             statement = statements.throughput(key, window, {each: newest[each] for each in part})
-            sums += [throughput_from(row) for row in self._all(key, "throughput", statement)]
+            sums += [THROUGHPUT.read(row) for row in self._all(key, "throughput", statement)]
         return sums
 
     # -- ledger ---------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class SqlLedger(SqlVerbs, Ledger):
         listing = statements.entries(
             key, shard=shard, after=after, until=until, newest_first=newest_first
         )
-        return self._each(key, listing, entry_from)
+        return self._each(key, listing, ENTRY.read)
 
     @override
     def journal(
@@ -161,7 +161,7 @@ class SqlLedger(SqlVerbs, Ledger):
         newest: bool = False,
     ) -> list[JournalEntry]:
         listing = statements.entries(key, shard=shard, after=after, until=None, newest_first=newest)
-        entries = list(self._each(key, listing, entry_from, limit=limit))
+        entries = list(self._each(key, listing, ENTRY.read, limit=limit))
         return entries[::-1] if newest else entries
 
     # -- gaps -----------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class SqlLedger(SqlVerbs, Ledger):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        return list(self._each(key, statements.all_gaps(key, shard, start, acknowledged), gap_from))
+        return list(self._each(key, statements.all_gaps(key, shard, start, acknowledged), GAP.read))
 
     @override
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:

@@ -1,21 +1,24 @@
-"""The statements that write journal, ledger and gaps, claims and summaries; values are bound."""
+"""The statements on ledger, gaps, claims, summaries and windows, but for those that read pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, and_, bindparam, literal, select, update
+from sqlalchemy import Select, Update, bindparam, literal, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
-from dagster_leasehold.lease_store.sql_store.group_statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group, rows_of, update_rows
 from dagster_leasehold.lease_store.tables import (
     batch,
+    event_window,
     gap,
     lease_journal,
     rewrite_claim,
     shard_summary,
+    window_attempt,
 )
 
 
@@ -29,10 +32,9 @@ def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
     return (
         update(batch)
         .where(
-            of_group(batch, key),
+            of_group(batch, key, state=BatchState.INTENT.value),
             batch.c.shard_id == bindparam("seen_shard"),
             batch.c.sequence == bindparam("seen_sequence"),
-            batch.c.state == BatchState.INTENT.value,
         )
         .values({name: bindparam(name) for name in values})
     )
@@ -40,16 +42,9 @@ def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
 
 def abandon_intent(key: GroupKey, shard: ShardId, number: int) -> Update:
     """Give up what was intended for a shard; only its newest row can be an intent."""
-    return (
-        update(batch)
-        .where(
-            of_group(batch, key),
-            batch.c.shard_id == shard,
-            batch.c.sequence == number,
-            batch.c.state == BatchState.INTENT.value,
-        )
-        .values(state=BatchState.ABANDONED.value)
-    )
+    abandoned = {"state": BatchState.ABANDONED.value}
+    intent = BatchState.INTENT.value
+    return update_rows(batch, key, abandoned, shard_id=shard, sequence=number, state=intent)
 
 
 def withdraw_batches(key: GroupKey, shard: ShardId, numbers: range) -> Update:
@@ -57,11 +52,9 @@ def withdraw_batches(key: GroupKey, shard: ShardId, numbers: range) -> Update:
     return (
         update(batch)
         .where(
-            of_group(batch, key),
-            batch.c.shard_id == shard,
+            of_group(batch, key, shard_id=shard, state=BatchState.COMMITTED.value),
             batch.c.sequence >= numbers.start,
             batch.c.sequence < numbers.stop,
-            batch.c.state == BatchState.COMMITTED.value,
         )
         .values(state=BatchState.WITHDRAWN.value, generation=batch.c.generation + 1)
     )
@@ -69,59 +62,19 @@ def withdraw_batches(key: GroupKey, shard: ShardId, numbers: range) -> Update:
 
 def select_gaps_at(key: GroupKey, shard: ShardId, start: str) -> Select[Any]:
     """The gaps of a shard that begin at one cursor, by their end."""
-    at = and_(of_group(gap, key), gap.c.shard_id == shard, gap.c.start_cursor == start)
-    return select(gap).where(at).order_by(gap.c.end_cursor)
-
-
-def update_gap(
-    key: GroupKey, shard: ShardId, start: str, end: str, values: dict[str, Any]
-) -> Update:
-    """Change one gap; its shard's row is locked."""
-    return (
-        update(gap)
-        .where(
-            of_group(gap, key),
-            gap.c.shard_id == shard,
-            gap.c.start_cursor == start,
-            gap.c.end_cursor == end,
-        )
-        .values(values)
-    )
+    return rows_of(gap, key, shard_id=shard, start_cursor=start).order_by(gap.c.end_cursor)
 
 
 def select_claims(key: GroupKey) -> Select[Any]:
     """Claims that were not given back, by shard."""
-    return (
-        select(rewrite_claim)
-        .where(of_group(rewrite_claim, key), rewrite_claim.c.run != "")
-        .order_by(rewrite_claim.c.shard_id)
-    )
+    claims = rows_of(rewrite_claim, key).where(rewrite_claim.c.run != "")
+    return claims.order_by(rewrite_claim.c.shard_id)
 
 
 def select_compacted(key: GroupKey) -> Select[Any]:
-    """The progress of compaction, of the shards that have any, by shard."""
-    columns = (rewrite_claim.c[name] for name in ("shard_id", "compacted_until", "looked_until"))
-    return (
-        select(*columns)
-        .where(of_group(rewrite_claim, key), rewrite_claim.c.looked_until > 0)
-        .order_by(rewrite_claim.c.shard_id)
-    )
-
-
-def select_claim(key: GroupKey, shard: ShardId) -> Select[Any]:
-    """The row of one shard, given back or not."""
-    return select(rewrite_claim).where(
-        of_group(rewrite_claim, key), rewrite_claim.c.shard_id == shard
-    )
-
-
-def update_claim(key: GroupKey, shard: ShardId, values: dict[str, Any]) -> Update:
-    """Take a claim, or give it back; the shard's row is locked."""
-    return (
-        update(rewrite_claim)
-        .where(of_group(rewrite_claim, key), rewrite_claim.c.shard_id == shard)
-        .values(values)
-    )
+    """The rows of claims that know of a compaction, by shard."""
+    claims = rows_of(rewrite_claim, key).where(rewrite_claim.c.looked_until > 0)
+    return claims.order_by(rewrite_claim.c.shard_id)
 
 
 def update_output(key: GroupKey, shard: ShardId, values: Iterable[str]) -> Update:
@@ -129,11 +82,9 @@ def update_output(key: GroupKey, shard: ShardId, values: Iterable[str]) -> Updat
     return (
         update(batch)
         .where(
-            of_group(batch, key),
-            batch.c.shard_id == shard,
+            of_group(batch, key, shard_id=shard, state=BatchState.COMMITTED.value),
             batch.c.sequence == bindparam("seen_sequence"),
             batch.c.generation == bindparam("seen_generation"),
-            batch.c.state == BatchState.COMMITTED.value,
         )
         .values({name: bindparam(name) for name in values})
     )
@@ -141,30 +92,8 @@ def update_output(key: GroupKey, shard: ShardId, values: Iterable[str]) -> Updat
 
 def select_summaries(key: GroupKey, shard: ShardId | None) -> Select[Any]:
     """The summaries of one shard, or of a group by shard; that of no shard first."""
-    chosen = select(shard_summary).where(of_group(shard_summary, key))
-    if shard is not None:
-        chosen = chosen.where(shard_summary.c.shard_id == shard)
-    return chosen.order_by(shard_summary.c.shard_id)
-
-
-def _one_summary(key: GroupKey, shard: ShardId | None) -> ColumnElement[bool]:
-    return and_(of_group(shard_summary, key), shard_summary.c.shard_id == (shard or ""))
-
-
-def lock_summary(key: GroupKey, shard: ShardId | None) -> Select[Any]:
-    """One summary, locked, so that two processes delete one after the other."""
-    return select(shard_summary).where(_one_summary(key, shard)).with_for_update()
-
-
-def update_summary(
-    key: GroupKey, shard: ShardId | None, seen_version: int, values: dict[str, Any]
-) -> Update:
-    """Replace a summary that is still the one that was seen."""
-    return (
-        update(shard_summary)
-        .where(_one_summary(key, shard), shard_summary.c.version == seen_version)
-        .values(values)
-    )
+    own = {} if shard is None else {"shard_id": shard}
+    return rows_of(shard_summary, key, **own).order_by(shard_summary.c.shard_id)
 
 
 def select_expired(key: GroupKey, shards: Sequence[ShardId]) -> Select[*tuple[str, Any]]:
@@ -178,8 +107,33 @@ def select_expired(key: GroupKey, shards: Sequence[ShardId]) -> Select[*tuple[st
 
 def look_again(key: GroupKey, shard: ShardId, sequence: int) -> Update:
     """Have rows from a number on looked at for folding again: they were written anew."""
-    return (
-        update(shard_summary)
-        .where(_one_summary(key, shard), shard_summary.c.folded_until > sequence)
-        .values(folded_until=sequence, version=shard_summary.c.version + 1)
-    )
+    values = {"folded_until": sequence, "version": shard_summary.c.version + 1}
+    summary = update_rows(shard_summary, key, values, shard_id=shard)
+    return summary.where(shard_summary.c.folded_until > sequence)
+
+
+# -- windows of event time ------------------------------------------------------------------------
+
+
+def select_windows(
+    key: GroupKey, asset: str | None, since: datetime | None, until: datetime | None
+) -> Select[Any]:
+    """Windows that overlap a span, by asset and start."""
+    chosen = rows_of(event_window, key)
+    if asset is not None:
+        chosen = chosen.where(event_window.c.asset == asset)
+    if since is not None:
+        chosen = chosen.where(event_window.c.window_end > since)
+    if until is not None:
+        chosen = chosen.where(event_window.c.window_start < until)
+    return chosen.order_by(event_window.c.asset, event_window.c.window_start)
+
+
+def select_attempts(key: GroupKey) -> Select[Any]:
+    """All rows for attempts, those that are free included, by slot."""
+    return rows_of(window_attempt, key).order_by(window_attempt.c.slot)
+
+
+def free_slot(key: GroupKey, attempt: str) -> Update:
+    """The row of an attempt, free for another."""
+    return update_rows(window_attempt, key, {"attempt": "", "run": ""}, attempt=attempt)

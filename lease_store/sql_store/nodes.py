@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.group_rows import Node
@@ -27,11 +27,11 @@ from dagster_leasehold.lease_store.rules.registration import (
 )
 from dagster_leasehold.lease_store.rules.transitions import departed
 from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values, node_from, node_values
+from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows
+from dagster_leasehold.lease_store.sql_store.mapping import NODE
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import worker_instance
-from dagster_leasehold.lease_store.transactions import Raced, Transaction
+from dagster_leasehold.lease_store.transactions import Transaction
 
 
 class SqlNodes(SqlVerbs, Nodes):
@@ -117,34 +117,29 @@ class SqlNodes(SqlVerbs, Nodes):
         # The lock keeps a beat from landing between this look and the write:
         # 1. The observer sees counter 7, unchanged for T.  2. The node wakes and beats: 8.
         # 3. The observer evicts. It must find 8 and stop, or wait for the lock and then find it.
-        row = tx.rows(group_statements.select_node(key, node, lock=True)).first()
-        return node_from(row) if row else None
+        row = tx.rows(lock_rows(worker_instance, key, worker_instance=node)).first()
+        return NODE.read(row) if row else None
 
     def _nodes(self, tx: Transaction, key: GroupKey) -> list[Node]:
-        rows = tx.rows(group_statements.select_nodes(key))
-        return [node_from(row) for row in rows]
+        return [NODE.read(row) for row in tx.rows(group_statements.select_nodes(key))]
 
     def _write_node(self, tx: Transaction, key: GroupKey, entry: Registration) -> None:
-        after = entry.after
         if entry.before is None:
-            values = key_values(key) | {"worker_instance": after.name} | node_values(after)
-            try:
-                tx.connection.execute(insert_into(worker_instance), values)
-            except IntegrityError as error:
-                raise Raced from error
-            return
-        seen = entry.before.lease_id
-        statement = group_statements.update_node(key, after.name, seen, node_values(after))
-        if tx.connection.execute(statement).rowcount != 1:
-            raise Raced
+            self._add_row(tx, worker_instance, NODE.row(key, entry.after))
+        else:
+            self._change_node(tx, key, entry.before, NODE.values(entry.after))
+
+    def _change_node(
+        self, tx: Transaction, key: GroupKey, seen: Node, values: dict[str, Any]
+    ) -> None:
+        self._change_row(
+            tx, worker_instance, key, values, worker_instance=seen.name, lease_id=seen.lease_id
+        )
 
     def _depart(
         self, tx: Transaction, key: GroupKey, row: Node, *, kind: str, reason: str, observer: str
     ) -> Changed:
-        gone = {"incarnation": ""}
-        statement = group_statements.update_node(key, row.name, row.lease_id, gone)
-        if tx.connection.execute(statement).rowcount != 1:
-            raise Raced
+        self._change_node(tx, key, row, {"incarnation": ""})
         self._journal(tx, key, [departure_note(row, kind, reason)], observer)
         # Who owns what cannot change while the group's row is locked; the tenures can, hence the
         # locks on the shards themselves.

@@ -12,8 +12,7 @@ from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, Outbox, WaitingEvents
 from dagster_leasehold.lease_store.sql_store import outbox_statements as statements
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
+from dagster_leasehold.lease_store.sql_store.mapping import EVENT, key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import delivery_claim
 from dagster_leasehold.lease_store.transactions import Transaction
@@ -37,7 +36,7 @@ class SqlOutbox(SqlVerbs, Outbox):
         def work(tx: Transaction) -> list[OutboxEvent]:
             self._group(tx, key)
             statement = statements.select_pending(key, kind, run=run, shard=shard, limit=limit)
-            return [event_from(row) for row in tx.rows(statement)]
+            return [EVENT.read(row) for row in tx.rows(statement)]
 
         return self._read("pending_events", work)
 
@@ -60,7 +59,7 @@ class SqlOutbox(SqlVerbs, Outbox):
             self._group(tx, key)
             rows = tx.rows(statements.select_waiting(key, kind))
             return [
-                WaitingEvents(ShardId(row["shard_id"]), row["waiting"], event_from(row))
+                WaitingEvents(ShardId(row["shard_id"]), row["waiting"], EVENT.read(row))
                 for row in rows
             ]
 
@@ -84,9 +83,9 @@ class SqlOutbox(SqlVerbs, Outbox):
             epoch = (turn["epoch"] if turn is not None else 0) + 1
             values = {"worker_instance": node, "incarnation": incarnation, "epoch": epoch}
             if turn is None:
-                tx.connection.execute(insert_into(delivery_claim), key_values(key) | values)
+                self._add_row(tx, delivery_claim, key_values(key) | values)
             else:
-                self._change_row(tx, statements.update_turn(key, values))
+                self._change_row(tx, delivery_claim, key, values)
             return DeliveryClaim(key, node, epoch)
 
         return self._write("take_turn", work)
@@ -120,7 +119,7 @@ class SqlOutbox(SqlVerbs, Outbox):
                 return tx.abandon(Settled() if sent else TurnOver())
             sent = True
             values = {"worker_instance": "", "incarnation": ""}
-            self._change_row(tx, statements.update_turn(claim.key, values))
+            self._change_row(tx, delivery_claim, claim.key, values)
             return Settled()
 
         return self._write("end_turn", work)
@@ -128,17 +127,3 @@ class SqlOutbox(SqlVerbs, Outbox):
     def _is_turn_of(self, tx: Transaction, claim: DeliveryClaim) -> bool:
         self._group(tx, claim.key)
         return tx.connection.execute(statements.lock_turn(claim)).first() is not None
-
-
-def event_from(row: Row) -> OutboxEvent:
-    """An outbox event from its row."""
-    return OutboxEvent(
-        sequence=row["sequence"],
-        kind=row["kind"],
-        shard=ShardId(row["shard_id"]),
-        batch_id=row["batch_id"],
-        payload=row["payload"],
-        run=row["run"],
-        attempts=row["attempts"],
-        error=row["error"],
-    )

@@ -10,7 +10,12 @@ from sqlalchemy import Select, Update, and_, func, select, update
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
-from dagster_leasehold.lease_store.sql_store.group_statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import (
+    lock_rows,
+    of_group,
+    rows_of,
+    update_rows,
+)
 from dagster_leasehold.lease_store.tables import delivery_claim, outbox, worker_instance
 
 
@@ -54,11 +59,8 @@ def mark_delivered(key: GroupKey, sequences: Collection[int]) -> Update:
 
 def count_attempt(key: GroupKey, sequence: int, error: str) -> Update:
     """One more failed attempt at an event; harmless where it is delivered already."""
-    return (
-        update(outbox)
-        .where(of_group(outbox, key), outbox.c.sequence == sequence)
-        .values(attempts=outbox.c.attempts + 1, error=error)
-    )
+    values = {"attempts": outbox.c.attempts + 1, "error": error}
+    return update_rows(outbox, key, values, sequence=sequence)
 
 
 def select_turn(key: GroupKey) -> Select[Any]:
@@ -79,27 +81,11 @@ def select_turn(key: GroupKey) -> Select[Any]:
 
 def select_alive(key: GroupKey, node: NodeName, incarnation: str) -> Select[Any]:
     """The row of a node, if this incarnation answers to its name."""
-    return select(worker_instance.c.lease_id).where(
-        of_group(worker_instance, key),
-        worker_instance.c.worker_instance == node,
-        worker_instance.c.incarnation == incarnation,
-        worker_instance.c.incarnation != "",
-    )
-
-
-def update_turn(key: GroupKey, values: dict[str, Any]) -> Update:
-    """The next turn of a group; the group's row is locked."""
-    return update(delivery_claim).where(of_group(delivery_claim, key)).values(values)
+    named = rows_of(worker_instance, key, worker_instance=node, incarnation=incarnation)
+    return named.where(worker_instance.c.incarnation != "")
 
 
 def lock_turn(claim: DeliveryClaim) -> Select[Any]:
     """The turn, locked, if it is still the claim's."""
-    return (
-        select(delivery_claim.c.epoch)
-        .where(
-            of_group(delivery_claim, claim.key),
-            delivery_claim.c.worker_instance == claim.node,
-            delivery_claim.c.epoch == claim.epoch,
-        )
-        .with_for_update()
-    )
+    own = {"worker_instance": claim.node, "epoch": claim.epoch}
+    return lock_rows(delivery_claim, claim.key, **own)

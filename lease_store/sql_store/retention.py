@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -24,18 +23,18 @@ from dagster_leasehold.lease_store.shard_summary import (
     Portion,
     ShardSummary,
 )
-from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.history_mapping import (
+from dagster_leasehold.lease_store.sql_store import shard_statements
+from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows
+from dagster_leasehold.lease_store.sql_store.mapping import (
+    ENTRY,
+    GAP,
     batch_from,
     batch_values,
-    entry_from,
-    gap_from,
+    key_values,
     summary_from,
     summary_values,
 )
-from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import shard_summary
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
@@ -69,7 +68,7 @@ class SqlRetention(SqlVerbs, Retention):
             statement = statements.select_entries(
                 key, shard, after=after, below=below, limit=PORTION_ROWS
             )
-            read = [entry_from(row) for row in tx.rows(statement)]
+            read = [ENTRY.read(row) for row in tx.rows(statement)]
             unproven = None
             if shard is not None:
                 looked = statements.first_unproven_epoch(key, shard, summary.proven_until)
@@ -95,7 +94,7 @@ class SqlRetention(SqlVerbs, Retention):
             return ""
         parents = [ShardId(parent) for parent in names]
         statement = statements.select_lineage(key, [shard, *parents])
-        lineage = [entry_from(row) for row in tx.rows(statement)]
+        lineage = [ENTRY.read(row) for row in tx.rows(statement)]
         together = {entry.sequence: entry for entry in (*lineage, *entries)}
         last = entries[-1].sequence
         journal = [
@@ -139,7 +138,7 @@ class SqlRetention(SqlVerbs, Retention):
             return None
         epochs = {batch.epoch for batch in batches}
         opened = tx.connection.execute(statements.select_openings(key, summary.shard, epochs))
-        tenures = rules.tenures_of(map(entry_from, opened.mappings()), summary)
+        tenures = rules.tenures_of(map(ENTRY.read, opened.mappings()), summary)
         self._write_summary(tx, key, summary, rules.proven(summary, batches, tenures))
         return Portion(0, more=True)
 
@@ -161,7 +160,7 @@ class SqlRetention(SqlVerbs, Retention):
         forced: list[Force] = []
         if any(row.state is BatchState.WITHDRAWN for row in rows):
             looked = tx.rows(statements.select_forced(key, shard))
-            forced = rules.forces_of(map(entry_from, looked))
+            forced = rules.forces_of(map(ENTRY.read, looked))
         outcome = rules.folding(
             summary, rows, before=before, undelivered=undelivered, forced=forced
         )
@@ -202,7 +201,7 @@ class SqlRetention(SqlVerbs, Retention):
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
             statement = statements.select_old_gaps(key, before=before, limit=PORTION_ROWS)
-            old = [gap_from(row) for row in tx.rows(statement)]
+            old = [GAP.read(row) for row in tx.rows(statement)]
             for shard in dict.fromkeys(gap.shard for gap in old):
                 self._lock_shard(tx, key, shard)
                 summary = self._locked_summary(tx, key, shard)
@@ -225,21 +224,15 @@ class SqlRetention(SqlVerbs, Retention):
     def _locked_summary(
         self, tx: Transaction, key: GroupKey, shard: ShardId | None
     ) -> ShardSummary:
-        row = tx.rows(ledger_statements.lock_summary(key, shard)).first()
+        row = tx.rows(lock_rows(shard_summary, key, shard_id=shard or "")).first()
         return ShardSummary(shard) if row is None else summary_from(row)
 
     def _write_summary(
         self, tx: Transaction, key: GroupKey, before: ShardSummary, after: ShardSummary
     ) -> None:
         values = summary_values(after) | {"version": before.version + 1}
+        own = {"shard_id": before.shard or ""}
         if before.version:
-            self._change_row(
-                tx, ledger_statements.update_summary(key, before.shard, before.version, values)
-            )
-            return
-        values |= key_values(key) | {"shard_id": before.shard or ""}
-        try:
-            tx.connection.execute(insert_into(shard_summary), values)
-        except IntegrityError:
-            # Another process was first between our look and our insert: look again.
-            raise Raced from None
+            self._change_row(tx, shard_summary, key, values, version=before.version, **own)
+        else:
+            self._add_row(tx, shard_summary, key_values(key) | own | values)

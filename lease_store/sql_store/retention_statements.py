@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Delete,
     Select,
+    Table,
     Update,
     and_,
     bindparam,
@@ -23,7 +23,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.rules.deletable_history import STATES_KEPT
-from dagster_leasehold.lease_store.sql_store.group_statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group, rows_of
 from dagster_leasehold.lease_store.tables import (
     batch,
     gap,
@@ -36,12 +36,13 @@ from dagster_leasehold.lease_store.tables import (
 RARE_STATES = [state.value for state in STATES_KEPT]
 
 
+def _newest_numbers(table: Table, key: GroupKey, **same: object) -> Select[Any]:
+    """The number of the newest row of a group that has these values, or of one before it."""
+    numbers = select(table.c.sequence).where(of_group(table, key, **same))
+    return numbers.order_by(table.c.sequence.desc()).limit(1)
+
+
 # -- journal --------------------------------------------------------------------------------------
-
-
-def _of_shard(key: GroupKey, shard: ShardId | None) -> ColumnElement[bool]:
-    own = lease_journal.c.shard_id.is_(None) if shard is None else lease_journal.c.shard_id == shard
-    return and_(of_group(lease_journal, key), own)
 
 
 def newest_times(key: GroupKey, number: int) -> Select[Any]:
@@ -56,13 +57,7 @@ def newest_times(key: GroupKey, number: int) -> Select[Any]:
 
 def first_kept_entry(key: GroupKey, shard: ShardId | None, keep: int) -> Select[Any]:
     """The number of the oldest of the newest entries of a shard that stay; none if few."""
-    return (
-        select(lease_journal.c.sequence)
-        .where(_of_shard(key, shard))
-        .order_by(lease_journal.c.sequence.desc())
-        .offset(keep - 1)
-        .limit(1)
-    )
+    return _newest_numbers(lease_journal, key, shard_id=shard).offset(keep - 1)
 
 
 def select_entries(
@@ -72,7 +67,7 @@ def select_entries(
     return (
         select(lease_journal)
         .where(
-            _of_shard(key, shard),
+            of_group(lease_journal, key, shard_id=shard),
             lease_journal.c.sequence > after,
             lease_journal.c.sequence < below,
         )
@@ -93,41 +88,26 @@ def select_lineage(key: GroupKey, shards: Sequence[ShardId]) -> Select[Any]:
         or_(lease_journal.c.kind == "accept", and_(lease_journal.c.kind == "edge", ends)),
     )
     settings = and_(lease_journal.c.shard_id.is_(None), lease_journal.c.kind == "group")
-    return (
-        select(lease_journal)
-        .where(of_group(lease_journal, key), or_(of_shards, settings))
-        .order_by(lease_journal.c.sequence)
-    )
+    entries = rows_of(lease_journal, key).where(or_(of_shards, settings))
+    return entries.order_by(lease_journal.c.sequence)
 
 
 def select_parents(key: GroupKey, shard: ShardId) -> Select[Any]:
     """The parents of a shard."""
-    return select(shard_lease.c.parents).where(
-        of_group(shard_lease, key), shard_lease.c.shard_id == shard
-    )
+    return select(shard_lease.c.parents).where(of_group(shard_lease, key, shard_id=shard))
 
 
 def select_openings(key: GroupKey, shard: ShardId, epochs: Collection[int]) -> Select[Any]:
     """The entries that opened tenures with these epochs."""
-    return (
-        select(lease_journal)
-        .where(
-            _of_shard(key, shard),
-            lease_journal.c.kind == "open",
-            lease_journal.c.epoch.in_(sorted(epochs)),
-        )
-        .order_by(lease_journal.c.sequence)
-        .limit(len(epochs))
-    )
+    entries = rows_of(lease_journal, key, shard_id=shard, kind="open")
+    chosen = entries.where(lease_journal.c.epoch.in_(sorted(epochs)))
+    return chosen.order_by(lease_journal.c.sequence).limit(len(epochs))
 
 
 def select_forced(key: GroupKey, shard: ShardId) -> Select[Any]:
     """The forced checkpoints of a shard; they stay in the journal."""
-    return (
-        select(lease_journal)
-        .where(_of_shard(key, shard), lease_journal.c.kind == "force")
-        .order_by(lease_journal.c.sequence)
-    )
+    entries = rows_of(lease_journal, key, shard_id=shard, kind="force")
+    return entries.order_by(lease_journal.c.sequence)
 
 
 def delete_entries(sequences: Sequence[int]) -> Delete:
@@ -138,29 +118,14 @@ def delete_entries(sequences: Sequence[int]) -> Delete:
 # -- ledger ---------------------------------------------------------------------------------------
 
 
-def _ledger_of(key: GroupKey, shard: ShardId) -> ColumnElement[bool]:
-    return and_(of_group(batch, key), batch.c.shard_id == shard)
-
-
 def first_kept_batch(key: GroupKey, shard: ShardId, keep: int) -> Select[Any]:
     """The number of the oldest of the newest rows of a shard that stay; none if there are few."""
-    return (
-        select(batch.c.sequence)
-        .where(_ledger_of(key, shard))
-        .order_by(batch.c.sequence.desc())
-        .offset(keep - 1)
-        .limit(1)
-    )
+    return _newest_numbers(batch, key, shard_id=shard).offset(keep - 1)
 
 
 def newest_committed(key: GroupKey, shard: ShardId) -> Select[Any]:
     """The number of the newest committed row of a shard."""
-    return (
-        select(batch.c.sequence)
-        .where(_ledger_of(key, shard), batch.c.state == BatchState.COMMITTED.value)
-        .order_by(batch.c.sequence.desc())
-        .limit(1)
-    )
+    return _newest_numbers(batch, key, shard_id=shard, state=BatchState.COMMITTED.value)
 
 
 def first_unproven_epoch(key: GroupKey, shard: ShardId, proven_until: int) -> Select[Any]:
@@ -168,9 +133,8 @@ def first_unproven_epoch(key: GroupKey, shard: ShardId, proven_until: int) -> Se
     return (
         select(batch.c.epoch)
         .where(
-            _ledger_of(key, shard),
+            of_group(batch, key, shard_id=shard, state=BatchState.COMMITTED.value),
             batch.c.sequence >= proven_until,
-            batch.c.state == BatchState.COMMITTED.value,
         )
         .order_by(batch.c.sequence)
         .limit(1)
@@ -181,9 +145,8 @@ def select_rows(
     key: GroupKey, shard: ShardId, *, since: int, below: int, state: BatchState | None, limit: int
 ) -> Select[Any]:
     """The oldest ledger rows of a shard between two numbers."""
-    chosen = select(batch).where(
-        _ledger_of(key, shard), batch.c.sequence >= since, batch.c.sequence < below
-    )
+    chosen = rows_of(batch, key, shard_id=shard)
+    chosen = chosen.where(batch.c.sequence >= since, batch.c.sequence < below)
     if state is not None:
         chosen = chosen.where(batch.c.state == state.value)
     return chosen.order_by(batch.c.sequence).limit(limit)
@@ -193,21 +156,20 @@ def grow_batches(key: GroupKey, shard: ShardId, values: Iterable[str]) -> Update
     """Write rows that others were folded into. Parameters: `seen_sequence`, and the values."""
     return (
         update(batch)
-        .where(_ledger_of(key, shard), batch.c.sequence == bindparam("seen_sequence"))
+        .where(of_group(batch, key, shard_id=shard), batch.c.sequence == bindparam("seen_sequence"))
         .values({name: bindparam(name) for name in values})
     )
 
 
 def delete_batches(key: GroupKey, shard: ShardId, sequences: Sequence[int]) -> Delete:
     """Ledger rows of a shard by number."""
-    return delete(batch).where(_ledger_of(key, shard), batch.c.sequence.in_(sequences))
+    own = of_group(batch, key, shard_id=shard)
+    return delete(batch).where(own, batch.c.sequence.in_(sequences))
 
 
 def select_open_claim(key: GroupKey, shard: ShardId) -> Select[Any]:
     """The claim to rewrite a shard's output, if a run holds it; the shard's row is locked."""
-    return select(rewrite_claim.c.run).where(
-        of_group(rewrite_claim, key), rewrite_claim.c.shard_id == shard, rewrite_claim.c.run != ""
-    )
+    return rows_of(rewrite_claim, key, shard_id=shard).where(rewrite_claim.c.run != "")
 
 
 def select_undelivered(key: GroupKey, batch_ids: Sequence[str]) -> Select[Any]:
@@ -220,19 +182,10 @@ def select_undelivered(key: GroupKey, batch_ids: Sequence[str]) -> Select[Any]:
 # -- outbox, gaps ---------------------------------------------------------------------------------
 
 
-def _delivered(key: GroupKey, kind: EventKind) -> ColumnElement[bool]:
-    return and_(of_group(outbox, key), outbox.c.delivered.is_(True), outbox.c.kind == kind.value)
-
-
 def first_kept_event(key: GroupKey, kind: EventKind, keep: int) -> Select[Any]:
     """The number of the oldest of the newest delivered events that stay; none if there are few."""
-    return (
-        select(outbox.c.sequence)
-        .where(_delivered(key, kind))
-        .order_by(outbox.c.sequence.desc())
-        .offset(keep - 1)
-        .limit(1)
-    )
+    numbers = _newest_numbers(outbox, key, kind=kind.value).offset(keep - 1)
+    return numbers.where(outbox.c.delivered.is_(True))
 
 
 def select_delivered(
@@ -241,7 +194,11 @@ def select_delivered(
     """Numbers and dates of the oldest delivered events of a kind."""
     return (
         select(outbox.c.sequence, outbox.c.recorded_at)
-        .where(_delivered(key, kind), outbox.c.sequence < below)
+        .where(
+            of_group(outbox, key, kind=kind.value),
+            outbox.c.delivered.is_(True),
+            outbox.c.sequence < below,
+        )
         .order_by(outbox.c.sequence)
         .limit(limit)
     )
@@ -254,23 +211,13 @@ def delete_events(sequences: Sequence[int]) -> Delete:
 
 def select_old_gaps(key: GroupKey, *, before: object, limit: int) -> Select[Any]:
     """Gaps that are accepted, skipped and old, by key."""
-    return (
-        select(gap)
-        .where(
-            of_group(gap, key),
-            gap.c.acknowledged.is_(True),
-            gap.c.skipped.is_(True),
-            gap.c.recorded_at < before,
-        )
-        .order_by(gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor)
-        .limit(limit)
-    )
+    done = (gap.c.acknowledged.is_(True), gap.c.skipped.is_(True), gap.c.recorded_at < before)
+    ordered = rows_of(gap, key).order_by(gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor)
+    return ordered.where(*done).limit(limit)
 
 
 def delete_gaps(key: GroupKey, shard: ShardId, ranges: Sequence[tuple[str, str]]) -> Delete:
     """Gaps of a shard by their range."""
     return delete(gap).where(
-        of_group(gap, key),
-        gap.c.shard_id == shard,
-        tuple_(gap.c.start_cursor, gap.c.end_cursor).in_(ranges),
+        of_group(gap, key, shard_id=shard), tuple_(gap.c.start_cursor, gap.c.end_cursor).in_(ranges)
     )

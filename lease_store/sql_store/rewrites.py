@@ -18,10 +18,9 @@ from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
 from dagster_leasehold.lease_store.sql_store import ledger_statements as statements
 from dagster_leasehold.lease_store.sql_store import shard_statements
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.history_mapping import output_values
-from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
+from dagster_leasehold.lease_store.sql_store.group_statements import rows_of
 from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
+from dagster_leasehold.lease_store.sql_store.mapping import CLAIM, COMPACTED, output_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import rewrite_claim
 from dagster_leasehold.lease_store.transactions import Transaction
@@ -46,12 +45,11 @@ class SqlRewrites(SqlVerbs, Rewrites):
             row, claim = self._claim_of(tx, key, shard)
             if claim is not None and not may_claim(claim, run, replaces):
                 return tx.abandon(RewriteByOther(claim))
-            values = {"run": run, "kind": kind.value, "claimed_at": self._clock()}
+            new = RewriteClaim(shard, run, kind, self._clock())
             if row:
-                self._change_row(tx, statements.update_claim(key, shard, values))
+                self._change_row(tx, rewrite_claim, key, CLAIM.values(new), shard_id=shard)
             else:
-                values |= key_values(key) | {"shard_id": shard}
-                tx.connection.execute(insert_into(rewrite_claim), values)
+                self._add_row(tx, rewrite_claim, CLAIM.row(key, new))
             return Changed((shard,))
 
         return self._write("claim_rewrite", work)
@@ -67,7 +65,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
                 # A run's name is used once: whatever an earlier try of this call did, it stays.
                 return tx.abandon(Changed((shard,)) if sent and claim is None else Stale())
             sent = True
-            self._change_row(tx, statements.update_claim(key, shard, {"run": ""}))
+            self._change_row(tx, rewrite_claim, key, {"run": ""}, shard_id=shard)
             return Changed((shard,))
 
         return self._write("release_rewrite", work)
@@ -76,8 +74,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
         def work(tx: Transaction) -> list[RewriteClaim]:
             self._group(tx, key)
-            rows = tx.rows(statements.select_claims(key))
-            return [rewrite_claim_from(row) for row in rows]
+            return [CLAIM.read(row) for row in tx.rows(statements.select_claims(key))]
 
         return self._read("rewrites", work)
 
@@ -123,13 +120,11 @@ class SqlRewrites(SqlVerbs, Rewrites):
     def note_compacted(
         self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
     ) -> Changed | Stale:
-        values = {"compacted_until": compacted.until, "looked_until": compacted.looked_until}
-
         def work(tx: Transaction) -> Changed | Stale:
             _, claim = self._claim_of(tx, key, shard)
             if claim is None or claim.run != run:
                 return tx.abandon(Stale())
-            self._change_row(tx, statements.update_claim(key, shard, values))
+            self._change_row(tx, rewrite_claim, key, COMPACTED.values(compacted), shard_id=shard)
             return Changed((shard,))
 
         return self._write("note_compacted", work)
@@ -138,10 +133,8 @@ class SqlRewrites(SqlVerbs, Rewrites):
     def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
         def work(tx: Transaction) -> dict[ShardId, Compacted]:
             self._group(tx, key)
-            return {
-                ShardId(row["shard_id"]): Compacted(row["compacted_until"], row["looked_until"])
-                for row in tx.rows(statements.select_compacted(key))
-            }
+            rows = tx.rows(statements.select_compacted(key))
+            return {ShardId(row["shard_id"]): COMPACTED.read(row) for row in rows}
 
         return self._read("compacted", work)
 
@@ -151,17 +144,5 @@ class SqlRewrites(SqlVerbs, Rewrites):
         """Return if the shard has a row for claims, and the claim; the shard's row is locked."""
         self._group(tx, key)
         self._lock_shard(tx, key, shard)
-        row = tx.rows(statements.select_claim(key, shard)).first()
-        if row is None:
-            return False, None
-        return True, rewrite_claim_from(row) if row["run"] else None
-
-
-def rewrite_claim_from(row: Row) -> RewriteClaim:
-    """A claim from its row."""
-    return RewriteClaim(
-        shard=ShardId(row["shard_id"]),
-        run=row["run"],
-        kind=RewriteKind(row["kind"]),
-        at=row["claimed_at"],
-    )
+        row = tx.rows(rows_of(rewrite_claim, key, shard_id=shard)).first()
+        return row is not None, CLAIM.read(row) if row is not None and row["run"] else None

@@ -11,7 +11,12 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Tenure
-from dagster_leasehold.lease_store.sql_store.group_statements import of_group
+from dagster_leasehold.lease_store.sql_store.group_statements import (
+    lock_rows,
+    of_group,
+    rows_of,
+    update_rows,
+)
 from dagster_leasehold.lease_store.tables import consumer_group, shard_lease
 
 HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
@@ -19,8 +24,8 @@ HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 
 def select_shards(key: GroupKey, *, lock: bool = False) -> Select[Any]:
     """All shards of a group by id."""
-    chosen = select(shard_lease).where(of_group(shard_lease, key)).order_by(shard_lease.c.shard_id)
-    return chosen.with_for_update() if lock else chosen
+    shards = lock_rows(shard_lease, key) if lock else rows_of(shard_lease, key)
+    return shards.order_by(shard_lease.c.shard_id)
 
 
 def lock_shards(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
@@ -102,21 +107,17 @@ def update_shards(
     )
 
 
-def _current(tenure: Tenure) -> ColumnElement[bool]:
-    """The fence: the shard's row, where this tenure is its current one."""
-    return and_(
-        of_group(shard_lease, tenure.key),
-        shard_lease.c.shard_id == tenure.shard,
-        shard_lease.c.consumer_owner == tenure.holder,
-        shard_lease.c.consumer_epoch == tenure.epoch,
-        shard_lease.c.consumer_run == tenure.run,
-        shard_lease.c.state.in_(HELD),
-    )
-
-
 def update_current(tenure: Tenure, values: dict[str, Any]) -> Update:
-    """Write a shard's row if the tenure is still its current one."""
-    return update(shard_lease).where(_current(tenure)).values(values)
+    """Write a shard's row if the tenure is still its current one: the fence."""
+    own = of_group(
+        shard_lease,
+        tenure.key,
+        shard_id=tenure.shard,
+        consumer_owner=tenure.holder,
+        consumer_epoch=tenure.epoch,
+        consumer_run=tenure.run,
+    )
+    return update(shard_lease).where(own, shard_lease.c.state.in_(HELD)).values(values)
 
 
 def raised_totals(statistics: BatchStatistics) -> dict[str, ColumnElement[int]]:
@@ -132,8 +133,5 @@ def raised_totals(statistics: BatchStatistics) -> dict[str, ColumnElement[int]]:
 
 def raise_version(key: GroupKey, shard: ShardId) -> Update:
     """Note that what a shard's ledger says of the past has changed; the shard's row is locked."""
-    return (
-        update(shard_lease)
-        .where(of_group(shard_lease, key), shard_lease.c.shard_id == shard)
-        .values(ledger_version=shard_lease.c.ledger_version + 1)
-    )
+    values = {"ledger_version": shard_lease.c.ledger_version + 1}
+    return update_rows(shard_lease, key, values, shard_id=shard)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
+from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
@@ -26,9 +27,9 @@ from dagster_leasehold.lease_store.rules.transitions import (
     transfer_completed,
 )
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
-from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
-from dagster_leasehold.lease_store.sql_store.history_mapping import gap_from
-from dagster_leasehold.lease_store.sql_store.lease_mapping import shard_from
+from dagster_leasehold.lease_store.sql_store import shard_statements
+from dagster_leasehold.lease_store.sql_store.group_statements import rows_of
+from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
 from dagster_leasehold.lease_store.transactions import Transaction
 
@@ -180,7 +181,7 @@ class SqlShards(SqlVerbs, Shards):
             ordered = self._group(tx, key).ordered
             members = self._members(tx, key)
             rows = tx.rows(shard_statements.select_shards(key, lock=lock))
-            shards = [shard_from(row) for row in rows]
+            shards = [SHARD.read(row) for row in rows]
             freed = [step for row in shards if (step := orphan_freed(row, members))]
             return freed + freed_to_start(shards, ordered=ordered, reason=PARENTS_OVER)
 
@@ -197,16 +198,11 @@ class SqlShards(SqlVerbs, Shards):
         def work(tx: Transaction) -> Changed | Stale:
             self._group(tx, key)
             self._lock_shard(tx, key, gap.shard)
-            rows = tx.connection.execute(
-                ledger_statements.select_gaps_at(key, gap.shard, gap.start)
-            )
-            gaps = [gap_from(row) for row in rows.mappings()]
-            if not any(each.end == gap.end and not each.acknowledged for each in gaps):
+            own = {"shard_id": gap.shard, "start_cursor": gap.start, "end_cursor": gap.end}
+            row = tx.rows(rows_of(tables.gap, key, **own)).first()
+            if row is None or GAP.read(row).acknowledged:
                 return tx.abandon(Stale())
-            accepted = ledger_statements.update_gap(
-                key, gap.shard, gap.start, gap.end, {"acknowledged": True}
-            )
-            self._change_row(tx, accepted)
+            self._change_row(tx, tables.gap, key, {"acknowledged": True}, **own)
             self._journal(tx, key, [acknowledgement(gap)], observer)
             return Changed((gap.shard,))
 

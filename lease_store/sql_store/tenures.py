@@ -19,9 +19,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.history_mapping import gap_from, gap_values
-from dagster_leasehold.lease_store.sql_store.lease_mapping import key_values, shard_from
+from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Outcome, Transaction
 
@@ -102,7 +100,7 @@ class SqlTenures(SqlVerbs, Tenures):
             rows = tx.rows(statement).all()
             if not rows:
                 raise unknown_group(key)
-            leases = [shard_from(row) for row in rows if row["shard_id"] is not None]
+            leases = [SHARD.read(row) for row in rows if row["shard_id"] is not None]
             shards = {row.shard: row for row in leases}
             paused = bool(rows[0]["paused"])
             return {
@@ -158,23 +156,19 @@ class SqlTenures(SqlVerbs, Tenures):
 
         def work(tx: Transaction) -> None:
             row = self._held(tx, tenure)
-            rows = tx.connection.execute(ledger_statements.select_gaps_at(key, gap.shard, start))
-            gaps = [gap_from(row) for row in rows.mappings()]
+            rows = tx.rows(ledger_statements.select_gaps_at(key, gap.shard, start))
+            gaps = [GAP.read(row) for row in rows]
             write = gap_write(gap, gaps, check_point=row.check_point, accepted=skip)
             if write is None:
                 return tx.abandon(None)
             if row.check_point not in (None, start):
                 raise gap_refused(tenure, start, row.check_point)
-            values = gap_values(write.gap)
             if write.replaces is None:
-                values |= key_values(key) | {"shard_id": gap.shard}
-                tx.connection.execute(insert_into(tables.gap), values)
+                self._add_row(tx, tables.gap, GAP.row(key, write.gap))
             else:
-                before = write.replaces
-                self._change_row(
-                    tx,
-                    ledger_statements.update_gap(key, gap.shard, before.start, before.end, values),
-                )
+                values, end_seen = GAP.values(write.gap), write.replaces.end
+                own = {"shard_id": gap.shard, "start_cursor": start, "end_cursor": end_seen}
+                self._change_row(tx, tables.gap, key, values, **own)
             self._journal(tx, key, [gap_note(write.gap, tenure)], str(tenure.holder))
             if write.moves:
                 self._abandon_intent(tx, key, tenure.shard)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Update
+from sqlalchemy import Table
+from sqlalchemy.exc import IntegrityError
 
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_group, unknown_shard
-from dagster_leasehold.lease_store.rules.transitions import Note, Step, holds
+from dagster_leasehold.lease_store.rules.transitions import Step, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import (
     group_statements,
@@ -20,16 +22,15 @@ from dagster_leasehold.lease_store.sql_store import (
     shard_statements,
 )
 from dagster_leasehold.lease_store.sql_store import history_statements as history
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.history_mapping import batch_from, note_values
-from dagster_leasehold.lease_store.sql_store.lease_mapping import (
-    group_from,
-    key_values,
-    shard_from,
-    shard_values,
+from dagster_leasehold.lease_store.sql_store.group_statements import (
+    insert_into,
+    lock_rows,
+    rows_of,
+    update_rows,
 )
+from dagster_leasehold.lease_store.sql_store.mapping import SHARD, batch_from, group_from, note_row
 from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
-from dagster_leasehold.lease_store.tables import lease_journal, shard_lease
+from dagster_leasehold.lease_store.tables import consumer_group, lease_journal, shard_lease
 from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Transaction, Work
 
 SHARDS_PER_STATEMENT = 500
@@ -52,7 +53,7 @@ class SqlVerbs(SqlReadiness):
         """Return the mark that looks for a transaction's journal entries, behind its locks."""
 
         def mark(tx: Transaction) -> bool:
-            tx.connection.execute(group_statements.select_group(key, lock=True)).all()
+            tx.connection.execute(lock_rows(consumer_group, key)).all()
             return tx.connection.execute(ledger_statements.journalled(tx.id)).first() is not None
 
         return mark
@@ -64,7 +65,7 @@ class SqlVerbs(SqlReadiness):
             raise unknown_group(key)
 
     def _group(self, tx: Transaction, key: GroupKey, *, lock: bool = False) -> Group:
-        row = tx.rows(group_statements.select_group(key, lock=lock)).first()
+        row = tx.rows((lock_rows if lock else rows_of)(consumer_group, key)).first()
         if row is None:
             raise unknown_group(key)
         return group_from(row)
@@ -76,8 +77,7 @@ class SqlVerbs(SqlReadiness):
         }
 
     def _all_shards(self, tx: Transaction, key: GroupKey) -> list[ShardLease]:
-        rows = tx.rows(shard_statements.select_shards(key))
-        return [shard_from(row) for row in rows]
+        return [SHARD.read(row) for row in tx.rows(shard_statements.select_shards(key))]
 
     def _lock_shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
@@ -85,7 +85,7 @@ class SqlVerbs(SqlReadiness):
         locked: dict[ShardId, ShardLease] = {}
         for chunk in chunks(sorted(shards)):
             rows = tx.rows(shard_statements.lock_shards(key, chunk))
-            locked.update((row.shard, row) for row in map(shard_from, rows))
+            locked.update((row.shard, row) for row in map(SHARD.read, rows))
         return locked
 
     def _carry_out(
@@ -108,7 +108,7 @@ class SqlVerbs(SqlReadiness):
     def _write_alike(
         self, tx: Transaction, key: GroupKey, change: _Change, steps: Sequence[Step]
     ) -> None:
-        after = shard_values(steps[0].after)
+        after = SHARD.values(steps[0].after)
         for start in range(0, len(steps), SHARDS_PER_STATEMENT):
             rows = [step.before for step in steps[start : start + SHARDS_PER_STATEMENT]]
             statement = shard_statements.update_shards(
@@ -121,20 +121,33 @@ class SqlVerbs(SqlReadiness):
             if tx.connection.execute(statement).rowcount != len(rows):
                 raise Raced
 
-    def _change_row(self, tx: Transaction, change: Update) -> None:
-        """Change one row that was read in this transaction, under a lock that covers it.
+    def _change_row(
+        self, tx: Transaction, table: Table, key: GroupKey, values: dict[str, Any], **seen: object
+    ) -> None:
+        """Change the one row of a group that has the values seen in these columns.
 
         Raises:
             Raced: it is not there any more.
         """
-        if tx.connection.execute(change).rowcount != 1:
+        if tx.connection.execute(update_rows(table, key, values, **seen)).rowcount != 1:
             raise Raced
+
+    def _add_row(self, tx: Transaction, table: Table, values: dict[str, Any]) -> None:
+        """Add a row that was not there when this transaction looked.
+
+        Raises:
+            Raced: another process was first between our look and our insert.
+        """
+        try:
+            tx.connection.execute(insert_into(table), values)
+        except IntegrityError:
+            raise Raced from None
 
     def _journal(
         self, tx: Transaction, key: GroupKey, notes: Iterable[Note], observer: str
     ) -> None:
         rows = [
-            note_values(key, note, observer=observer, at=self._clock(), transaction_id=tx.id)
+            note_row(key, note, observer=observer, at=self._clock(), transaction_id=tx.id)
             for note in notes
         ]
         if rows:
@@ -155,8 +168,8 @@ class SqlVerbs(SqlReadiness):
             tx.connection.execute(ledger_statements.abandon_intent(key, shard, newest.sequence))
 
     def _insert_shards(self, tx: Transaction, key: GroupKey, shards: list[ShardLease]) -> None:
-        rows = [key_values(key) | {"shard_id": row.shard} | shard_values(row) for row in shards]
-        if rows:
+        if shards:
+            rows = [SHARD.row(key, shard) for shard in shards]
             tx.connection.execute(insert_into(shard_lease), rows)
 
     def _journalled_of_shard(self, key: GroupKey, shard: ShardId) -> Mark:
@@ -204,7 +217,7 @@ class _Change(NamedTuple):
 def _by_change(steps: Sequence[Step]) -> dict[_Change, list[Step]]:
     alike: dict[_Change, list[Step]] = {}
     for step in steps:
-        before, after = shard_values(step.before), shard_values(step.after)
+        before, after = SHARD.values(step.before), SHARD.values(step.after)
         change = _Change(
             after.pop("lease_id") - before["lease_id"],
             after.pop("consumer_epoch") - before["consumer_epoch"],

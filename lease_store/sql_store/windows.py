@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt, Windows
-from dagster_leasehold.lease_store.sql_store import window_statements as statements
-from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.history_mapping import file_from, file_values
-from dagster_leasehold.lease_store.sql_store.lease_mapping import Row, key_values
+from dagster_leasehold.lease_store.sql_store import ledger_statements as statements
+from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows
+from dagster_leasehold.lease_store.sql_store.mapping import ATTEMPT, WINDOW, key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import event_window, window_attempt
-from dagster_leasehold.lease_store.transactions import Raced, Transaction
+from dagster_leasehold.lease_store.transactions import Transaction
 
 
 class SqlWindows(SqlVerbs, Windows):
@@ -35,7 +32,7 @@ class SqlWindows(SqlVerbs, Windows):
         def work(tx: Transaction) -> list[EventWindow]:
             self._group(tx, key)
             statement = statements.select_windows(key, asset, since, until)
-            return [window_from(row) for row in tx.rows(statement)]
+            return [WINDOW.read(row) for row in tx.rows(statement)]
 
         return self._read("windows", work)
 
@@ -43,10 +40,11 @@ class SqlWindows(SqlVerbs, Windows):
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
+        own = {"asset": window.asset, "window_start": window.start}
+
         def stored(tx: Transaction) -> EventWindow | None:
-            statement = statements.select_window(key, window.asset, window.start)
-            row = tx.rows(statement).first()
-            return window_from(row) if row is not None else None
+            row = tx.rows(lock_rows(event_window, key, **own)).first()
+            return WINDOW.read(row) if row is not None else None
 
         def work(tx: Transaction) -> Changed | Stale:
             self._group(tx, key)
@@ -57,21 +55,11 @@ class SqlWindows(SqlVerbs, Windows):
                 return tx.abandon(Stale())
             if attempt is not None and not self._freed(tx, key, attempt):
                 return tx.abandon(Stale())
-            values = window_values(window)
-            if before is not None:
-                self._change_row(
-                    tx,
-                    statements.update_window(
-                        key, window.asset, window.start, before.version, values
-                    ),
-                )
-                return Changed()
-            named = {"asset": window.asset, "window_start": window.start}
-            try:
-                tx.connection.execute(insert_into(event_window), key_values(key) | named | values)
-            except IntegrityError:
-                # Somebody was first between our look and our insert: look again.
-                raise Raced from None
+            if before is None:
+                self._add_row(tx, event_window, WINDOW.row(key, window))
+            else:
+                values, version = WINDOW.values(window), before.version
+                self._change_row(tx, event_window, key, values, version=version, **own)
             return Changed()
 
         def mark(tx: Transaction) -> bool:
@@ -84,22 +72,16 @@ class SqlWindows(SqlVerbs, Windows):
         def work(tx: Transaction) -> Changed:
             self._group(tx, key)
             # The whole group is locked by its rows; where there is none, the key decides.
-            chosen = statements.select_attempts(key, lock=True)
-            rows = list(tx.rows(chosen))
+            rows = tx.rows(statements.select_attempts(key).with_for_update()).all()
             if any(row["attempt"] == attempt for row in rows):
                 return tx.abandon(Changed())
             values = {"attempt": attempt, "run": run, "begun_at": self._clock()}
             free = next((row["slot"] for row in rows if not row["attempt"]), None)
             if free is not None:
-                self._change_row(tx, statements.fill_slot(key, free, values))
-                return Changed()
-            slot = max((row["slot"] for row in rows), default=-1) + 1
-            try:
-                added = key_values(key) | {"slot": slot} | values
-                tx.connection.execute(insert_into(window_attempt), added)
-            except IntegrityError:
-                # Somebody took the slot between our look and our insert: look again.
-                raise Raced from None
+                self._change_row(tx, window_attempt, key, values, slot=free, attempt="")
+            else:
+                slot = max((row["slot"] for row in rows), default=-1) + 1
+                self._add_row(tx, window_attempt, key_values(key) | {"slot": slot} | values)
             return Changed()
 
         return self._write("begin_window", work)
@@ -124,48 +106,10 @@ class SqlWindows(SqlVerbs, Windows):
         def work(tx: Transaction) -> list[WindowAttempt]:
             self._group(tx, key)
             rows = tx.rows(statements.select_attempts(key))
-            attempts = [
-                WindowAttempt(row["attempt"], row["run"], row["begun_at"])
-                for row in rows
-                if row["attempt"]
-            ]
+            attempts = [ATTEMPT.read(row) for row in rows if row["attempt"]]
             return sorted(attempts, key=lambda each: each.attempt)
 
         return self._read("window_attempts", work)
 
     def _freed(self, tx: Transaction, key: GroupKey, attempt: str) -> bool:
         return tx.connection.execute(statements.free_slot(key, attempt)).rowcount == 1
-
-
-def window_values(window: EventWindow) -> dict[str, Any]:
-    """A window's columns, its key aside."""
-    return {
-        "window_end": window.end,
-        "version": window.version,
-        "generation": window.generation,
-        "run": window.run,
-        "files": [file_values(file) for file in window.files],
-        "records": window.records,
-        "covered": dict(window.covered),
-        "late": window.late,
-        "rerun": window.rerun,
-        "made_at": window.made_at,
-    }
-
-
-def window_from(row: Row) -> EventWindow:
-    """A window from its row."""
-    return EventWindow(
-        asset=row["asset"],
-        start=row["window_start"],
-        end=row["window_end"],
-        version=row["version"],
-        generation=row["generation"],
-        run=row["run"],
-        files=tuple(file_from(file) for file in row["files"]),
-        records=row["records"],
-        covered={ShardId(shard): number for shard, number in row["covered"].items()},
-        late=row["late"],
-        rerun=bool(row["rerun"]),
-        made_at=row["made_at"],
-    )

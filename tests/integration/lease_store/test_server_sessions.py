@@ -23,8 +23,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.sql_store import SqlStore, groups
-from dagster_leasehold.lease_store.sql_store.lease_mapping import shard_from
+from dagster_leasehold.lease_store.sql_store import SqlStore
+from dagster_leasehold.lease_store.sql_store.mapping import SHARD
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, B, World, X
 from tests.database_server import DatabaseServer
@@ -150,11 +150,13 @@ def test_a_large_group_is_read_by_a_machine_that_takes_its_time(
     engine = world.store._transactions.engine
     event.listen(engine, "checkout", idle_for_a_second_at_most)
 
-    def slow(row: object) -> ShardLease:
-        time.sleep(3)
-        return shard_from(row)  # pyright: ignore[reportArgumentType]
+    read = SHARD.read
 
-    monkeypatch.setattr(groups, "shard_from", slow)
+    def slow(row: Any) -> ShardLease:
+        time.sleep(3)
+        return read(row)
+
+    monkeypatch.setattr(SHARD, "read", slow)
     assert [lease.shard for lease in world.store.snapshot(world.key).shards] == [X]
 
 

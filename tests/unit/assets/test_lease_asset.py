@@ -41,8 +41,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def edge(at: int, to: ShardState, owner: NodeName | None, shard: str = "0") -> JournalEntry:
     moment = BEGIN + timedelta(seconds=at)
     return JournalEntry(
-        at, "edge", "why", "test", moment, shard=ShardId(shard), to_state=to, to_owner=owner
-    )
+        "edge", "why", ShardId(shard), to_state=to, to_owner=owner,
+        sequence=at, observer="test", at=moment,
+    )  # fmt: skip
 
 
 def stretch(begin: int, end: int, node: NodeName, shard: str = "0") -> Holding:

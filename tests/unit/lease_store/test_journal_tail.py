@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.journal_tail import SETTLED_AFTER_S, JournalTail
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.rules.transitions import Note
 
 KEY = GroupKey.parse("group", "stream")
 

@@ -1,0 +1,321 @@
+"""Between the columns of tables and frozen values, in both directions, by their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields
+from datetime import datetime
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from dagster_leasehold.lease_store.columns import NAME_LENGTH_MAX
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Node
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchState,
+    BatchStatistics,
+    Compacted,
+    DataFile,
+    LedgerHead,
+    RewriteClaim,
+    RewriteKind,
+    ShardTotals,
+    Throughput,
+)
+from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
+from dagster_leasehold.lease_store.rules.event_spans import span_of
+from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
+from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
+from dagster_leasehold.lease_store.sql_store.group_statements import GROUP_PREFIX
+from dagster_leasehold.lease_store.times import stored_time, time_text
+
+REASON_LENGTH_MAX = 1_000
+FILE_TIMES = ("first_event_time", "last_event_time")
+
+Row = Mapping[Any, Any]
+Ways = Mapping[str, Callable[[Any], Any]]
+Value = TypeVar("Value")
+
+
+class Columns(Generic[Value]):
+    """The columns that hold the fields of one kind of value.
+
+    Args:
+        kind: the dataclass.
+        key: its fields that belong to the row's key, behind the group.
+        without: its fields that have no column of their own; whoever reads gives them.
+        named: the columns of fields, where their names differ.
+        reads: makes a field of what is in its column, where they differ.
+        writes: makes what is in the column of a field, likewise.
+    """
+
+    def __init__(
+        self,
+        kind: type[Value],
+        *,
+        key: tuple[str, ...] = (),
+        without: tuple[str, ...] = (),
+        named: Mapping[str, str] | None = None,
+        reads: Ways | None = None,
+        writes: Ways | None = None,
+    ) -> None:
+        columns = {**_COLUMNS, **(named or {})}
+        reads, writes = {**_READS, **(reads or {})}, {**_WRITES, **(writes or {})}
+        each = (field.name for field in fields(kind))  # pyright: ignore[reportArgumentType]
+        names = [name for name in each if name not in without]
+        self._kind: Callable[..., Value] = kind
+        self._reads = [(name, columns.get(name, name), reads.get(name)) for name in names]
+        self._writes = [(name, columns.get(name, name), writes.get(name)) for name in names]
+        self._key = {columns.get(name, name) for name in key}
+
+    def read(self, row: Row, **given: Any) -> Value:
+        """Return the value of a row."""
+        for name, column, way in self._reads:
+            given[name] = row[column] if way is None else way(row[column])
+        return self._kind(**given)
+
+    def values(self, value: Value) -> dict[str, Any]:
+        """Return what the row of a value holds, its key aside."""
+        return {name: each for name, each in self._all(value) if name not in self._key}
+
+    def row(self, key: GroupKey, value: Value) -> dict[str, Any]:
+        """Return what a new row holds."""
+        return key_values(key) | dict(self._all(value))
+
+    def _all(self, value: Value) -> Iterable[tuple[str, Any]]:
+        for name, column, way in self._writes:
+            each = getattr(value, name)
+            if way is not None:
+                each = way(each)
+            elif isinstance(each, Enum):
+                each = each.value
+            yield column, each
+
+
+def key_values(key: GroupKey) -> dict[str, Any]:
+    """Return the first two columns of every key."""
+    return {"consume_group": key.group, "logstream_sig": key.stream}
+
+
+def _optional(way: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda stored: None if stored is None else way(stored)
+
+
+def _shard_ids(stored: list[str] | None) -> tuple[ShardId, ...]:
+    return tuple(map(ShardId, stored or ()))
+
+
+def _by_shard(stored: Mapping[str, Any]) -> dict[ShardId, Any]:
+    return {ShardId(shard): value for shard, value in stored.items()}
+
+
+def _pairs(stored: list[list[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(map(tuple, stored))
+
+
+def file_values(files: Iterable[DataFile]) -> list[dict[str, Any]]:
+    """Return files as the ledger's JSON holds them; times that are not known are left out."""
+    # An hour has thousands of files: pendulum would take longer for their times than the database
+    # for their rows, and nobody reads them here.
+    values = [asdict(file) for file in files]
+    for each in values:
+        for name in FILE_TIMES:
+            time = each.pop(name)
+            if time is not None:
+                each[name] = time.isoformat()
+    return values
+
+
+def _files_from(stored: str | list[dict[str, Any]]) -> tuple[DataFile, ...]:
+    """Return files from the ledger's JSON, or from its text where that is not decoded yet."""
+    rows = json.loads(stored) if isinstance(stored, str) else stored
+    return tuple(DataFile(**row | _file_times(row)) for row in rows)
+
+
+def _file_times(row: Mapping[str, str]) -> dict[str, Any]:
+    return {name: datetime.fromisoformat(row[name]) for name in FILE_TIMES if name in row}
+
+
+def _expired_values(expired: Expired) -> dict[str, Any]:
+    return asdict(expired.last) | {
+        "batches": expired.batches,
+        "records": expired.records,
+        "events_since": expired.events_since and time_text(expired.events_since),
+        "events_until": expired.events_until and time_text(expired.events_until),
+    }
+
+
+def _expired_from(values: Mapping[str, Any]) -> Expired:
+    since, until = values["events_since"], values["events_until"]
+    return Expired(
+        last=End(values["number"], values["cursor"], values["epoch"]),
+        batches=values["batches"],
+        records=values["records"],
+        events_since=since and stored_time(since),
+        events_until=until and stored_time(until),
+    )
+
+
+# These hold for the fields of all kinds, where a kind does not say otherwise.
+_COLUMNS = {"shard": "shard_id", "start": "start_cursor", "end": "end_cursor", "at": "recorded_at"}
+_READS: Ways = {
+    "shard": ShardId,
+    "holder": NodeName,
+    "files": _files_from,
+    **dict.fromkeys(("parents", "gone_parents"), _shard_ids),
+    **dict.fromkeys(("from_state", "to_state"), _optional(ShardState)),
+    **dict.fromkeys(
+        ("lease_owner", "consumer_owner", "from_owner", "to_owner"), _optional(NodeName)
+    ),
+}
+_WRITES: Ways = {
+    "files": file_values,
+    "gone_parents": lambda parents: parents or None,
+    "reason": lambda reason: reason[:REASON_LENGTH_MAX],
+}
+
+NODE = Columns(
+    Node,
+    key=("name",),
+    named={"name": "worker_instance"},
+    reads={"name": NodeName, "pinned": _optional(_by_shard)},
+)
+SHARD = Columns(ShardLease, key=("shard",), reads={"state": ShardState})
+PROGRESS = Columns(Progress)
+ENTRY = Columns(JournalEntry, reads={"shard": _optional(ShardId)})
+GAP = Columns(Gap, key=("shard",))
+EVENT = Columns(OutboxEvent, key=("sequence",))
+TOTALS = Columns(ShardTotals)
+# MariaDB adds integers up to a decimal.
+THROUGHPUT = Columns(Throughput, reads={"records": int})
+CLAIM = Columns(
+    RewriteClaim, key=("shard",), named={"at": "claimed_at"}, reads={"kind": RewriteKind}
+)
+COMPACTED = Columns(Compacted, named={"until": "compacted_until"})
+ATTEMPT = Columns(WindowAttempt, named={"at": "begun_at"})
+WINDOW = Columns(
+    EventWindow,
+    key=("asset", "start"),
+    named={"start": "window_start", "end": "window_end"},
+    reads={"covered": _by_shard},
+    writes={"covered": dict},
+)
+_SETTINGS = Columns(
+    Group,
+    without=("key", "generation"),
+    reads={"assignment": AssignmentMode, "gap_policy": GapPolicy},
+)
+_NOTE = Columns(Note)
+_BATCH = Columns(
+    Batch, key=("shard", "sequence"), without=("statistics",), reads={"state": BatchState}
+)
+_STATISTICS = Columns(BatchStatistics)
+_SUMMARY = Columns(
+    ShardSummary,
+    key=("shard", "version"),
+    without=("opening",),
+    reads={
+        "shard": lambda text: ShardId(text) if text else None,
+        "skips": _pairs,
+        "violations": _pairs,
+        "expired": _optional(_expired_from),
+    },
+    writes={
+        "shard": lambda shard: shard or "",
+        "entries": dict,
+        "expired": _optional(_expired_values),
+    },
+)
+
+
+def group_values(group: Group) -> dict[str, Any]:
+    """Return a group's settings; its generation has a statement of its own."""
+    return _SETTINGS.values(group)
+
+
+def group_from(row: Row) -> Group:
+    """Return a group from its row."""
+    key = GroupKey.parse(row["consume_group"], row["logstream_sig"])
+    return _SETTINGS.read(row, key=key, generation=row["generation"])
+
+
+def joined_group(row: Row) -> Group:
+    """Return the group of a `pulse` row."""
+    names = (name for name in row if name.startswith(GROUP_PREFIX))
+    return group_from({name.removeprefix(GROUP_PREFIX): row[name] for name in names})
+
+
+def note_row(
+    key: GroupKey, note: Note, *, observer: str, at: datetime, transaction_id: str
+) -> dict[str, Any]:
+    """Return a new journal row."""
+    return _NOTE.row(key, note) | {
+        "observer": observer.encode()[:NAME_LENGTH_MAX].decode(errors="ignore"),
+        "recorded_at": at,
+        "transaction_id": transaction_id,
+    }
+
+
+def batch_row(key: GroupKey, batch: Batch) -> dict[str, Any]:
+    """Return a new ledger row."""
+    return _BATCH.row(key, batch) | output_values(batch.files, batch.statistics)
+
+
+def batch_values(batch: Batch) -> dict[str, Any]:
+    """Return what a ledger row holds, its key aside."""
+    return _BATCH.values(batch) | output_values(batch.files, batch.statistics)
+
+
+def output_values(files: tuple[DataFile, ...], statistics: BatchStatistics) -> dict[str, Any]:
+    """Return the columns of a ledger row that describe the batch's output."""
+    values = {"files": file_values(files), "event_span": span_of(files)}
+    return values | _STATISTICS.values(statistics)
+
+
+def batch_from(row: Row) -> Batch:
+    """Return a batch from its ledger row."""
+    return _BATCH.read(row, statistics=_STATISTICS.read(row))
+
+
+def head_from(row: Row) -> LedgerHead:
+    """Return a shard's head from its row and its newest ledger row."""
+    number, intended = row["sequence"], row["state"] == BatchState.INTENT
+    if number is not None and row["last_sequence"] is not None:
+        number = row["last_sequence"]
+    return LedgerHead(
+        shard=ShardId(row["shard_id"]),
+        check_point=row["check_point"],
+        next_number=0 if number is None else number + (not intended),
+        intent=row["run"] if intended else None,
+        version=row["ledger_version"],
+    )
+
+
+def event_row(key: GroupKey, event: OutboxEvent, at: datetime) -> dict[str, Any]:
+    """Return a new event's row; `at` is for the judgement of its age once it is delivered."""
+    return key_values(key) | EVENT.values(event) | {"delivered": False, "recorded_at": at}
+
+
+def summary_values(summary: ShardSummary) -> dict[str, Any]:
+    """Return what a summary's row holds, its key and version aside."""
+    opening = summary.opening
+    return _SUMMARY.values(summary) | {
+        "opened": opening.sequence if opening else None,
+        "opened_epoch": opening.epoch if opening else None,
+        "opened_run": opening.run if opening else "",
+        "opened_by": opening.owner if opening else None,
+    }
+
+
+def summary_from(row: Row) -> ShardSummary:
+    """Return a summary from its row."""
+    opening = None
+    if row["opened"] is not None:
+        owner = row["opened_by"] and NodeName(row["opened_by"])
+        opening = Opening(row["opened"], row["opened_epoch"], row["opened_run"], owner)
+    return _SUMMARY.read(row, opening=opening)
