@@ -25,7 +25,6 @@ from sqlalchemy import (
     Text,
     column,
     func,
-    inspect,
     select,
     table,
 )
@@ -34,43 +33,29 @@ from sqlalchemy.exc import DBAPIError
 from dagster_leasehold.lease_store.columns import (
     AutoNumber,
     EventTime,
-    ExactText,
     JsonText,
     ServerTime,
     server_time,
 )
 from dagster_leasehold.lease_store.database_errors import error_number
 from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.migrations.repeatable import (
+    OPTIONS,
+    create_index,
+    cursor,
+    group_key,
+    identifier,
+    short_text,
+)
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 _NO_TRIGGERS_ALLOWED = 1419
 _NOT_GRANTED = 1142
 _log = logging.getLogger(__name__)
 
 metadata = MetaData()
-
-_OPTIONS: dict[str, Any] = {
-    "mysql_engine": "InnoDB",
-    "mysql_charset": "utf8mb4",
-    "mysql_collate": "utf8mb4_bin",
-}
-
-
-def _identifier(name: str, *, key: bool = True, nullable: bool = False) -> Column[str]:
-    column = ExactText(64)
-    return Column(name, column, primary_key=key, nullable=nullable and not key)
-
-
-def _cursor(name: str, *, nullable: bool = False) -> Column[str]:
-    return Column(name, ExactText(512), nullable=nullable)
-
-
-def _name(name: str, *, nullable: bool = False) -> Column[str]:
-    return Column(name, ExactText(255), nullable=nullable)
 
 
 def _times() -> tuple[Column[Any], Column[Any]]:
@@ -98,8 +83,7 @@ def _grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
 Table(
     "consumer_group",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
+    *group_key(),
     Column("ordered", Boolean, nullable=False),
     Column("timeout_s", Double, nullable=False),
     Column("handoff_limit_s", Double, nullable=False),
@@ -111,94 +95,91 @@ Table(
     Column("generation", BigInteger, nullable=False),
     *_times(),
     *_grammar_checks("consumer_group", "consume_group", "logstream_sig"),
-    **_OPTIONS,
+    **OPTIONS,
 )
 
 Table(
     "loghub_client_worker_instance",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("worker_instance"),
+    *group_key(),
+    identifier("worker_instance"),
     Column("lease_id", BigInteger, nullable=False),
-    _name("incarnation"),
-    _name("address"),
+    short_text("incarnation"),
+    short_text("address"),
     Column("source_count", Integer),
     Column("node_id", Integer),
     Column("pinned", JsonText),
     Column("accepts_runs", Boolean, nullable=False),
     *_times(),
     *_grammar_checks("worker_instance", "worker_instance"),
-    **_OPTIONS,
+    **OPTIONS,
 )
 
 Table(
     "loghub_client_shard_lease",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("shard_id"),
+    *group_key(),
+    identifier("shard_id"),
     Column("lease_id", BigInteger, nullable=False),
-    _identifier("lease_owner", key=False, nullable=True),
-    _identifier("consumer_owner", key=False, nullable=True),
-    _cursor("check_point", nullable=True),
+    identifier("lease_owner", key=False, nullable=True),
+    identifier("consumer_owner", key=False, nullable=True),
+    cursor("check_point", nullable=True),
     Column("state", String(16), nullable=False),
     Column("consumer_epoch", BigInteger, nullable=False),
-    _name("consumer_run"),
+    short_text("consumer_run"),
     Column("handoff_eta_s", Double),
     Column("parents", JsonText, nullable=False),
-    _name("hash_begin"),
-    _name("hash_end"),
+    short_text("hash_begin"),
+    short_text("hash_end"),
     Column("read_only", Boolean, nullable=False),
     Column("subscribable", Boolean, nullable=False),
     Column("watermark", EventTime),
     *_times(),
     Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     *_grammar_checks("shard_lease", "shard_id"),
-    **_OPTIONS,
+    **OPTIONS,
 )
 
 Table(
     "lease_journal",
     metadata,
     Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
-    _identifier("consume_group", key=False),
-    _identifier("logstream_sig", key=False),
+    identifier("consume_group", key=False),
+    identifier("logstream_sig", key=False),
     Column("kind", String(16), nullable=False),
     Column("reason", Text, nullable=False),
-    _name("observer"),
+    short_text("observer"),
     Column("recorded_at", EventTime, nullable=False),
-    _identifier("shard_id", key=False, nullable=True),
+    identifier("shard_id", key=False, nullable=True),
     Column("edge", Integer),
     Column("from_state", String(16)),
     Column("to_state", String(16)),
-    _identifier("from_owner", key=False, nullable=True),
-    _identifier("to_owner", key=False, nullable=True),
+    identifier("from_owner", key=False, nullable=True),
+    identifier("to_owner", key=False, nullable=True),
     Column("epoch", BigInteger, nullable=False),
-    _name("run"),
-    _cursor("check_point", nullable=True),
+    short_text("run"),
+    cursor("check_point", nullable=True),
     # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
-    _name("transaction_id"),
+    short_text("transaction_id"),
     Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
     Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
     Index("lease_journal_by_transaction", "transaction_id"),
     sqlite_autoincrement=True,
-    **_OPTIONS,
+    **OPTIONS,
 )
 
 Table(
     "batch",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("shard_id"),
+    *group_key(),
+    identifier("shard_id"),
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    _cursor("start_cursor"),
-    _cursor("end_cursor"),
+    cursor("start_cursor"),
+    cursor("end_cursor"),
     Column("state", String(16), nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    _name("run"),
-    _identifier("holder", key=False),
+    short_text("run"),
+    identifier("holder", key=False),
     Column("attempt", Text, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("files", JsonText, nullable=False),
@@ -210,38 +191,37 @@ Table(
     Column("last_event_time", EventTime),
     Column("finished", Boolean, nullable=False),
     Column("committed_at", EventTime),
-    **_OPTIONS,
+    **OPTIONS,
 )
 
 Table(
     "outbox",
     metadata,
     Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
-    _identifier("consume_group", key=False),
-    _identifier("logstream_sig", key=False),
-    _identifier("shard_id", key=False),
+    identifier("consume_group", key=False),
+    identifier("logstream_sig", key=False),
+    identifier("shard_id", key=False),
     Column("kind", String(32), nullable=False),
-    _name("batch_id"),
+    short_text("batch_id"),
     Column("payload", JsonText, nullable=False),
-    _name("run"),
+    short_text("run"),
     Column("delivered", Boolean, nullable=False),
     Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
     sqlite_autoincrement=True,
-    **_OPTIONS,
+    **OPTIONS,
 )
 
 Table(
     "gap",
     metadata,
-    _identifier("consume_group"),
-    _identifier("logstream_sig"),
-    _identifier("shard_id"),
-    Column("start_cursor", ExactText(512), primary_key=True),
-    Column("end_cursor", ExactText(512), primary_key=True),
+    *group_key(),
+    identifier("shard_id"),
+    cursor("start_cursor", key=True),
+    cursor("end_cursor", key=True),
     Column("reason", Text, nullable=False),
     Column("recorded_at", EventTime, nullable=False),
     Column("acknowledged", Boolean, nullable=False),
-    **_OPTIONS,
+    **OPTIONS,
 )
 
 
@@ -275,10 +255,8 @@ def upgrade() -> None:
     connection = op.get_bind()
     metadata.create_all(connection, checkfirst=True)
     for each in metadata.sorted_tables:
-        indexes = {index["name"] for index in inspect(connection).get_indexes(each.name)}
         for index in sorted(each.indexes, key=lambda index: str(index.name)):
-            if index.name not in indexes:
-                index.create(connection)
+            create_index(str(index.name), each.name, index.columns.keys())
     if not _guarded(connection):
         _guard(connection)
 

@@ -19,22 +19,24 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
-    inspect,
     select,
     update,
 )
 
 from dagster_leasehold.lease_store.columns import ExactText
 from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.migrations.repeatable import (
+    SHARDS,
+    add_column,
+    create_index,
+    drop_index,
+)
 from dagster_leasehold.lease_store.rules.event_spans import span_of
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 _PAGE_ROWS = 1_000
-_SHARDS = "loghub_client_shard_lease"
 _KEY = ("consume_group", "logstream_sig", "shard_id")
 _TOTALS = ("committed_batches", "committed_records", "committed_bytes", "quarantined_records")
 _INDEXES = {
@@ -71,7 +73,7 @@ _batch = Table(
     Column("event_span", BigInteger),
 )
 _shards = Table(
-    _SHARDS,
+    SHARDS,
     _metadata,
     *(Column(name, ExactText(64), primary_key=True) for name in _KEY),
     *(Column(name, BigInteger) for name in _TOTALS),
@@ -80,9 +82,9 @@ _shards = Table(
 
 def upgrade() -> None:
     """Look once through the rows that the ledger holds already, in pages."""
-    _add("batch", Column("event_span", BigInteger))
+    add_column("batch", Column("event_span", BigInteger))
     for name in ("ledger_version", *_TOTALS):
-        _add(_SHARDS, Column(name, BigInteger, nullable=False, server_default="0"))
+        add_column(SHARDS, Column(name, BigInteger, nullable=False, server_default="0"))
     connection = op.get_bind()
     shards = connection.execute(select(*(_shards.c[name] for name in _KEY))).mappings().all()
     for shard in shards:
@@ -98,10 +100,9 @@ def upgrade() -> None:
         own = [_shards.c[name] == shard[name] for name in _KEY]
         connection.execute(update(_shards).where(*own).values(totals))
     for name, (table, columns) in _INDEXES.items():
-        _index(name, table, columns)
+        create_index(name, table, columns)
     # Its columns are the first ones of the two that take its place.
-    if "outbox_pending" in _indexes("outbox"):
-        op.drop_index("outbox_pending", "outbox")
+    drop_index("outbox_pending", "outbox")
 
 
 def _pages(
@@ -136,20 +137,3 @@ def _file(values: dict[str, Any]) -> DataFile:
     )
     quarantine = bool(values.get("quarantine"))
     return DataFile("", 0, 0, quarantine, first_event_time=first, last_event_time=last)
-
-
-# MySQL commits every change of a table by itself: an upgrade that was cut off goes on here.
-
-
-def _add(table: str, column: Column[int]) -> None:
-    if column.name not in {each["name"] for each in inspect(op.get_bind()).get_columns(table)}:
-        op.add_column(table, column)
-
-
-def _index(name: str, table: str, columns: Sequence[str]) -> None:
-    if name not in _indexes(table):
-        op.create_index(name, table, list(columns))
-
-
-def _indexes(table: str) -> set[str | None]:
-    return {each["name"] for each in inspect(op.get_bind()).get_indexes(table)}

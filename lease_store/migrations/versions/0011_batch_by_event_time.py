@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from alembic import op
-from sqlalchemy import inspect
+from dagster_leasehold.lease_store.migrations.repeatable import create_index, drop_index
 
 revision = "0011"
 down_revision = "0010"
-branch_labels = None
-depends_on = None
 
-_FORMER = "batch_by_event_span"
-_INDEX = "batch_by_event_time"
 _COLUMNS = ("consume_group", "logstream_sig", "event_span", "shard_id", "sequence")
 
 
 def upgrade() -> None:
-    """MySQL commits every change of a table by itself: an upgrade that was cut off goes on here."""
-    indexes = {index["name"] for index in inspect(op.get_bind()).get_indexes("batch")}
-    if _INDEX not in indexes:
-        op.create_index(_INDEX, "batch", list(_COLUMNS))
-    if _FORMER in indexes:
-        op.drop_index(_FORMER, "batch")
+    """Create the new index before the former one goes: at every moment there is one."""
+    create_index("batch_by_event_time", "batch", _COLUMNS)
+    drop_index("batch_by_event_span", "batch")
