@@ -78,25 +78,19 @@ def tell(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
         say(sentence)
 
 
-def show_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    numeric: Sequence[str] = (),
-) -> None:
-    """Print a table; None is shown as `-`, columns named in `numeric` are aligned to the right.
+def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> None:
+    """Print a table with columns such as `shard, >lag`; one marked by `>` is aligned to the right.
 
-    Cells are text, never markup: an identifier cannot colour or break the table.
+    None is shown as `-`. Cells are text, never markup: an identifier cannot colour a table.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        right = column in numeric
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for column in columns.split(", "):
+        justify = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     # Not as the table's own title: that would be folded to the width of a narrow table.

@@ -39,23 +39,16 @@ def get(
     home: Home = None,
 ) -> None:
     """Show the checkpoint of one shard, or of all."""
-    target = Target.at(home)
-    key = target.group(stream, group).key
-    leases = sorted(target.store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
-    if shard is not None:
-        leases = [target.shard(key, shard)]
+    target, key = Target.of_group(home, stream, group)
     rows = [
         {"shard": lease.shard, "check_point": lease.check_point, "epoch": lease.consumer_epoch}
-        for lease in leases
+        for lease in target.leases(key, None if shard is None else [shard])
     ]
     if as_json:
         show_json(rows)
         return
     show_table(
-        f"Checkpoints of {key}",
-        ("shard", "checkpoint", "epoch"),
-        ((row["shard"], row["check_point"], row["epoch"]) for row in rows),
-        numeric=("checkpoint", "epoch"),
+        f"Checkpoints of {key}", "shard, >checkpoint, >epoch", (tuple(row.values()) for row in rows)
     )
 
 
@@ -87,8 +80,7 @@ def set_(
 
     Committed output behind the new checkpoint is withdrawn, so that each record is there once.
     """
-    target = Target.at(home)
-    key = target.group(stream, group).key
+    target, key = Target.of_group(home, stream, group)
     lease = target.shard(key, shard)
     if not force:
         raise CheckpointRefused(

@@ -115,7 +115,7 @@ def prune(
         show_json({"older_than_days": age.days, "rows": rows, "failures": failures})
     else:
         if rows:
-            show_table("Rows deleted", ("table", "rows"), sorted(rows.items()), numeric=("rows",))
+            show_table("Rows deleted", "table, >rows", sorted(rows.items()))
         for failure in failures:
             say(failure)
         say(f"Deleted {rows.total():,} rows that were older than {age.days} days.")
@@ -170,7 +170,7 @@ def copy(
             }
         )
     else:
-        show_table("Rows copied", ("table", "rows"), copied.rows.items(), numeric=("rows",))
+        show_table("Rows copied", "table, >rows", copied.rows.items())
         for violation in copied.violations:
             say(f"VIOLATION: {violation}")
         groups, rows = len(copied.groups), sum(copied.rows.values())

@@ -30,8 +30,7 @@ def list_(
     stream: StreamArgument = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """List all gaps of a group: held or skipped, accepted or not."""
-    target = Target.at(home)
-    key = target.group(stream, group).key
+    target, key = Target.of_group(home, stream, group)
     gaps = sorted(target.store.gaps(key), key=lambda gap: rank_key(gap.shard))
     if as_json:
         show_json(gaps)
@@ -41,7 +40,7 @@ def list_(
         return
     show_table(
         f"Gaps of {key}",
-        ("shard", "start", "end", "checkpoint", "accepted", "found", "reason"),
+        "shard, >start, >end, checkpoint, accepted, found, reason",
         (
             (
                 gap.shard,
@@ -54,7 +53,6 @@ def list_(
             )
             for gap in gaps
         ),
-        numeric=("start", "end"),
     )
 
 
@@ -69,8 +67,7 @@ def ack(
     home: Home = None,
 ) -> None:
     """Accept the loss of a shard's gaps; a shard that waits at one continues after it."""
-    target = Target.at(home)
-    key = target.group(stream, group).key
+    target, key = Target.of_group(home, stream, group)
     wanted = target.shard(key, shard).shard
     accepted = [
         gap

@@ -123,12 +123,11 @@ def tell_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
     """Print the outcome for people."""
     show_table(
         f"Shards of {key}",
-        ("shard", "state", "checkpoint", "open in run", "holder"),
+        "shard, state, >checkpoint, open in run, holder",
         (
             (shard.shard, shard.state, shard.check_point, shard.run, shard.holder)
             for shard in draining.shards
         ),
-        numeric=("checkpoint",),
     )
     for shard in draining.shards:
         if shard.intent is not None and shard.drained:

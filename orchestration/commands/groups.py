@@ -154,7 +154,7 @@ def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> No
         return
     show_table(
         "Consumer groups",
-        ("stream", "group", "order", "assignment", "timeout s", "paused", "generation"),
+        "stream, group, order, assignment, >timeout s, paused, >generation",
         (
             (
                 group.key.stream,
@@ -167,7 +167,6 @@ def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> No
             )
             for group in groups
         ),
-        numeric=("timeout s", "generation"),
     )
 
 
@@ -187,7 +186,7 @@ def show(name: Name, stream: Stream = None, as_json: Json = False, home: Home = 
     if as_json:
         show_json(values)
         return
-    show_table("Consumer group", ("setting", "value"), values.items())
+    show_table("Consumer group", "setting, value", values.items())
 
 
 @app.command()

@@ -51,14 +51,11 @@ def plan(
     if loads:
         show_table(
             "Shards and load per node afterwards",
-            ("node", "shards", "records/s"),
+            "node, >shards, >records/s",
             ((node, count, loads[node]) for node, count in planned.counts),
-            numeric=("shards", "records/s"),
         )
     else:
-        show_table(
-            "Shards per node afterwards", ("node", "shards"), planned.counts, numeric=("shards",)
-        )
+        show_table("Shards per node afterwards", "node, >shards", planned.counts)
     if explain:
         for line in reasons:
             say(line)
@@ -74,16 +71,15 @@ def journal(
     home: Home = None,
 ) -> None:
     """Show every change of owner, tenure and checkpoint, with its reason."""
-    target = Target.at(home)
-    key = target.group(stream, group).key
-    wanted = target.shard(key, shard).shard if shard is not None else None
+    target, key = Target.of_group(home, stream, group)
+    wanted = target.named_shard(key, shard)
     entries = target.store.journal(key, shard=wanted, limit=limit, newest=True)
     if as_json:
         show_json(entries)
         return
     show_table(
         f"Journal of {key}",
-        ("#", "at", "what", "shard", "from -> to", "epoch", "reason"),
+        ">#, at, what, shard, from -> to, >epoch, reason",
         (
             (
                 entry.sequence,
@@ -96,7 +92,6 @@ def journal(
             )
             for entry in entries
         ),
-        numeric=("#", "epoch"),
     )
 
 
@@ -115,8 +110,7 @@ def verify(
     from dagster_leasehold.assets.output.ledger_view import expired_output, where_output_begins
     from dagster_leasehold.lease_store.rules.verification import audit
 
-    target = Target.at(home)
-    key = target.group(stream, group).key
+    target, key = Target.of_group(home, stream, group)
     with progress("reading journal and ledger", "batches") as report:
         proof = audit(target.store, key, progress=report)
     expired = expired_output(target.store, key)

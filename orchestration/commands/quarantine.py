@@ -23,12 +23,7 @@ from dagster_leasehold.orchestration.commands.options import (
     StreamModule,
 )
 from dagster_leasehold.orchestration.commands.records import json_record
-from dagster_leasehold.orchestration.commands.rewriting import (
-    chosen_shards,
-    refuse_failed,
-    replay_shards,
-    show_replay,
-)
+from dagster_leasehold.orchestration.commands.rewriting import replay_shards
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say, show_json, show_table
 
@@ -67,9 +62,8 @@ def list_(
     """
     from dagster_leasehold.assets.output.quarantine import quarantined_count, quarantined_records
 
-    target = Target.at(home)
-    key = target.group(stream, group).key
-    wanted = target.shard(key, shard).shard if shard is not None else None
+    target, key = Target.of_group(home, stream, group)
+    wanted = target.named_shard(key, shard)
     folder = target.settings.output_folder(key.stream, key.group)
     quarantined = quarantined_records(target.store, key, folder, wanted, since=_time(since))
     records = list(islice(quarantined, limit))
@@ -84,9 +78,8 @@ def list_(
         return
     show_table(
         f"{place}: {len(records):,} of {count:,} records in quarantine",
-        ("shard", "cursor", "event time", "bytes", "value", "error"),
+        "shard, >cursor, event time, >bytes, value, error",
         (_row(record) for record in records),
-        numeric=("cursor", "bytes"),
     )
 
 
@@ -140,18 +133,19 @@ def retry(
 
     span = ReplaySpan.parse(start, end, quarantined=True)
     target = Target.at(home)
-    declared, key = target.chosen(stream, group, module)
+    declared = target.chosen(stream, group, module)
     if declared.transform is None:
         raise TransformError(
             f"Stream {shown(declared.name)} has no transform in the settings, so there is nothing "
             "to try again with: name the module that declares it with --module."
         )
-    shards = chosen_shards(target, key, shard)
-    run, done = replay_shards(
-        target, declared, key, shards, span, replaces=replaces, of_settings=module is None
+    replay_shards(
+        target,
+        declared,
+        shard,
+        span,
+        title=f"Quarantine of {declared.key}, tried again",
+        of_settings=module is None,
+        replaces=replaces,
+        as_json=as_json,
     )
-    if as_json:
-        show_json({"group": str(key), "run": run, "shards": done})
-    else:
-        show_replay(f"Quarantine of {key}, tried again", done)
-    refuse_failed((report.shard, report.error) for report in done)

@@ -56,9 +56,8 @@ def cat(
     from dagster_leasehold.assets.output.committed_output import iter_records
     from dagster_leasehold.assets.output.ledger_view import expired_output, where_output_begins
 
-    target = Target.at(home)
-    key = target.group(stream, group).key
-    wanted = target.shard(key, shard).shard if shard is not None else None
+    target, key = Target.of_group(home, stream, group)
+    wanted = target.named_shard(key, shard)
     shards = None if wanted is None else [wanted]
     if parquet is None:
         folder = target.settings.output_folder(key.stream, key.group)

@@ -121,7 +121,7 @@ def export(
     if not live:
         held = service.checkpoints() if exists else {}
         _refuse_live(key, name, {shard: row.consumer for shard, row in held.items()}, target)
-    leases = sorted(target.store.snapshot(key).shards, key=lambda lease: rank_key(lease.shard))
+    leases = target.leases(key)
     cursors = {
         lease.shard: GroupCursor.parse(lease.shard, lease.check_point)
         for lease in leases

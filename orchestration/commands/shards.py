@@ -40,7 +40,7 @@ def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> No
         return
     show_table(
         "Shards",
-        ("shard", "parents", "read-only", "begin", "end", "hash range"),
+        "shard, parents, read-only, >begin, >end, hash range",
         (
             (
                 entry.shard,
@@ -52,7 +52,6 @@ def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> No
             )
             for entry in listing
         ),
-        numeric=("begin", "end"),
     )
 
 

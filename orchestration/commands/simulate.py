@@ -89,7 +89,7 @@ def _show(report: dict[str, Any]) -> None:
     seeds = f"Seed {first}" if number == 1 else f"{number:,} seeds from {first} on"
     show_table(
         f"{seeds}: {report['steps']:,} store calls in {report['virtual_s']:,.0f} simulated seconds",
-        ("what", "value"),
+        "what, value",
         [
             ("planning rounds after the last change", report["rounds"]),
             ("changes of owner", report["moves"]),
@@ -101,12 +101,7 @@ def _show(report: dict[str, Any]) -> None:
             ("take-over after a failure, longest s", takeover["max"]),
         ],
     )
-    show_table(
-        "Statements",
-        ("kind", "count"),
-        Counter[str](report["statements"]).most_common(),
-        numeric=("count",),
-    )
+    show_table("Statements", "kind, >count", Counter[str](report["statements"]).most_common())
     for violation in report["violations"]:
         say(f"VIOLATION: {violation}")
     say(f"{len(report['violations']) or 'No'} violations.")

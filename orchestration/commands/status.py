@@ -33,8 +33,7 @@ def status(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """Show a group's nodes, and its shards with state, owner, checkpoint and lag."""
-    target = Target.at(home)
-    key = target.group(stream, group).key
+    target, key = Target.of_group(home, stream, group)
     snapshot = target.store.snapshot(key)
     leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
     lags, trouble = lags_of(target.stream(key.stream).source, leases)
@@ -62,27 +61,24 @@ def status(
     paused = ", paused" if snapshot.group.paused else ""
     show_table(
         f"Nodes of {key} (generation {snapshot.group.generation}{paused})",
-        ("node", "member", "takes runs", "beats", "shards"),
+        "node, member, takes runs, >beats, >shards",
         (tuple(node.values()) for node in nodes),
-        numeric=("beats", "shards"),
     )
     for line in (*refusals, *([note] if note else ())):
         say(str(line))
     show_table(
         f"Shards of {key}",
-        ("shard", "state", "owner", "next", "checkpoint", "lag", "epoch", "open in run", "parents"),
+        "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents",
         (
             (*list(shard.values())[:7], str(shard["run"])[:8], ", ".join(lease.parents))
             for shard, lease in zip(shards, leases, strict=True)
         ),
-        numeric=("checkpoint", "lag", "epoch"),
     )
     if hooks:
         show_table(
             f"Batches that on_commit of {key} has not received",
-            ("shard", "waiting", "next", "failed attempts", "last error"),
+            "shard, >waiting, next, >failed attempts, last error",
             (tuple(hook.values()) for hook in hooks),
-            numeric=("waiting", "failed attempts"),
         )
     if upkeep is not None:
         _show_upkeep(upkeep)
@@ -129,12 +125,11 @@ def _show_upkeep(upkeep: UpkeepReport) -> None:
     show_table(
         f"Upkeep in the lease term of {upkeep.term_s:g} s before {upkeep.at}: {upkeep.ticks} ticks "
         f"for {upkeep.nodes} nodes",
-        ("statement", "number", "writes"),
+        "statement, >number, writes",
         (
             (kind, count, "yes" if kind in upkeep.writes else "no")
             for kind, count in upkeep.statements.items()
         ),
-        numeric=("number",),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,6 +60,18 @@ class Target:
         if settings.home.exists() and not settings.home.is_dir():
             raise InvalidSetting(f"The home {settings.home} is a file: name a folder.")
         return cls(settings)
+
+    @classmethod
+    def of_group(
+        cls, home: Path | None, stream: str | None, group: str | None
+    ) -> tuple[Target, GroupKey]:
+        """Return the deployment of a home, and a stored group of a declared stream.
+
+        Raises:
+            UnknownStream, UnknownGroup: there is none of the name.
+        """
+        target = cls.at(home)
+        return target, target.group(stream, group).key
 
     @cached_property
     def store(self) -> LeaseStore:
@@ -142,10 +154,8 @@ class Target:
 
         return declared_stream(self.declared(name), self.settings)
 
-    def chosen(
-        self, name: str | None, group: str | None, module: str | None
-    ) -> tuple[ShardStream, GroupKey]:
-        """Return a stream and its stored group: as the settings declare it, or as a module does.
+    def chosen(self, name: str | None, group: str | None, module: str | None) -> ShardStream:
+        """Return a stream with a stored group: as the settings declare it, or as a module does.
 
         Raises:
             InvalidSetting: the module cannot be imported.
@@ -158,12 +168,12 @@ class Target:
 
         if module is None:
             key = self.group(name, group).key
-            return replace(self.stream(key.stream), group=key.group), key
+            return replace(self.stream(key.stream), group=key.group)
         coded = stream_of_module(module, name, self.settings.home)
         coded = coded if group is None else replace(coded, group=group)
         if coded.key not in {stored.key for stored in self.store.groups(coded.key.stream)}:
             raise UnknownGroup(f"There is no consumer group {coded.key} in the lease store.")
-        return coded, coded.key
+        return coded
 
     def local_log(self, name: str | None) -> LocalLog:
         """Return the local log of a declared stream; it may not exist yet.
@@ -200,18 +210,33 @@ class Target:
             f"its groups are: {names}."
         )
 
+    def leases(self, key: GroupKey, shards: Sequence[str] | None = None) -> list[ShardLease]:
+        """Return the lease rows of some shards of a group, or of all of them by rank.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        rows = {row.shard: row for row in self.store.snapshot(key).shards}
+        ranked = sorted(rows, key=rank_key)
+        for shard in shards or ():
+            if ShardId(shard) not in rows:
+                raise UnknownShard(
+                    f"Group {key} has no shard {shown(shard)}; its shards are: {listed(ranked)}."
+                )
+        return [rows[ShardId(shard)] for shard in (shards or ranked)]
+
     def shard(self, key: GroupKey, shard: str) -> ShardLease:
         """Return the lease row of a shard.
 
         Raises:
             UnknownShard: the group has no such shard.
         """
-        wanted = ShardId(shard)
-        leases = self.store.snapshot(key).shards
-        for lease in leases:
-            if lease.shard == wanted:
-                return lease
-        raise UnknownShard(
-            f"Group {key} has no shard {shown(shard)}; its shards are: "
-            f"{listed(sorted((lease.shard for lease in leases), key=rank_key))}."
-        )
+        return self.leases(key, [shard])[0]
+
+    def named_shard(self, key: GroupKey, shard: str | None) -> ShardId | None:
+        """Return the shard that an option names, or None if it names none.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        return None if shard is None else self.shard(key, shard).shard

@@ -69,8 +69,7 @@ def vacuum(
             f"--older-than is {older_than}: use at least 1m, since readers that have listed files "
             "need time to read them."
         )
-    target = Target.at(home)
-    key = target.group(stream, group).key
+    target, key = Target.of_group(home, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     days = target.declared(stream).output_days if expire_days is None else expire_days
     forgotten = _expired(target, key, folder, output_age(days), dry_run=dry_run)

@@ -32,7 +32,7 @@ def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> N
         last_owner[batch.shard] = batch.holder
     show_table(
         f"Shards of {key}",
-        ("shard", "parents", "state", "owner", "records", "batches", "epoch", "checkpoint", "lag"),
+        "shard, parents, state, owner, >records, >batches, >epoch, >checkpoint, >lag",
         (
             (
                 lease.shard,
@@ -49,7 +49,6 @@ def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> N
             )
             for lease in leases
         ),
-        numeric=("records", "batches", "epoch", "checkpoint", "lag"),
     )
 
 
