@@ -29,110 +29,83 @@ class Place(NamedTuple):
     """The place of a command in the code, and its line in the list of commands.
 
     Attributes:
-        module: of the package `commands`; one that adds commands to another's application.
-        name: of its function, or of its Typer application.
+        module: of the package `commands`, with a function of the command's name, or with a Typer
+            application `app`; of the modules that add to one application, the last.
         help: the first sentence of its own help.
     """
 
     module: str
-    name: str
     help: str
 
 
 COMMANDS = {
     "demo": Place(
         "processes",
-        "demo",
         "Consume a log of 8 shards, from the first record to the proof, in a folder of its own.",
     ),
     "ui": Place(
         "processes",
-        "ui",
         "Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only.",
     ),
     "node": Place(
-        "nodes",
-        "node",
-        "Run this host's node: keep its code server and Spark running, and beat for it.",
+        "nodes", "Run this host's node: keep its code server and Spark running, and beat for it."
     ),
     "up": Place(
-        "up",
         "up",
         "Run a whole deployment on this machine until Ctrl-C: webserver, daemon, and several "
         "nodes.",
     ),
     "status": Place(
-        "status",
-        "status",
-        "Show a group's nodes, and its shards with state, owner, checkpoint and lag.",
+        "status", "Show a group's nodes, and its shards with state, owner, checkpoint and lag."
     ),
     "plan": Place(
-        "inspection",
-        "plan",
-        "Show what the next planning round would change; nothing is carried out.",
+        "inspection", "Show what the next planning round would change; nothing is carried out."
     ),
     "journal": Place(
-        "inspection",
-        "journal",
-        "Show every change of owner, tenure and checkpoint, with its reason.",
+        "inspection", "Show every change of owner, tenure and checkpoint, with its reason."
     ),
     "verify": Place(
         "inspection",
-        "verify",
         "Prove from journal and ledger that every record was committed once, and by its holder.",
     ),
-    "cat": Place("records", "cat", "Print committed records as JSON lines, in order per shard."),
+    "cat": Place("records", "Print committed records as JSON lines, in order per shard."),
     "load": Place(
         "records",
-        "load",
         "Append the lines of files to the local log of a stream; a log that is missing is made.",
     ),
     "replay": Place(
-        "rewriting",
-        "replay",
-        "Rebuild committed output with today's transform, while consumption continues.",
+        "rewriting", "Rebuild committed output with today's transform, while consumption continues."
     ),
     "compact": Place(
-        "rewriting",
-        "compact",
-        "Merge small files of committed output into larger ones, in the same order.",
+        "rewriting", "Merge small files of committed output into larger ones, in the same order."
     ),
     "vacuum": Place(
-        "vacuum",
         "vacuum",
         "Forget committed output that has expired; remove old files that the ledger does not name.",
     ),
     "metrics": Place(
-        "metrics",
-        "metrics",
-        "Serve Prometheus metrics of all groups of the lease store until Ctrl-C.",
+        "metrics", "Serve Prometheus metrics of all groups of the lease store until Ctrl-C."
     ),
     "simulate": Place(
         "simulate",
-        "simulate",
         "Simulate a consumer group under virtual time, and check every promise at every step.",
     ),
-    "group": Place(
-        "group_pausing", "app", "Create, list, change, pause and delete consumer groups."
-    ),
-    "checkpoint": Place("service_checkpoints", "app", "Show checkpoints, or force one."),
+    "group": Place("group_pausing", "Create, list, change, pause and delete consumer groups."),
+    "checkpoint": Place("service_checkpoints", "Show checkpoints, or force one."),
     "gap": Place(
-        "gaps", "app", "List ranges that were removed before they were read, and accept their loss."
+        "gaps", "List ranges that were removed before they were read, and accept their loss."
     ),
-    "shard": Place("shards", "app", "List, split and merge the shards of a local log."),
-    "quarantine": Place(
-        "quarantine", "app", "List records that could not be parsed, and try them again."
-    ),
-    "db": Place(
-        "database", "app", "Prepare the lease store's database, or copy it into another one."
-    ),
+    "shard": Place("shards", "List, split and merge the shards of a local log."),
+    "quarantine": Place("quarantine", "List records that could not be parsed, and try them again."),
+    "db": Place("database", "Prepare the lease store's database, or copy it into another one."),
 }
 
 
 def load_command(name: str) -> Any:
     """Import the module of a command, and return the command as Typer makes it."""
     place = COMMANDS[name]
-    target = getattr(importlib.import_module(f"{COMMANDS_PACKAGE}.{place.module}"), place.name)
+    module = importlib.import_module(f"{COMMANDS_PACKAGE}.{place.module}")
+    target = getattr(module, name, None) or module.app
     single = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )

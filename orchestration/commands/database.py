@@ -26,6 +26,14 @@ from dagster_leasehold.orchestration.presentation import (
 app = typer.Typer(
     help="Prepare the lease store's database, or copy it into another one.", no_args_is_help=True
 )
+OtherStore = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="VARIABLE",
+        help="Use another store: the environment variable that holds its URL.",
+    ),
+]
 
 
 @app.callback()
@@ -34,18 +42,7 @@ def _group() -> None:
 
 
 @app.command()
-def upgrade(
-    url_env: Annotated[
-        str | None,
-        typer.Option(
-            "--env",
-            metavar="VARIABLE",
-            help="Use another store: the environment variable that holds its URL.",
-        ),
-    ] = None,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None) -> None:
     """Upgrade the schema of the lease store to this release; safe to repeat."""
     from dagster_leasehold.lease_store import open_store
 
@@ -77,14 +74,7 @@ def prune(
             help="Delete rows older than this many days (default: the setting history_days).",
         ),
     ] = None,
-    url_env: Annotated[
-        str | None,
-        typer.Option(
-            "--env",
-            metavar="VARIABLE",
-            help="Use another store: the environment variable that holds its URL.",
-        ),
-    ] = None,
+    url_env: OtherStore = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:

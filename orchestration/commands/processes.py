@@ -62,7 +62,7 @@ def demo(
     source = DemoInput((*(files or ()), *(more_files or ())), records, seed)
     try:
         with ended_by_signals():
-            proven = run_demo(settings.home, settings.spark, source, time.monotonic, timeout_s)
+            proven = run_demo(settings.home, settings.spark, source, timeout_s)
     except DemoFailed as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(1) from None

@@ -10,19 +10,32 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 import typer
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, NodeNameTaken
+from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S
 from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home, WebPort
 from dagster_leasehold.orchestration.commands.processes import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.demo.home import running_alone
+from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
+from dagster_leasehold.orchestration.supervision.agent_state import AgentState, answering_alone
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.code_server import end_session
+from dagster_leasehold.orchestration.supervision.dagster_processes import (
+    child_environment,
+    daemon,
+    opened_instance,
+    storage_environment,
+    wait_for_port,
+    webserver,
+)
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.preflight import (
     HOME_BYTES,
@@ -36,10 +49,7 @@ from dagster_leasehold.orchestration.supervision.private_mariadb import (
     installed,
     room_needed,
 )
-
-if TYPE_CHECKING:
-    from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-    from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
+from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
 
 POLL_S = 0.5
 NODES_DEFAULT = 3
@@ -70,9 +80,6 @@ class NodeProcesses:
         self._supervised: list[SupervisedChild] = []
 
     def __enter__(self) -> Self:
-        from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-        from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
-
         for name in self._names:
             arguments = ["node", "--name", name, "--home", str(self._home)]
             arguments += ["--module", self._module] if self._module else []
@@ -88,12 +95,7 @@ class NodeProcesses:
             self._supervised.append(SupervisedChild(process, steady_clock, explained=[MISTAKE]))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.tell_to_end()
         for name, process in self._processes.items():
@@ -109,11 +111,6 @@ class NodeProcesses:
 
 def end_leftovers(folder: Path) -> None:
     """End the processes that a killed agent left, unless another agent is at work."""
-    from dagster_leasehold.lease_store.errors import NodeNameTaken
-    from dagster_leasehold.lease_store.identifiers import NodeName
-    from dagster_leasehold.orchestration.supervision.agent_state import AgentState, answering_alone
-    from dagster_leasehold.orchestration.supervision.code_server import end_session
-
     try:
         with answering_alone(folder, NodeName(folder.name)):
             state = AgentState.read(folder)
@@ -206,16 +203,7 @@ def _run(
     sqlite: bool,
 ) -> None:
     from dagster_leasehold.assets.deployment import ensure_instance_address
-    from dagster_leasehold.orchestration.demo.home import running_alone
-    from dagster_leasehold.orchestration.supervision.dagster_processes import (
-        child_environment,
-        daemon,
-        opened_instance,
-        wait_for_port,
-        webserver,
-    )
     from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
-    from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
 
     settings = target.settings
     with running_alone(settings.home), ExitStack() as stack:
@@ -266,8 +254,6 @@ def _storage(
 ) -> list[ChildProcess]:
     """Make lease store and Dagster's storage ready; return the processes that serve them."""
     from dagster_leasehold.lease_store import open_store
-    from dagster_leasehold.orchestration.instance import create_instance, nodes_text
-    from dagster_leasehold.orchestration.supervision.dagster_processes import storage_environment
 
     processes: list[ChildProcess] = []
     if uses_private_mariadb(settings, sqlite=sqlite):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,9 @@ from dagster_leasehold.orchestration.resources import declared_stream
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import (
     child_environment,
+    count_runs,
     daemon,
-    failed_runs,
     materialize_lease_table,
-    succeeded_runs,
 )
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
@@ -42,9 +42,7 @@ FIRST_PART = 0.6
 """The share of the input that is loaded before the start; the rest follows the split and merge."""
 
 
-def run_demo(
-    home: Path, spark: str, source: DemoInput, clock: Callable[[], float], timeout_s: float
-) -> bool:
+def run_demo(home: Path, spark: str, source: DemoInput, timeout_s: float) -> bool:
     """Run the demo in `home` from beginning to end; return True if its proof holds.
 
     Raises:
@@ -55,7 +53,7 @@ def run_demo(
     settings = demo_settings(home, spark)
     with running_alone(settings.home):
         begin_home(settings)
-        return Demo(settings, clock, timeout_s).run(source)
+        return Demo(settings, source, timeout_s).run()
 
 
 class Demo:
@@ -63,18 +61,18 @@ class Demo:
 
     Args:
         settings: of the demo's home.
-        clock: monotonic seconds.
+        source: its input.
         timeout_s: the longest time until everything is consumed, in seconds.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float], timeout_s: float) -> None:
+    def __init__(self, settings: Settings, source: DemoInput, timeout_s: float) -> None:
         self._settings = settings
-        self._environment = child_environment(settings, os.environ, settings_of_home_only=True)
-        self._clock = clock
+        self._source = source
         self._timeout_s = timeout_s
+        self._environment = child_environment(settings, os.environ, settings_of_home_only=True)
         self._times: dict[str, float] = {}
 
-    def run(self, source: DemoInput) -> bool:
+    def run(self) -> bool:
         """Run the demo to its end, leaving no process; return True if the proof holds.
 
         Raises:
@@ -82,41 +80,33 @@ class Demo:
         """
         from dagster_leasehold.lease_store import open_store
 
-        store = open_store(self._settings.store_url)
-        stream = declared_stream(self._settings.streams[0], self._settings)
-        expected = source.count
-        begin = self._clock()
-        with StageDisplay(self._clock, expected) as display:
-            with SparkWarmUp(self._settings, self._environment) as spark:
-                loader = self._consume(
-                    source,
-                    expected=expected,
-                    store=store,
-                    stream=stream,
-                    spark=spark,
-                    display=display,
-                )
-                stopping = self._clock()
-            self._times["stop"] = self._clock() - stopping
+        settings = self._settings
+        store = open_store(settings.store_url)
+        stream = declared_stream(settings.streams[0], settings)
+        expected = self._source.count
+        begin = time.monotonic()
+        with StageDisplay(time.monotonic, expected) as display, ExitStack() as ending:
+            spark = ending.enter_context(SparkWarmUp(settings, self._environment))
+            loader = self._consume(expected, store, stream, spark, display)
+            with self._timed("stop"):
+                ending.close()
         with self._timed("proof"):
             proven = self._prove(store, stream, loader)
         with self._timed("lease table"):
             # The UI opens with the table and its pictures in place.
-            proven = materialize_lease_table(self._settings, stream) and proven
+            proven = materialize_lease_table(settings, stream) and proven
         show_runs(
-            succeeded_runs(self._settings), failed_runs(self._settings), self._settings.dagster_home
+            count_runs(settings, "SUCCESS"), count_runs(settings, "FAILURE"), settings.dagster_home
         )
-        show_times(self._times, self._clock() - begin)
+        show_times(self._times, time.monotonic() - begin)
         say(
-            f"To print its records: leasehold cat {stream.name} --home {self._settings.home}\n"
-            f"To see its runs and shards in a browser: leasehold ui --home {self._settings.home}"
+            f"To print its records: leasehold cat {stream.name} --home {settings.home}\n"
+            f"To see its runs and shards in a browser: leasehold ui --home {settings.home}"
         )
         return proven
 
     def _consume(
         self,
-        source: DemoInput,
-        *,
         expected: int,
         store: Groups,
         stream: ShardStream,
@@ -133,18 +123,9 @@ class Demo:
         display.stage(f"starting Dagster and Spark with {' and '.join(settings.nodes)}")
         # Where the home is also the working directory, no other settings file is in reach.
         with daemon(settings, self._environment, folder=settings.home) as dagster:
-            watch = Watch(
-                settings=settings,
-                store=store,
-                stream=stream,
-                dagster=dagster,
-                spark=spark,
-                display=display,
-                clock=self._clock,
-                timeout_s=self._timeout_s,
-            )
+            watch = Watch(settings, store, stream, dagster, spark, display, self._timeout_s)
             with self._timed("start to first commit"):
-                loader = source.loader(log)
+                loader = self._source.loader(log)
                 loaded = loader.load(round(expected * FIRST_PART))
                 display.stage(f"loaded {loaded:,} of {expected:,} records into {SHARDS} shards")
                 watch.until(lambda now: now.consumed > 0 or (loaded == 0 and now.owned))
@@ -168,9 +149,9 @@ class Demo:
 
     @contextmanager
     def _timed(self, name: str) -> Generator[None]:
-        begin = self._clock()
+        begin = time.monotonic()
         yield
-        self._times[name] = self._clock() - begin
+        self._times[name] = time.monotonic() - begin
 
 
 def reshard(log: LocalLog) -> str:

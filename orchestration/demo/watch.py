@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -13,7 +13,7 @@ from dagster_leasehold.orchestration.demo.standing import Standing, standing
 from dagster_leasehold.orchestration.presentation import console, say
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.dagster_processes import active_runs, failed_runs
+from dagster_leasehold.orchestration.supervision.dagster_processes import active_runs, count_runs
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
 if TYPE_CHECKING:
@@ -57,12 +57,7 @@ class StageDisplay:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -90,41 +85,29 @@ class DemoFailed(LeaseholdError):
     """The demo did not reach its end; the message says how far it came, and where the log is."""
 
 
+@dataclass(frozen=True)
 class Watch:
-    """The watch over one demo until its deadline.
+    """The watch over one demo.
 
-    Args:
+    Attributes:
         settings: of the demo's home.
         store: its lease store.
         stream: that is consumed.
         dagster: the daemon.
         spark: the server that is being started.
         display: of each standing.
-        clock: monotonic seconds.
         timeout_s: the longest time of all waits together, in seconds.
+        began_at: the time of its clock at which it began.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        store: Groups,
-        stream: ShardStream,
-        dagster: ChildProcess,
-        spark: SparkWarmUp,
-        display: StageDisplay,
-        clock: Callable[[], float],
-        timeout_s: float,
-    ) -> None:
-        self._settings = settings
-        self._store = store
-        self._stream = stream
-        self._dagster = dagster
-        self._spark = spark
-        self._display = display
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self._deadline = clock() + timeout_s
+    settings: Settings
+    store: Groups
+    stream: ShardStream
+    dagster: ChildProcess
+    spark: SparkWarmUp
+    display: StageDisplay
+    timeout_s: float
+    began_at: float = field(default_factory=time.monotonic)
 
     def until(self, reached: Callable[[Standing], bool]) -> None:
         """Wait until a standing is reached, showing each.
@@ -133,24 +116,24 @@ class Watch:
             DemoFailed: the daemon has ended, Spark did not start, or the time is up.
         """
         while True:
-            now = standing(self._store, self._stream.key, self._stream.source)
-            self._display.show(now)
+            now = standing(self.store, self.stream.key, self.stream.source)
+            self.display.show(now)
             if reached(now):
                 return
-            if self._spark.error:
-                raise DemoFailed(self._spark.error)
-            if self._dagster.exit_code() is not None:
-                raise DemoFailed(self._dagster.ending)
-            if self._clock() >= self._deadline:
-                failed = failed_runs(self._settings)
+            if self.spark.error:
+                raise DemoFailed(self.spark.error)
+            if self.dagster.exit_code() is not None:
+                raise DemoFailed(self.dagster.ending)
+            if time.monotonic() >= self.began_at + self.timeout_s:
+                failed = count_runs(self.settings, "FAILURE")
                 raise DemoFailed(
-                    f"After {self._timeout_s:.0f} s, {now.lag:,} records were not consumed yet and "
-                    f"{failed} runs had failed: see {self._dagster.log}."
+                    f"After {self.timeout_s:.0f} s, {now.lag:,} records were not consumed yet and "
+                    f"{failed} runs had failed: see {self.dagster.log}."
                 )
             time.sleep(POLL_S)
 
     def drain(self) -> None:
         """Wait until Dagster has no run left: a run that a stop interrupts would look failed."""
-        deadline = self._clock() + DRAIN_S
-        while active_runs(self._settings) and self._clock() < deadline:
+        deadline = time.monotonic() + DRAIN_S
+        while active_runs(self.settings) and time.monotonic() < deadline:
             time.sleep(POLL_S)

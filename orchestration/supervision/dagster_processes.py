@@ -18,7 +18,7 @@ from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, PREFIX,
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance, DagsterRunStatus
+    from dagster import DagsterInstance
 
     from dagster_leasehold.assets.shard_stream import ShardStream
 
@@ -165,30 +165,17 @@ def materialize_lease_table(settings: Settings, stream: ShardStream) -> bool:
         return done.success
 
 
-def count_runs(settings: Settings, statuses: list[DagsterRunStatus]) -> int:
+def count_runs(settings: Settings, *statuses: str) -> int:
     """Return the number of the instance's runs that have one of these statuses."""
-    from dagster import RunsFilter
+    from dagster import DagsterRunStatus, RunsFilter
 
+    wanted = [DagsterRunStatus(status) for status in statuses]
     with opened_instance(settings) as instance:
-        return instance.get_runs_count(RunsFilter(statuses=statuses))
+        return instance.get_runs_count(RunsFilter(statuses=wanted))
 
 
 def active_runs(settings: Settings) -> int:
     """Return the number of runs that wait, start or work."""
     from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
-    return count_runs(settings, list(NOT_FINISHED_STATUSES))
-
-
-def failed_runs(settings: Settings) -> int:
-    """Return the number of runs that have failed."""
-    from dagster import DagsterRunStatus
-
-    return count_runs(settings, [DagsterRunStatus.FAILURE])
-
-
-def succeeded_runs(settings: Settings) -> int:
-    """Return the number of runs that have succeeded."""
-    from dagster import DagsterRunStatus
-
-    return count_runs(settings, [DagsterRunStatus.SUCCESS])
+    return count_runs(settings, *(status.value for status in NOT_FINISHED_STATUSES))

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -61,12 +60,7 @@ class SparkWarmUp:
             self._process.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is None:
             return
         from dagster_leasehold.assets.spark.connect_server import stop
