@@ -1,4 +1,8 @@
-"""Virtual time: who runs next is decided by the clock and, among equals, by the seed."""
+"""Virtual time: who runs next is decided by the clock and, among equals, by the seed.
+
+Real code that blocks has to let others go on, so each function under way has a stack of its own:
+greenlets, which wait for each other in one thread.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dagster_leasehold.simulation.strands import Strand, new_strand
+from greenlet import getcurrent, greenlet
 
 
 class Crashed(BaseException):
@@ -32,7 +36,7 @@ class Process:
 @dataclass(eq=False)
 class _Task:
     process: Process
-    strand: Strand | None = None
+    strand: greenlet | None = None
     ended: bool = False
 
 
@@ -66,7 +70,7 @@ class Schedule:
             finally:
                 task.ended = True
 
-        task.strand = new_strand(run)
+        task.strand = greenlet(run)
         self._push(self.now + delay_s, task)
 
     def call(self, delay_s: float, function: Callable[[], None]) -> None:
@@ -85,7 +89,8 @@ class Schedule:
             raise Crashed
         self._push(self.now + seconds, task)
         assert task.strand is not None
-        task.strand.suspend()
+        assert task.strand.parent is not None
+        task.strand.parent.switch()
         if task.process.dead:
             raise Crashed
 
@@ -116,7 +121,8 @@ class Schedule:
         if task.ended or task.strand is None:
             return
         self._current = task
-        task.strand.resume()
+        task.strand.parent = getcurrent()
+        task.strand.switch()
         self._current = None
 
     def _push(self, time: float, entry: _Task | Callable[[], None]) -> None:

@@ -30,7 +30,6 @@ from dagster_leasehold.simulation import (
 )
 from dagster_leasehold.simulation.configuration import Event, EventKind
 from dagster_leasehold.simulation.measures import FewestMoves
-from dagster_leasehold.simulation.strands import GreenletStrand, ThreadStrand
 from tests.simulation.mutants import MUTANTS, Mutant
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "500"))
@@ -220,14 +219,6 @@ def test_a_seed_replays_identically_in_another_process() -> None:
     ]
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) == 4
-
-
-def test_threads_and_greenlets_make_the_same_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = []
-    for strand in (GreenletStrand, ThreadStrand):
-        monkeypatch.setattr("dagster_leasehold.simulation.schedule.new_strand", strand)
-        outcomes.append(run_seed(config(5, steps=300), 5, Parts(consume)))
-    assert outcomes[0] == outcomes[1]
 
 
 def test_a_violation_names_its_seed_and_is_reported() -> None:
