@@ -7,7 +7,8 @@ A topic is read from its beginning to its end:
 * `confluent-kafka`: partition by partition over a kept connection, with the source's own pauses
   between fetches; keys and values are put into a list;
 * `plan`: the source finds the ends of all batches, which reads a sample of each;
-* `plan + read`: then the ranges are read in this process, into Arrow batches;
+* `read`: ranges that were planned before are read in this process, into Arrow batches;
+* `plan + read`: they are planned, and read in this process;
 * `plan + Spark`: then they go through Spark into committed form, one Parquet file a shard.
 
 The broker is librdkafka's mock, in this process, which keeps 5 MB a partition of at most 4.
@@ -26,6 +27,7 @@ from benchmarks.figures.source_reading import (
     in_spark,
     plan_and_read,
     planned,
+    read_alone,
     rows_of,
     scratch_folder,
     spark_session,
@@ -93,6 +95,7 @@ def ways(address: str, shards: int, folder: Path, session: Any) -> dict[str, Way
     return {
         "confluent-kafka": lambda: plainly(consumer, shards),
         "plan": lambda: plan_and_read(source, planned),
+        "read": read_alone(source, source),
         "plan + read": lambda: plan_and_read(source, here),
         "plan + Spark": lambda: plan_and_read(source, spark),
     }

@@ -6,7 +6,8 @@ A logstore of the tests' server of the wire protocol is read from its beginning 
 
 * `SDK`: PullLogs, page after page, shard by shard; each log's fields are put into a dictionary;
 * `plan`: the source finds the ends of all batches, which reads their LogGroups;
-* `plan + read`: then the ranges are read again, in this process;
+* `read`: ranges that were planned before are read in this process, into Arrow batches;
+* `plan + read`: they are planned, and read in this process;
 * `plan + Spark`: then they go through Spark into committed form, one Parquet file a shard.
 
 The server is one process of Python on the same machine. Answers are compressed by LZ4, which is the
@@ -32,6 +33,7 @@ from benchmarks.figures.source_reading import (
     in_spark,
     plan_and_read,
     planned,
+    read_alone,
     rows_of,
     scratch_folder,
     spark_session,
@@ -106,6 +108,7 @@ def ways(endpoint: str, folder: Path, session: Any) -> dict[str, Way]:
     return {
         "SDK": lambda: plainly(client),
         "plan": lambda: plan_and_read(source, planned),
+        "read": read_alone(source, source),
         "plan + read": lambda: plan_and_read(source, here),
         "plan + Spark": lambda: plan_and_read(source, spark),
     }

@@ -208,6 +208,15 @@ def record_schema() -> pa.Schema:
     )
 
 
+def no_attributes(count: int) -> pa.Array:
+    """Return the column `attributes` of records that have none, without an object per record."""
+    import pyarrow as pa
+
+    no_text = pa.array([], pa.string())
+    starts = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
+    return pa.MapArray.from_arrays(starts, no_text, no_text)
+
+
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Put small batches together, in order, to some thousand records or a few megabytes each."""
     pending: list[pa.RecordBatch] = []

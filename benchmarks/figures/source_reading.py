@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,12 +35,11 @@ Way: TypeAlias = Callable[[], int]
 ReadRanges: TypeAlias = Callable[[Sequence[ReadRange]], int]
 
 
-def plan_and_read(source: ShardSource, read: ReadRanges) -> int:
-    """Read each sweep over the shards right after it was planned, as a run does."""
+def sweeps(source: ShardSource) -> Iterator[list[ReadRange]]:
+    """Plan sweeps over all shards, from their beginnings to their ends."""
     cursors = {
         row.shard: source.cursor_at(row.shard, Position.BEGIN) for row in source.list_shards()
     }
-    count = 0
     while True:
         ranges: list[ReadRange] = []
         for shard, cursor in cursors.items():
@@ -49,8 +48,19 @@ def plan_and_read(source: ShardSource, read: ReadRanges) -> int:
                 ranges.append(ReadRange(shard, cursor, plan.end, plan.records))
             cursors[shard] = plan.end
         if not ranges:
-            return count
-        count += read(ranges)
+            return
+        yield ranges
+
+
+def plan_and_read(source: ShardSource, read: ReadRanges) -> int:
+    """Read each sweep over the shards right after it was planned, as a run does."""
+    return sum(read(ranges) for ranges in sweeps(source))
+
+
+def read_alone(source: ShardSource, reader: ShardReader) -> Way:
+    """Return a way to read, in this process, ranges that were planned once before."""
+    ranges = [range_ for sweep in sweeps(source) for range_ in sweep]
+    return lambda: in_process(reader)(ranges)
 
 
 def planned(ranges: Sequence[ReadRange]) -> int:

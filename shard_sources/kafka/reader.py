@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -12,7 +13,7 @@ from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.positions import parse_offset
-from dagster_leasehold.shard_sources.source import ReadRange, joined, record_schema
+from dagster_leasehold.shard_sources.source import ReadRange, joined, no_attributes, record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,19 +91,16 @@ class KafkaReader:
             SourceUnavailable: the partition ended before `end`, or nobody answers.
         """
         for messages in self._client.stream(shard, start):
-            wanted: list[Message] = []
-            for message in messages:
-                offset = message.offset() or 0
-                if (error := message.error()) is not None:
-                    yield wanted
-                    self._check_end(shard, error, offset, start, end)
-                    return
-                if offset >= end:
-                    yield wanted
-                    return
-                wanted.append(message)
+            errors = [message.error() for message in messages]
+            event = next((at for at, error in enumerate(errors) if error is not None), None)
+            offsets = [message.offset() or 0 for message in messages[:event]]
+            wanted = messages[: bisect_left(offsets, end)]
             yield wanted
-            if wanted and (wanted[-1].offset() or 0) + 1 >= end:
+            if offsets and offsets[-1] + 1 >= end:
+                return
+            if event is not None:
+                reached = messages[event].offset() or 0
+                self._check_end(shard, cast("KafkaError", errors[event]), reached, start, end)
                 return
 
     def _check_end(
@@ -133,26 +131,28 @@ def record_batch(shard: ShardId, messages: Sequence[Message]) -> pa.RecordBatch:
     """
     import pyarrow as pa
 
-    stamps = [message.timestamp() for message in messages]
-    times = [None if kind == NO_TIME else at for kind, at in stamps]
+    schema = record_schema()
+    times = [
+        None if (stamp := message.timestamp())[0] == NO_TIME else stamp[1] for message in messages
+    ]
+    headers = [message.headers() for message in messages]
     columns = [
         pa.repeat(pa.scalar(str(shard)), len(messages)),
         pa.array([message.offset() for message in messages], pa.int64()).cast(pa.string()),
         pa.array(times, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        pa.array(
-            [attributes(message.headers() or ()) for message in messages],
-            pa.map_(pa.string(), pa.string()),
-        ),
+        pa.array([attributes(each) for each in headers], schema.field("attributes").type)
+        if any(headers)
+        else no_attributes(len(messages)),
     ]
-    return pa.record_batch(columns, schema=record_schema())
+    return pa.record_batch(columns, schema=schema)
 
 
-def attributes(headers: HeadersType | tuple[()]) -> list[tuple[str, str | None]]:
+def attributes(headers: HeadersType | None) -> list[tuple[str, str | None]]:
     """Return headers as attributes: texts by name."""
     texts: dict[str, str | None] = {}
-    for name, value in headers.items() if isinstance(headers, dict) else headers:
+    for name, value in headers.items() if isinstance(headers, dict) else headers or ():
         if isinstance(value, bytes):
             try:
                 texts[name] = value.decode("utf-8")

@@ -22,6 +22,7 @@ import pyarrow as pa
 from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused
 from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
+from dagster_leasehold.shard_sources.source import no_attributes
 
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_RECORDS_MAX = 8192
@@ -209,9 +210,7 @@ def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
         # Plain values, the bulk of every load: no object per record.
         values = pa.array(records, pa.binary())
         keys = pa.nulls(count, pa.binary())
-        no_text = pa.array([], pa.string())
-        starts = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
-        attributes: pa.Array = pa.MapArray.from_arrays(starts, no_text, no_text)
+        attributes = no_attributes(count)
     else:
         whole = [item if isinstance(item, Record) else Record(item) for item in records]
         moments = [microseconds(item.event_time) if item.event_time else now_us for item in whole]

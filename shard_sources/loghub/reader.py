@@ -9,9 +9,9 @@ holes; then groups are pulled one at a time, so that each one's cursor is known.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_leasehold.lease_store.errors import (
     CursorExpired,
@@ -32,8 +32,9 @@ from dagster_leasehold.shard_sources.source import Position, ReadRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_leasehold.shard_sources.loghub.client import LogHubClient
+    from dagster_leasehold.shard_sources.loghub.client import LogHubClient, Pulled
 
+Answer = TypeVar("Answer")
 _YIELD_RECORDS = 8192
 _YIELD_BYTES = 4 * 1024 * 1024
 _SHARD_DIGITS_MAX = 9
@@ -114,10 +115,10 @@ class LogHubReader:
             stop = end.index if placed.number == end.group else None
             self._check_index(range_.shard, placed, max(first, stop or 0))
             columns.add(placed.group, placed.number, first, stop)
-            if len(columns.cursors) >= _YIELD_RECORDS or columns.bytes >= _YIELD_BYTES:
+            if len(columns) >= _YIELD_RECORDS or columns.bytes >= _YIELD_BYTES:
                 yield columns.batch()
                 columns = RecordColumns(range_.shard, self._fields)
-        if columns.cursors:
+        if len(columns):
             yield columns.batch()
 
     def _range(self, shard: ShardId, start: GroupCursor, end: GroupCursor) -> Iterator[PlacedGroup]:
@@ -186,15 +187,28 @@ class LogHubReader:
                 yield PlacedGroup(at, pulled.groups[0], following)
             at = following
 
-    def _pull(self, shard: ShardId, at: int, stop: str | None, count: int) -> Any:
+    def _pull(self, shard: ShardId, at: int, stop: str | None, count: int) -> Pulled:
+        number, cursor = self.number_of(shard), GroupCursor(at).service
         try:
-            return self.client.pull(self.number_of(shard), GroupCursor(at).service, stop, count)
+            return self._unless_removed(
+                shard, lambda: self.client.pull(number, cursor, stop, count)
+            )
         except CursorInvalid:
             # The service has one answer for what was removed and for what never was.
             self._check_within(shard, at)
             raise
+
+    def _unless_removed(self, shard: ShardId, ask: Callable[[], Answer]) -> Answer:
+        """Return the answer of a request about a shard.
+
+        Raises:
+            CursorExpired: retention has removed the shard as a whole.
+        """
+        try:
+            return ask()
         except UnknownShard:
-            # And one for a shard that it has forgotten and for one that never was.
+            # The service has one answer for a shard that it has forgotten and for one that never
+            # was.
             if self.removed(shard, self.client.shards()):
                 raise removed_error(shard) from None
             raise
@@ -221,7 +235,9 @@ class LogHubReader:
 
     def _cursor(self, shard: ShardId, at: Position | int) -> GroupCursor:
         place = at if isinstance(at, int) else at.value
-        return GroupCursor.from_service(shard, self.client.cursor(self.number_of(shard), place))
+        number = self.number_of(shard)
+        answer = self._unless_removed(shard, lambda: self.client.cursor(number, place))
+        return GroupCursor.from_service(shard, answer)
 
     def _check_index(self, shard: ShardId, placed: PlacedGroup, index: int) -> None:
         if index > len(placed.group.Logs):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -31,65 +30,75 @@ class Fields:
     key: str = ""
 
 
-@dataclass(slots=True)
 class RecordColumns:
     """Records on their way into an Arrow batch.
 
     `event_time` is the log's own time, cut to microseconds. Attributes are the group's topic,
     source and tags, under the names by which the service's queries know them, and the log's
     nanoseconds where microseconds do not hold them.
+
+    Attributes:
+        bytes: the size of the values so far.
     """
 
-    shard: ShardId
-    fields: Fields
-    cursors: list[str] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    keys: list[bytes | None] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
-    attributes: list[list[tuple[str, str]]] = field(default_factory=list)
-    bytes: int = 0
+    def __init__(self, shard: ShardId, fields: Fields) -> None:
+        self._shard = shard
+        self._fields = fields
+        self._cursors: list[str] = []
+        self._times: list[int] = []
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        # A map for each record, as Arrow lays them out: it is slow at taking them from dicts.
+        self._names: list[str] = []
+        self._texts: list[str] = []
+        self._map_ends = [0]
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._cursors)
 
     def add(self, group: Any, number: int, first: int, stop: int | None) -> None:
-        """Records `[first, stop)` of the LogGroup that the service's cursor `number` is before."""
-        common = group_attributes(group)
+        """Add records `[first, stop)` of the LogGroup that the cursor `number` is before."""
+        logs = group.Logs[first:stop]
         text = str(GroupCursor(number))
-        for index, log in enumerate(group.Logs[first:stop], first):
-            nanoseconds = log.Time_ns
-            contents = {content.Key: content.Value for content in log.Contents}
-            extra = dict(common)
-            if nanoseconds % 1000:
-                extra[NANOSECONDS] = str(nanoseconds)
-            key = contents.get(self.fields.key) if self.fields.key else None
-            if self.fields.value:
-                value = contents.pop(self.fields.value, None)
-                extra = {**_as_text(contents), **extra}
-            else:
-                value = json_value(contents)
-            self.cursors.append(f"{text}.{index}" if index else text)
-            self.times.append(log.Time * 1_000_000 + nanoseconds // 1000)
-            self.keys.append(key)
-            self.values.append(value)
-            self.attributes.append(list(extra.items()))
-            self.bytes += len(value or b"")
+        places = range(first, first + len(logs))
+        self._cursors += [f"{text}.{index}" if index else text for index in places]
+        moments = [(log.Time, log.Time_ns) for log in logs]
+        self._times += [seconds * 1_000_000 + rest // 1000 for seconds, rest in moments]
+        key, value = self._fields.key, self._fields.value
+        contents = [_contents(log) for log in logs] if key or value else []
+        self._keys += [each.get(key) for each in contents] if key else [None] * len(logs)
+        values = [each.pop(value, None) for each in contents] if value else _json_values(logs)
+        self._values += values
+        self.bytes += sum(len(each) for each in values if each)
+        common = group_attributes(group)
+        for at, (_, rest) in enumerate(moments):
+            attributes = {**_as_text(contents[at]), **common} if value else common
+            if rest % 1000:
+                attributes = {**attributes, NANOSECONDS: str(rest)}
+            self._names += attributes
+            self._texts += attributes.values()
+            self._map_ends.append(len(self._names))
 
     def batch(self) -> pa.RecordBatch:
         """The records as `record_schema()`."""
         import pyarrow as pa
 
         schema = record_schema()
-        columns: list[Any] = [
-            pa.repeat(pa.scalar(str(self.shard)), len(self.cursors)),
-            self.cursors,
-            self.times,
-            self.keys,
-            self.values,
-            self.attributes,
+        attributes = pa.MapArray.from_arrays(
+            pa.array(self._map_ends, pa.int32()),
+            pa.array(self._names, pa.string()),
+            pa.array(self._texts, pa.string()),
+        )
+        columns = [
+            pa.repeat(pa.scalar(str(self._shard)), len(self)),
+            pa.array(self._cursors, pa.string()),
+            pa.array(self._times, schema.field("event_time").type),
+            pa.array(self._keys, pa.binary()),
+            pa.array(self._values, pa.binary()),
+            attributes,
         ]
-        arrays = [
-            pa.array(column, type=each.type) if isinstance(column, list) else column
-            for column, each in zip(columns, schema, strict=True)
-        ]
-        return pa.record_batch(arrays, schema=schema)
+        return pa.record_batch(columns, schema=schema)
 
 
 def group_attributes(group: Any) -> dict[str, str]:
@@ -102,16 +111,28 @@ def group_attributes(group: Any) -> dict[str, str]:
     return attributes
 
 
-def json_value(contents: Mapping[str, bytes]) -> bytes:
-    """A log's fields as one JSON object: the same fields are the same bytes.
+def _contents(log: Any) -> dict[str, bytes]:
+    return {field.Key: field.Value for field in log.Contents}
+
+
+def _json_values(logs: Sequence[Any]) -> list[bytes]:
+    """Each log's fields as one JSON object: the same fields are the same bytes.
 
     Names are sorted, nothing is escaped that need not be, there are no blanks, and every value is
     a string. A value that is not UTF-8 stands in base64 under its name with `_base64` added. Of
     fields with one name, the last is kept, as the service's own clients do.
     """
-    return json.dumps(
-        _as_text(contents), ensure_ascii=False, sort_keys=True, separators=(",", ":")
-    ).encode("utf-8", "surrogatepass")
+    from msgspec.json import Encoder
+
+    encode = Encoder(order="sorted").encode
+    values: list[bytes] = []
+    for log in logs:
+        try:
+            text = {field.Key: field.Value.decode() for field in log.Contents}
+        except UnicodeDecodeError:
+            text = _as_text(_contents(log))
+        values.append(encode(text))
+    return values
 
 
 def _as_text(contents: Mapping[str, bytes]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
-from dagster_leasehold.lease_store.errors import UnknownShard, shown
+from dagster_leasehold.lease_store.errors import CursorExpired, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
@@ -75,13 +75,10 @@ class LogHub(LogHubReader):
         at = position
         if isinstance(at, datetime):
             at = max(0, int(at.timestamp() // 1))
-        self.number_of(shard)
         try:
             return str(self._cursor(shard, at))
-        except UnknownShard:
-            if self.removed(shard, self.client.shards()):
-                return GONE
-            raise
+        except CursorExpired:
+            return GONE
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Where a batch ends: at least one record; bytes are those of the messages.
@@ -98,12 +95,20 @@ class LogHub(LogHubReader):
             return removed_plan(shard, start)
         first = GroupCursor.parse(shard, start)
         end, whole, records, bytes_ = first, 0, 0, 0
+        # Asked for once, so that the last page of groups need not be an empty one.
+        stop = self._end(shard).group
+        if first.group >= stop:
+            self._check_within(shard, first.group)
         # Each group holds a record: no more groups are asked for than records are wanted.
-        for placed in self.groups(shard, first.group, None, count=limits.records_max):
+        for placed in self.groups(shard, first.group, stop, count=limits.records_max):
             begin = first.index if placed.number == first.group else 0
             self._check_index(shard, placed, begin)
-            for index, log in enumerate(placed.group.Logs[begin:], begin):
-                size = log.ByteSize()
+            sizes = [log.ByteSize() for log in placed.group.Logs[begin:]]
+            total = sum(sizes)
+            if records + len(sizes) <= limits.records_max and bytes_ + total <= limits.bytes_max:
+                records, bytes_ = records + len(sizes), bytes_ + total
+                sizes = []
+            for index, size in enumerate(sizes, begin):
                 full = records >= limits.records_max or bytes_ + size > limits.bytes_max
                 if whole and full:
                     return PlannedRange(str(end), whole, last=False)

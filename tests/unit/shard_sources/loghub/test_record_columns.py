@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns, json_value
+from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns
 from dagster_leasehold.shard_sources.source import record_schema
 
 NUMBER = 1447299606896632356
@@ -44,7 +44,8 @@ def test_a_value_is_json_of_all_fields_the_same_for_the_same_fields() -> None:
 
 
 def test_bytes_that_are_no_text_stand_in_base64() -> None:
-    assert json_value({"x": b"\xff\x00", "y": b"text"}) == b'{"x_base64":"/wA=","y":"text"}'
+    (row,) = rows(group({"x": b"\xff\x00", "y": b"text"}))
+    assert row["value"] == b'{"x_base64":"/wA=","y":"text"}'
 
 
 def test_a_named_field_is_the_value_as_bytes_and_the_others_are_attributes() -> None:
@@ -90,3 +91,41 @@ def test_a_part_of_a_group_has_the_cursors_of_the_whole() -> None:
     ]  # fmt: skip
     assert rows(made, first=2, stop=4) == whole[2:4]
     assert {row["shard_id"] for row in whole} == {"3"}
+
+
+def test_the_same_logs_give_the_same_columns() -> None:
+    columns = RecordColumns(ShardId("3"), Fields(key="user"))
+    columns.add(
+        group(
+            {"user": b"u", "text": 'ä "\\/\x00\x1f\x7f\u2028\r\n\t😀'.encode()},
+            {"z": b"", "A": b"1"},
+        ),
+        NUMBER,
+        0,
+        None,
+    )
+    columns.add(group({"x": b"\xff"}, nanoseconds=1_002, tags={"t": "1"}), NUMBER + 1, 0, None)
+    batch = columns.batch()
+    batch.validate(full=True)
+    common = [("__topic__", "nginx"), ("__source__", "10.0.0.7")]
+    assert batch.to_pydict() == {
+        "shard_id": ["3"] * 3,
+        "cursor": [str(NUMBER), f"{NUMBER}.1", str(NUMBER + 1)],
+        "event_time": [
+            datetime.fromtimestamp(1700000000, UTC),
+            datetime.fromtimestamp(1700000001, UTC),
+            datetime.fromtimestamp(1700000000, UTC).replace(microsecond=1),
+        ],
+        "key": [b"u", None, None],
+        "value": [
+            '{"text":"ä \\"\\\\/\\u0000\\u001f\x7f\u2028\\r\\n\\t😀","user":"u"}'.encode(),
+            b'{"A":"1","z":""}',
+            b'{"x_base64":"/w=="}',
+        ],
+        "attributes": [common, common, [("__tag__:t", "1"), *common, ("__time_ns_part__", "1002")]],
+    }
+
+
+@pytest.mark.parametrize("fields", [Fields(), Fields(value="a", key="b")])
+def test_no_logs_are_no_rows(fields: Fields) -> None:
+    assert rows(group({"a": b"1"}), fields, first=1) == []

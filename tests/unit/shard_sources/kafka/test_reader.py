@@ -1,0 +1,77 @@
+"""Messages become the columns of every source, whatever is missing from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.kafka.reader import NO_TIME, record_batch
+from dagster_leasehold.shard_sources.source import record_schema
+
+AT = 1_767_225_600_123
+CREATED = 1
+
+
+@dataclass
+class StoredMessage:
+    """A message with the methods of the client's that the reader calls."""
+
+    place: int
+    content: bytes | None = b"value"
+    name: bytes | None = None
+    stamp: tuple[int, int] = (CREATED, AT)
+    head: Any = None
+
+    def offset(self) -> int:
+        return self.place
+
+    def value(self) -> bytes | None:
+        return self.content
+
+    def key(self) -> bytes | None:
+        return self.name
+
+    def timestamp(self) -> tuple[int, int]:
+        return self.stamp
+
+    def headers(self) -> Any:
+        return self.head
+
+
+def columns_of(*messages: Any) -> dict[str, list[Any]]:
+    batch = record_batch(ShardId("3"), messages)
+    assert batch.schema.equals(record_schema())
+    batch.validate(full=True)
+    return batch.to_pydict()
+
+
+def test_the_same_messages_give_the_same_columns() -> None:
+    columns = columns_of(
+        StoredMessage(7, b"\xff\x00", b"key"),
+        StoredMessage(9, None, None, (NO_TIME, 0)),
+        StoredMessage(2**62, b"", b"", (CREATED, 0), [("a", b"1"), ("b", b"\xff"), ("a", b"2")]),
+        StoredMessage(2**62 + 1, head={"none": None, "text": "t"}),
+        StoredMessage(2**62 + 2, head=[]),
+    )
+    at = datetime(2026, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC)
+    assert columns == {
+        "shard_id": ["3"] * 5,
+        "cursor": ["7", "9", "4611686018427387904", "4611686018427387905", "4611686018427387906"],
+        "event_time": [at, None, datetime(1970, 1, 1, tzinfo=UTC), at, at],
+        "key": [b"key", None, b"", None, None],
+        "value": [b"\xff\x00", None, b"", b"value", b"value"],
+        "attributes": [
+            [],
+            [],
+            [("a", "2"), ("b_base64", "/w==")],
+            [("none", None), ("text", "t")],
+            [],
+        ],
+    }
+
+
+def test_messages_without_headers_have_empty_attributes_not_missing_ones() -> None:
+    columns = columns_of(StoredMessage(0), StoredMessage(1, head=[]))
+    assert columns["attributes"] == [[], []]
