@@ -19,11 +19,12 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.local_log import Record
-from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.positions import divide_offsets, parse_offset
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.retrying import ask
 from dagster_leasehold.shard_sources.source import (
     BoundedFromCursors,
+    DivisibleRanges,
     Limits,
     PlannedRange,
     Position,
@@ -39,6 +40,7 @@ __all__ = [
     "BoundedFromCursors",
     "CursorExpired",
     "CursorInvalid",
+    "DivisibleRanges",
     "Limits",
     "LogCorrupt",
     "PlannedRange",
@@ -60,6 +62,7 @@ __all__ = [
     "StreamPlace",
     "UnknownShard",
     "ask",
+    "divide_offsets",
     "parse_offset",
     "record_schema",
 ]

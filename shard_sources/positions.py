@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime
 
 from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.times import parse_time
-from dagster_leasehold.shard_sources.source import Limits, Position, ShardSource
+from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
 
 OFFSET_MAX = 2**63 - 1
 _DIGITS_MAX = len(str(OFFSET_MAX))
@@ -31,6 +32,23 @@ def parse_offset(shard: ShardId, cursor: str) -> int:
         if offset <= OFFSET_MAX:
             return offset
     raise CursorInvalid(f"{shown(cursor)} is not a cursor of shard {shard}.")
+
+
+def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
+    """Cut a range whose cursors are offsets into at most so many parts, even and in order.
+
+    Raises:
+        CursorInvalid: an end of the range is no offset.
+    """
+    shard = range_.shard
+    start, end = parse_offset(shard, range_.start), parse_offset(shard, range_.end)
+    length = max(0, end - start)
+    parts = max(1, min(parts, length))
+    cuts = [start + length * number // parts for number in range(parts)] + [end]
+    return [
+        ReadRange(shard, str(low), str(high), max(0, high - low))
+        for low, high in itertools.pairwise(cuts)
+    ]
 
 
 def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:

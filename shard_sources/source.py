@@ -177,6 +177,22 @@ class BoundedFromCursors(Protocol):
         ...
 
 
+@runtime_checkable
+class DivisibleRanges(Protocol):
+    """The part of a source whose ranges can be read in parts, side by side.
+
+    Its cursors are decimal numbers that grow from record to record.
+    """
+
+    def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
+        """Cut a range into parts of about the same size, in order, each with its length.
+
+        Each begins where the one before ends, and read one after the other they yield what the
+        range yields. There are fewer where it has fewer cursors than parts.
+        """
+        ...
+
+
 def bounds_for(
     source: ShardSource, cursors: Mapping[ShardId, str | None]
 ) -> dict[ShardId, ShardBounds]:

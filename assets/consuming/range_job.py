@@ -1,7 +1,9 @@
 """The Arrow way: one Spark job whose tasks read, transform and write, and send back rows.
 
 It is for streams without a transform, or with one from Arrow table to Arrow table. A shard that
-fails stops no other one, so that a job is never repeated for the sake of the others.
+fails stops no other one, so that a job is never repeated for the sake of the others. A range that
+is longer than a task's share is cut where the source can do that; its parts are made side by side,
+and their files are listed in the order of their records.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import ROW_DDL, RangeTasks
 from dagster_leasehold.assets.consuming.spark_work import SweepJob, failed_job, watched
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
-from dagster_leasehold.assets.consuming.task_packing import pack
+from dagster_leasehold.assets.consuming.task_packing import pack, parts_of
 from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
 from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.transform_mark import name_of
@@ -51,9 +53,10 @@ def attempt_ranges(
     transform = _pickled(job)
     attempt, folder = job.begin_attempt()
     shards = [range_.shard for range_ in ranges]
+    parts = parts_of(ranges, job.tasks_max, job.divide)
     tasks = RangeTasks(
         job.source_options,
-        tuple(pack(ranges, job.tasks_max)),
+        tuple(pack([part for cut in parts.values() for part in cut], job.tasks_max)),
         str(folder),
         transform,
         name_of(job.transform),
@@ -74,7 +77,7 @@ def attempt_ranges(
     for row in rows:
         of_shard[row.part.shard].append(row)
     results = {
-        range_.shard: outcome_of(range_, [range_], of_shard[range_.shard], attempt)
+        range_.shard: outcome_of(range_, parts[range_.shard], of_shard[range_.shard], attempt)
         for range_ in ranges
     }
     _clean(folder, rows, results)

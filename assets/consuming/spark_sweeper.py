@@ -26,7 +26,7 @@ from dagster_leasehold.assets.output.attempts import attempt_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_session import cores
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.source import ReadRange
+from dagster_leasehold.shard_sources.source import DivisibleRanges, ReadRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,6 +131,7 @@ class SparkSweeper:
             tasks_max=tasks_max or TASKS_PER_CORE * cores(),
             doomed=doomed,
             progressed=progressed,
+            divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,
         )
 
     def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
+from dagster_leasehold.assets.consuming.task_packing import Divide
 from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
 from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
@@ -42,6 +43,8 @@ class SweepJob:
         tasks_max: the most tasks a job is cut into.
         doomed: asked while a job runs; once it is true, the job is interrupted.
         progressed: called while a job makes progress, and when one begins.
+        divide: cuts a range into parts that tasks may read side by side; None where ranges stay
+            whole.
     """
 
     stream: StreamName
@@ -53,6 +56,7 @@ class SweepJob:
     tasks_max: int
     doomed: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
+    divide: Divide | None = None
 
     def begin_attempt(self) -> tuple[str, Path]:
         """Return the name of a new attempt, relative to the output, and its folder, made now."""

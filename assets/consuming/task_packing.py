@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange
+
+Divide = Callable[[ReadRange, int], Sequence[ReadRange]]
+"""A source's way to cut a range; see `DivisibleRanges.divide`."""
 
 RECORDS_PER_TASK_MIN = 10_000
 """A task costs as much as reading this many records."""
+RECORDS_PER_PART_MIN = 50_000
+"""Smaller parts would leave small files and save no time worth having."""
+UNEVEN_MAX = 1.25
+"""A range may be this much longer than a task's fair share and still stay whole."""
+
+
+def parts_of(
+    ranges: Sequence[ReadRange], tasks_max: int, divide: Divide | None
+) -> dict[ShardId, list[ReadRange]]:
+    """Return the parts of each shard's range, in order: one, unless others would wait for it.
+
+    A range that is longer than a task's fair share is cut, so that one busy shard uses all cores.
+
+    Args:
+        ranges: at most one per shard.
+        tasks_max: the most tasks that the parts are for.
+        divide: the source's way to cut a range; None where its ranges stay whole.
+    """
+    whole = {range_.shard: [range_] for range_ in ranges}
+    if divide is None:
+        return whole
+    # Only a source that can cut it knows how long a range is that was intended by another run.
+    sized = [range_ if range_.records else divide(range_, 1)[0] for range_ in ranges]
+    fair = sum(range_.records for range_ in sized) / tasks_max
+    share = max(fair * UNEVEN_MAX, RECORDS_PER_PART_MIN)
+    for range_ in sized:
+        count = min(tasks_max, round(range_.records / max(fair, RECORDS_PER_PART_MIN)))
+        if range_.records > share and count > 1:
+            whole[range_.shard] = list(divide(range_, count))
+    return whole
 
 
 def pack(ranges: Sequence[ReadRange], tasks_max: int) -> list[tuple[ReadRange, ...]]:

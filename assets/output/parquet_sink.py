@@ -4,6 +4,7 @@ Spark's own Parquet writer mixes shards in a file, or pays for a shuffle or a so
 apart. Like `assets.consuming.shard_data_source`, this module is imported by Spark's workers by its
 name.
 """
+# ruff: noqa: TID253
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark import TaskContext  # noqa: TID253
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage  # noqa: TID253
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from dagster_leasehold.assets.output.attempt_reports import (
     MovingRecords,

@@ -14,12 +14,13 @@ from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.kafka.reader import KafkaReader, payload
-from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.positions import divide_offsets, parse_offset
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
     Position,
+    ReadRange,
     ShardBounds,
     ShardReader,
 )
@@ -146,6 +147,10 @@ class KafkaSource(KafkaReader):
                     end = min(most, last + 1 + room)
                     return PlannedRange(str(end), records + end - last - 1, last=False)
         return PlannedRange(str(most), records, last=False)
+
+    def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
+        """Cut a range by its offsets; holes between them may make parts unequal."""
+        return divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
         """Offsets between a cursor and the end; holes count.

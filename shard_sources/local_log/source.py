@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.local_log.catalog import load_catalog
 from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
-from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.positions import divide_offsets, parse_offset
 from dagster_leasehold.shard_sources.removed_shards import (
     GONE,
     removed_bounds,
@@ -127,6 +127,10 @@ class LocalLogSource(LocalLogReader):
             return removed_plan(shard, start)
         entry = catalog.find(shard)
         return self._folder(entry.shard).plan(start, limits, finished=entry.read_only)
+
+    def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
+        """Cut a range by its offsets, which have no holes."""
+        return divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
         """Records between a cursor and the end; None where a removed shard may have had some.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,13 @@ import pytest
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from dagster_leasehold.shard_sources.registry import reader_from_options
-from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, record_schema
+from dagster_leasehold.shard_sources.source import (
+    DivisibleRanges,
+    Limits,
+    Position,
+    ReadRange,
+    record_schema,
+)
 from tests.sources.world import (
     LARGE_BYTES,
     START,
@@ -51,6 +58,25 @@ def test_ranges_follow_each_other_within_their_limits(world: SourceWorld, shard:
         cursor = plan.end
     assert read == list(VALUES)
     assert world.rows(shard, cursor, end) == []
+
+
+def test_the_parts_of_a_range_are_the_range(world: SourceWorld, shard: ShardId) -> None:
+    """Goal: tasks may read them side by side, in other processes, and nothing is lost or twice."""
+    source, bounds = world.source, world.source.bounds([shard])[shard]
+    if not isinstance(source, DivisibleRanges):
+        pytest.skip("its cursors are no numbers, so that its ranges stay whole")
+    range_ = ReadRange(shard, bounds.begin, bounds.end)
+    for count in (1, 2, 3, len(VALUES), 10 * len(VALUES)):
+        parts = source.divide(range_, count)
+        assert 1 <= len(parts) <= count
+        assert (parts[0].start, parts[-1].end) == (range_.start, range_.end)
+        assert all(one.end == other.start for one, other in pairwise(parts))
+        reader = reader_from_options(source.spark_options())
+        read = {part: [*reader.read(part)] for part in reversed(parts)}
+        rows = [row for part in parts for batch in read[part] for row in batch.to_pylist()]
+        assert [row["value"] for row in rows] == list(VALUES)
+        assert [row["cursor"] for row in rows] == [row["cursor"] for row in world.all_rows(shard)]
+        assert sum(part.records for part in parts) >= len(VALUES)
 
 
 def test_a_record_beyond_the_byte_limit_goes_alone(world: SourceWorld, shard: ShardId) -> None:

@@ -123,6 +123,33 @@ class ArrowSweeping(Sweeping):
             assert isinstance(outcome, SweepOutcome), outcome
             assert self.table(outcome).num_rows == len(AWKWARD) + self.records
 
+    def check_a_long_range_is_made_in_parts_side_by_side(self) -> None:
+        """Goal: the files of one batch, read as they are listed, hold its records in order."""
+        shard, values = ShardId("3"), [b"%d" % number for number in range(200_000)]
+        begin = int(self.log.bounds([shard])[shard].end)
+        self.log.append(shard, values)
+        range_ = ReadRange(shard, str(begin), str(begin + len(values)), len(values))
+        results = self.run(None, [*self.ranges("0"), range_])
+        outcome = results[shard]
+        assert isinstance(outcome, SweepOutcome), outcome
+        assert len(outcome.files) == 4
+        table = self.table(outcome)
+        assert table.column("value").to_pylist() == values
+        assert table.column("cursor")[0].as_py() == range_.start
+        assert outcome.statistics.records == outcome.statistics.written == len(values)
+        assert outcome.statistics.bytes == sum(map(len, values))
+        assert len(results[ShardId("0")].files) == 1
+
+        def odd(rows: pa.Table) -> pa.Table:
+            if any(value == b"123456" for value in rows.column("value").to_pylist()):
+                raise ValueError("cannot do this")
+            return rows
+
+        results = self.run(arrow_transform(odd), [*self.ranges("0"), range_])
+        assert isinstance(results[shard], TransformError), "one part fails its batch"
+        attempt = self.output / results[ShardId("0")].attempt
+        assert len([*attempt.iterdir()]) == 1, "the other parts are not left behind"
+
     def check_an_empty_range_is_an_outcome_without_files(self) -> None:
         [outcome] = self.run(None, [ReadRange(ShardId("0"), "5", "5", 0)]).values()
         assert isinstance(outcome, SweepOutcome), outcome

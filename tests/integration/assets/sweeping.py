@@ -54,6 +54,7 @@ class Sweeping:
             tag="leasehold-test",
             tasks_max=4,
             doomed=doomed,
+            divide=self.log.divide,
         )
         return run_sweep(self.spark, job, self.ranges() if ranges is None else ranges)
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_TASK_MIN, pack
+from dagster_leasehold.assets.consuming.task_packing import (
+    RECORDS_PER_PART_MIN,
+    RECORDS_PER_TASK_MIN,
+    UNEVEN_MAX,
+    pack,
+    parts_of,
+)
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.positions import divide_offsets
 from dagster_leasehold.shard_sources.source import ReadRange
 
 MANY = RECORDS_PER_TASK_MIN
@@ -38,3 +47,50 @@ def test_every_range_is_packed_once(records: list[int], tasks_max: int) -> None:
     assert sorted(range_.shard for task in packed for range_ in task) == sorted(
         range_.shard for range_ in ranges(*records)
     )
+
+
+PART = RECORDS_PER_PART_MIN
+
+
+def lengths(*records: int, tasks_max: int = 4) -> list[list[int]]:
+    parts = parts_of(ranges(*records), tasks_max, divide_offsets)
+    return [[part.records for part in cut] for cut in parts.values()]
+
+
+def test_one_busy_shard_is_cut_for_all_tasks() -> None:
+    assert lengths(8 * PART) == [[2 * PART] * 4]
+    assert lengths(2 * PART) == [[PART] * 2], "parts are worth their files"
+    assert lengths(PART) == [[PART]]
+
+
+def test_only_a_range_that_others_would_wait_for_is_cut() -> None:
+    assert lengths(*[4 * PART] * 16) == [[4 * PART]] * 16
+    cut = lengths(*[PART] * 4, 36 * PART)
+    assert cut == [[PART]] * 4 + [[9 * PART] * 4]
+
+
+def test_ranges_of_other_sources_stay_whole() -> None:
+    [range_] = ranges(100 * PART)
+    assert parts_of([range_], 4, None) == {range_.shard: [range_]}
+
+
+def test_a_range_of_unknown_length_is_cut_by_its_cursors() -> None:
+    range_ = ReadRange(ShardId("a"), "10", str(10 + 8 * PART))
+    assert [part.records for part in parts_of([range_], 4, divide_offsets)["a"]] == [2 * PART] * 4
+
+
+@given(st.lists(st.integers(0, 10 * PART), min_size=1, max_size=20), st.integers(1, 16))
+def test_parts_are_the_ranges_and_none_is_much_longer_than_its_share(
+    records: list[int], tasks_max: int
+) -> None:
+    given_ranges = ranges(*records)
+    parts = parts_of(given_ranges, tasks_max, divide_offsets)
+    fair = max(sum(records) / tasks_max, PART)
+    for range_ in given_ranges:
+        cut = parts[range_.shard]
+        assert (cut[0].start, cut[-1].end) == (range_.start, range_.end)
+        assert all(one.end == other.start for one, other in pairwise(cut))
+        assert sum(part.records for part in cut) == range_.records
+        assert len(cut) <= tasks_max
+        assert all(part.records <= fair * 1.5 + 1 for part in cut)
+        assert len(cut) == 1 or min(part.records for part in cut) >= PART / UNEVEN_MAX / 1.25
