@@ -63,22 +63,15 @@ Weighted = Annotated[
 def _changed(
     group: Group,
     *,
-    ordered: bool | None,
     timeout_s: float | None,
-    assignment: AssignmentMode | None,
     initial_position: str | None,
     node_cap: int | None,
-    gap_policy: GapPolicy | None,
-    weighted: bool | None,
+    **others: object,
 ) -> Group:
     """Return the group with every setting that was given, after checking it."""
-    changes: dict[str, Any] = {}
-    if ordered is not None:
-        changes["ordered"] = ordered
+    changes: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
     if timeout_s is not None:
         changes["timeout_s"] = Timing(timeout_s=timeout_s, beat_s=timeout_s / 3).timeout_s
-    if assignment is not None:
-        changes["assignment"] = assignment
     if initial_position is not None:
         changes["initial_position"] = _position(initial_position)
     if node_cap is not None:
@@ -87,10 +80,6 @@ def _changed(
                 f"--node-cap is {node_cap}: use a positive number, or 0 for no limit."
             )
         changes["node_cap"] = node_cap or None
-    if gap_policy is not None:
-        changes["gap_policy"] = gap_policy
-    if weighted is not None:
-        changes["weighted"] = weighted
     return dataclasses.replace(group, **changes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,14 +12,16 @@ from dagster_leasehold.orchestration.commands.options import Home, Json, Stream
 from dagster_leasehold.orchestration.commands.target import Target, listed
 from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
 
+if TYPE_CHECKING:
+    from dagster_leasehold.shard_sources.local_log import LocalLog
+
 app = typer.Typer(help="List, split and merge the shards of a local log.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
     """List the shards of a stream, with the cursors of what they hold."""
-    target = Target.at(home)
-    source = target.stream(stream).source
+    source = Target.at(home).stream(stream).source
     listing = source.list_shards()
     bounds = source.bounds([entry.shard for entry in listing])
     if as_json:
@@ -63,9 +65,8 @@ def split(
     home: Home = None,
 ) -> None:
     """Split a shard in two: it becomes read-only, and its children share its hash range."""
-    target = Target.at(home)
-    log = target.local_log(stream)
-    first, second = log.split(_shard(target, stream, shard))
+    log = Target.at(home).local_log(stream)
+    first, second = log.split(_shard(log, shard))
     tell(
         {"parents": [shard], "children": [first, second]},
         f"Split shard {shard} into {first} and {second}.",
@@ -82,9 +83,8 @@ def merge(
     home: Home = None,
 ) -> None:
     """Merge two neighbouring shards: they become read-only, and one child follows them."""
-    target = Target.at(home)
-    log = target.local_log(stream)
-    child = log.merge(_shard(target, stream, first), _shard(target, stream, second))
+    log = Target.at(home).local_log(stream)
+    child = log.merge(_shard(log, first), _shard(log, second))
     tell(
         {"parents": [first, second], "children": [child]},
         f"Merged shards {first} and {second} into {child}.",
@@ -92,13 +92,13 @@ def merge(
     )
 
 
-def _shard(target: Target, stream: str | None, shard: str) -> ShardId:
+def _shard(log: LocalLog, shard: str) -> ShardId:
     """Return the shard of a log by its name.
 
     Raises:
         UnknownShard: the log has no such shard.
     """
-    shards = [entry.shard for entry in target.local_log(stream).list_shards()]
+    shards = [entry.shard for entry in log.list_shards()]
     if shard not in shards:
         raise UnknownShard(
             f"The log has no shard {shown(shard)}; its shards are: {listed(shards)}."

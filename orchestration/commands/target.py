@@ -134,16 +134,14 @@ class Target:
         Raises:
             UnknownStream: no stream of the name, or None and there are several.
         """
+        chosen = [stream for stream in self.settings.streams if name in (None, stream.name)]
+        if len(chosen) == 1:
+            return chosen[0]
         names = listed(stream.name for stream in self.settings.streams)
         if name is None:
-            if len(self.settings.streams) == 1:
-                return self.settings.streams[0]
             raise UnknownStream(
                 f"Name the stream with --stream; the declared streams are: {names}."
             )
-        for stream in self.settings.streams:
-            if stream.name == name:
-                return stream
         raise UnknownStream(
             f"No stream {shown(name)} is declared; the declared streams are: {names}."
         )

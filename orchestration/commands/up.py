@@ -7,10 +7,10 @@ import string
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
 
@@ -58,8 +58,11 @@ MISTAKE = 2
 """The exit code of a command that one sentence explains."""
 
 
-class NodeProcesses:
-    """The agents that `leasehold up` starts, to be entered with `with`; they leave together.
+@contextmanager
+def agents_of_nodes(
+    settings: Settings, environment: Mapping[str, str], count: int, module: str | None
+) -> Generator[list[SupervisedChild]]:
+    """Start the agents of some nodes within the block; they leave together at its end.
 
     Args:
         settings: of the deployment.
@@ -67,49 +70,33 @@ class NodeProcesses:
         count: how many nodes.
         module: of the definitions, or None for those of the settings.
     """
-
-    def __init__(
-        self, settings: Settings, environment: Mapping[str, str], count: int, module: str | None
-    ) -> None:
-        self._home = settings.home.absolute()
-        self._folder = settings.node_folder
-        self._environment = environment
-        self._names = [f"node-{letter}" for letter in string.ascii_lowercase[:count]]
-        self._module = module
-        self._processes: dict[str, ChildProcess] = {}
-        self._supervised: list[SupervisedChild] = []
-
-    def __enter__(self) -> Self:
-        for name in self._names:
-            arguments = ["node", "--name", name, "--home", str(self._home)]
-            arguments += ["--module", self._module] if self._module else []
-            process = ChildProcess(
-                f"the agent of {name}",
-                [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", *arguments],
-                log=self._folder(name) / "agent.log",
-                environment=self._environment,
-                stop_timeout_s=LEAVE_TIMEOUT_S,
-            )
-            self._processes[name] = process
-            process.__enter__()
-            self._supervised.append(SupervisedChild(process, steady_clock, explained=[MISTAKE]))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.tell_to_end()
-        for name, process in self._processes.items():
-            process.stop()
-            end_leftovers(self._folder(name))
-
-    def look(self) -> None:
-        """Start each agent again that has died, and say so."""
-        for agent in self._supervised:
-            if sentence := agent.look():
-                say(sentence)
+    command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "node"]
+    command += ["--home", str(settings.home.absolute())]
+    command += ["--module", module] if module else []
+    agents = [
+        ChildProcess(
+            f"the agent of {name}",
+            [*command, "--name", name],
+            log=settings.node_folder(name) / "agent.log",
+            environment=environment,
+            stop_timeout_s=LEAVE_TIMEOUT_S,
+        )
+        for name in (f"node-{letter}" for letter in string.ascii_lowercase[:count])
+    ]
+    try:
+        yield [
+            SupervisedChild(agent.__enter__(), steady_clock, explained=[MISTAKE])
+            for agent in agents
+        ]
+    finally:
+        for agent in agents:
+            agent.tell_to_end()
+        for agent in agents:
+            agent.stop()
+            _end_leftovers(agent.log.parent)
 
 
-def end_leftovers(folder: Path) -> None:
+def _end_leftovers(folder: Path) -> None:
     """End the processes that a killed agent left, unless another agent is at work."""
     try:
         with answering_alone(folder, NodeName(folder.name)):
@@ -222,7 +209,7 @@ def _run(
         keeper.look()
         loaded = module or DEFINITIONS_MODULE
         pages = stack.enter_context(webserver(settings, environment, port, module=loaded))
-        agents = stack.enter_context(NodeProcesses(settings, environment, nodes, module))
+        agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, module))
         # Ended first: while the nodes leave, nothing new shall be launched.
         background = stack.enter_context(daemon(settings, environment, module=loaded))
         if module is None:
@@ -235,11 +222,13 @@ def _run(
                 f"To add a node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
                 f"--name node-{string.ascii_lowercase[nodes % 26]} --home {settings.home}"
             )
-        supervised = [SupervisedChild(child, steady_clock) for child in (background, pages)]
+        supervised = [
+            *agents,
+            *(SupervisedChild(each, steady_clock) for each in (background, pages)),
+        ]
         while not stop.is_set():
             sys.stdout.flush()
             keeper.look()
-            agents.look()
             for child in supervised:
                 if sentence := child.look():
                     say(sentence)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -92,6 +92,23 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         """Return its exit code, or None while it runs."""
         return None if self._process is None else self._process.poll()
+
+    def until(self, answers: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> str:
+        """Wait until it answers; return nothing, or the reason why it does not.
+
+        Args:
+            answers: asks it, which may take a moment.
+            timeout_s: the longest time that it may take, in seconds.
+            poll_s: the pause between two questions, in seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (code := self.exit_code()) is None:
+            if answers():
+                return ""
+            if time.monotonic() > deadline:
+                return f"has not answered for {timeout_s:.0f} s"
+            time.sleep(poll_s)
+        return f"ended with code {code} before it answered"
 
     @property
     def title(self) -> str:

@@ -72,6 +72,8 @@ class CodeServer:
     ) -> None:
         self._module = module
         self._listen = listen
+        host = "127.0.0.1" if listen.host in ("0.0.0.0", "::", "") else listen.host
+        self._reached = Endpoint(host, listen.port)
         self._folder = folder
         self._environment = dict(environment)
         self._clock = clock
@@ -103,10 +105,11 @@ class CodeServer:
         code = self._process.exit_code()
         if code is not None:
             say(f"The code server ended with code {code}: see {self.log}.")
-            self._again(now)
+            self._process = None
+            self._begin_at = now + self._waits.next_s()
             return False
         # A leftover of another process on this port must not be taken for ours.
-        if server_id(Endpoint(_reached(self._listen.host), self._listen.port)) == self._id:
+        if server_id(self._reached) == self._id:
             self._beat()
             self._answered_at = self._clock()
             self._waits.settle(now - self._started_at)
@@ -147,22 +150,11 @@ class CodeServer:
         self._started_at = self._clock()
         self.sessions.append(ProcessIdentity.of(self._process.pid))
 
-    def _again(self, now: float) -> None:
-        self._process = None
-        self._begin_at = now + self._waits.next_s()
-
     def _beat(self) -> None:
         from dagster._grpc.client import DagsterGrpcClient
 
         try:
-            DagsterGrpcClient(host=_reached(self._listen.host), port=self._listen.port).heartbeat(
-                "agent"
-            )
+            DagsterGrpcClient(self._reached.port, host=self._reached.host).heartbeat("agent")
         except Exception as error:
             # It answered a moment ago; whether it still does, the next look tells.
             say(f"The code server took no heartbeat: {type(error).__name__}.")
-
-
-def _reached(host: str) -> str:
-    """Return the host at which to reach a server on this machine that listens at `host`."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

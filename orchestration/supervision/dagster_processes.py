@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -74,7 +73,6 @@ def webserver(
     settings: Settings,
     environment: Mapping[str, str],
     port: int,
-    folder: Path | None = None,
     *,
     module: str = DEFINITIONS_MODULE,
 ) -> ChildProcess:
@@ -87,7 +85,6 @@ def webserver(
         ],
         log=settings.home.absolute() / "webserver.log",
         environment=environment,
-        folder=folder,
     )
 
 
@@ -107,22 +104,16 @@ def wait_for_port(port: int, pages: ChildProcess, stop: Event | None = None) -> 
     Raises:
         LeaseholdError: it has ended, or takes too long.
     """
-    deadline = time.monotonic() + WEBSERVER_START_S
-    while pages.exit_code() is None:
+
+    def answers() -> bool:
         if stop is not None and stop.is_set():
-            return
-        try:
-            with socket.create_connection((LOOPBACK, port), timeout=1.0):
-                return
-        except OSError:
-            time.sleep(POLL_S)
-        if time.monotonic() > deadline:
-            raise LeaseholdError(
-                f"{pages.title} has not answered for {WEBSERVER_START_S:.0f} s: see {pages.log}."
-            )
-    raise LeaseholdError(
-        f"{pages.title} ended with code {pages.exit_code()} before it answered: see {pages.log}."
-    )
+            return True
+        with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
+            return True
+        return False
+
+    if reason := pages.until(answers, WEBSERVER_START_S, POLL_S):
+        raise LeaseholdError(f"{pages.title} {reason}: see {pages.log}.")
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -48,7 +47,6 @@ PROGRAM, INSTALLER = "mariadbd", "mariadb-install-db"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 LOCK_TIMEOUT_S = 60.0
-POLL_S = 0.05
 LOG_SIZE = "--innodb-log-file-size=32M"
 """A third of the default, which every home would pay for on its disk."""
 
@@ -212,13 +210,10 @@ class PrivateMariaDB:
             stop_timeout_s=STOP_TIMEOUT_S,
         )
         self._process.__enter__()
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not _lets_in(access):
-            if self._process.exit_code() is not None or time.monotonic() > deadline:
-                raise StoreUnavailable(
-                    f"The MariaDB of {self._home} did not start: see {self._process.log}."
-                )
-            time.sleep(POLL_S)
+        if self._process.until(lambda: _lets_in(access), START_TIMEOUT_S):
+            raise StoreUnavailable(
+                f"The MariaDB of {self._home} did not start: see {self._process.log}."
+            )
 
     def _noted_access(self) -> Access:
         """Return the port and password of the last time; another port if that one is taken now."""
