@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -75,19 +76,15 @@ class Settings(BaseModel):
     history_days: float | Literal["forever"] = HISTORY_DAYS_DEFAULT
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
 
-    @field_validator("nodes", mode="before")
+    @field_validator("nodes", "streams", mode="before")
     @classmethod
-    def _names_by_comma(cls, value: object) -> object:
-        """Parse `a,b` or a JSON list of an environment variable; a file holds a list."""
-        if isinstance(value, str) and not value.lstrip().startswith("["):
+    def _list_of_variable(cls, value: object, info: ValidationInfo) -> object:
+        """Parse a JSON list of an environment variable, or nodes as `a,b`; a file holds a list."""
+        if not isinstance(value, str):
+            return value
+        if info.field_name == "nodes" and not value.lstrip().startswith("["):
             return tuple(part.strip() for part in value.split(",") if part.strip())
-        return json.loads(value) if isinstance(value, str) else value
-
-    @field_validator("streams", mode="before")
-    @classmethod
-    def _streams_as_json(cls, value: object) -> object:
-        """Parse the JSON list of objects of an environment variable."""
-        return json.loads(value) if isinstance(value, str) else value
+        return json.loads(value)
 
     @field_validator("nodes")
     @classmethod

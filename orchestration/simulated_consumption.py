@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
@@ -20,6 +22,7 @@ from dagster_leasehold.shard_sources.source import (
     Position,
     ReadRange,
     ShardBounds,
+    ShardSource,
 )
 from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
 from dagster_leasehold.simulation.shard_log import ShardLog
@@ -29,26 +32,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SimulatedSource:
+class SimulatedSource(ShardSource):
     """A simulated log as a source: cursors are the numbers of records."""
 
     log: ShardLog
 
+    @override
     def list_shards(self) -> list[ShardListing]:
-        """See `ShardSource.list_shards`."""
         return self.log.listing()
 
+    @override
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """See `ShardSource.bounds`."""
         rows = ((shard, self.log.shards[shard]) for shard in shards)
         return {shard: ShardBounds("0", str(row.end), row.read_only) for shard, row in rows}
 
+    @override
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """See `ShardSource.cursor_at`; a simulated log knows no times."""
+        # A simulated log knows no times.
         return str(self.log.shards[shard].end) if position is Position.END else "0"
 
+    @override
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """See `ShardSource.plan`."""
         row = self.log.shards[shard]
         if int(start) > row.end:
             raise CursorInvalid(
@@ -57,18 +61,19 @@ class SimulatedSource:
         end = min(int(start) + limits.records_max, row.end)
         return PlannedRange(str(end), end - int(start), row.read_only and end == row.end)
 
+    @override
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """See `ShardSource.lag`."""
         del shard
         return int(bounds.end) - int(cursor)
 
+    @override
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """Nothing: a simulated record has no content, and no Spark worker asks for it."""
+        # A simulated record has no content, and no Spark worker asks for it.
         del range_
         return iter(())
 
+    @override
     def spark_options(self) -> Mapping[str, str]:
-        """Nothing: no Spark worker builds this source again."""
         return {}
 
 

@@ -55,10 +55,8 @@ def withdraw(instance: DagsterInstance, node: str) -> None:
 
 def find(instance: DagsterInstance, node: str) -> Endpoint | None:
     """Return the address of a node's code server; None if no agent published it, or it left."""
-    key = _PREFIX + node
-    text = instance.daemon_cursor_storage.get_cursor_values({key}).get(key, "")
     try:
-        entry: Any = json.loads(text)
+        entry: Any = json.loads(_entry(instance, node) or "")
         return Endpoint(**cast("dict[str, Any]", entry))
     except (ValueError, TypeError):
         return None
@@ -66,8 +64,12 @@ def find(instance: DagsterInstance, node: str) -> Endpoint | None:
 
 def withdrawn(instance: DagsterInstance, node: str) -> bool:
     """Return True if the node had an agent that has left."""
+    return _entry(instance, node) == ""
+
+
+def _entry(instance: DagsterInstance, node: str) -> str | None:
     key = _PREFIX + node
-    return instance.daemon_cursor_storage.get_cursor_values({key}).get(key) == ""
+    return instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
 
 
 def server_id(endpoint: Endpoint, *, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
