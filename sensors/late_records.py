@@ -1,8 +1,8 @@
 """Records that were committed after their hour was made: found, counted, and marked for a rerun.
 
-Looked through are batches that are new since the last look, each once, and of these only files that
-reach back into hours that were asked for. What reaches into an hour is remembered by the number of
-the last such batch alone, until the hour's row is there: only then can anybody tell what the
+A look goes through the batches that are new since the last one, and opens only those of their files
+that reach back into hours that were asked for. Of the batches that reach into an hour, the number
+of the last one is remembered until the hour's row is there: only then can anybody tell what the
 hour's run has read.
 """
 

@@ -2,7 +2,7 @@
 
 Agents beat though the daemon is down, which would keep shards that nobody launches runs for. So
 each tick leaves a new mark in Dagster's storage, which daemon and agents share, and a node whose
-group gets no new mark stands as one that takes no runs.
+group gets no new mark counts as one that takes no runs.
 
 The mark is left at the end of a tick. Left at its beginning, the first agent to see it might take
 runs again while that tick still plans, and would be given the shards of all the others.

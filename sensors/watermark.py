@@ -234,7 +234,7 @@ class WatermarkRounds:
             run_key=f"{self.hourly.name}:{key}:{why}",
             partition_key=key,
             asset_selection=[self.hourly.key],
-            # Whether the hour is complete was decided here, with what only this process knows.
+            # That the hour is complete was decided here, from what only this process knows.
             run_config=dg.RunConfig(ops={self.hourly.name: WindowConfig(even_if_incomplete=True)}),
             tags={STREAM_TAG: self.hourly.stream.name},
         )

@@ -220,7 +220,7 @@ class Host:
         return all(other._ready_to_leave for other in self.leaves_with if other.up)
 
     def _leave(self, server: Process) -> None:
-        """Wait until the runs have let go and those who leave along are ready, then leave."""
+        """Wait until the runs have let go and all who leave together are ready, then leave."""
         stage = self._stage
         assert self.rebalancer is not None
         store = self._world.connect(server)

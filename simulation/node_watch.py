@@ -65,7 +65,7 @@ class NodeWatch:
     def check_renewed(self, name: NodeName, incarnation: str) -> None:
         """I4: only the incarnation that answers to a name is renewed; asked after each beat.
 
-        Who lost its place in the time that is excused beats once more before it knows.
+        A node that lost its place within the excused time beats once more before it notices.
         """
         node = self._nodes.get(name)
         if node is None or (name, incarnation) in self._excused:
@@ -75,10 +75,10 @@ class NodeWatch:
             self._check_distrusted(late, "renewed under another's name")
 
     def _check_distrusted(self, node: Node, how: str) -> None:
-        """I4: whoever loses its node had stopped to trust itself before.
+        """I4: whoever loses its node had stopped trusting itself before.
 
-        Who leaves with no shard open had nothing that its trust was in: a run that opens one later
-        is not its holder any more.
+        A node that leaves with no shard open relied on nothing: a run that opens one later is not
+        its holder any more.
         """
         now = self._stage.now
         member = (node.name, node.incarnation)

@@ -1,7 +1,7 @@
 """Changes of what nodes say of themselves while they work: groups are resized, shards pinned.
 
-Whoever runs a deployment changes its settings and starts its code servers again, one after the
-other, in any order. Only in groups that assign by modulo or by name; in those, of a swarm.
+Operators change the settings of a deployment and start its code servers again, one after the
+other, in any order. Here that happens in swarms alone, to groups that assign by modulo or by name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SettingsChanges:
             stage.schedule.call(0.0, lambda: self._pin(host))
 
     def settle(self) -> None:
-        """Give all nodes the settings that they shall have: everything heals.
+        """Give all nodes the settings that they are to have: everything heals.
 
         A cursor inside a batch is refused at every run; whoever reads that takes it back.
         """

@@ -101,7 +101,7 @@ class World(Surroundings, Network):
         self._fleet.arrive()
 
     def _heal(self) -> None:
-        """Stop all faults, and have whoever shall come back do so."""
+        """Stop all faults, and have hosts come back that are to come back."""
         self.stage.heal()
         self._fleet.heal(self._connected)
         self._settings_changes.settle()
@@ -111,7 +111,7 @@ class World(Surroundings, Network):
         self._fleet.return_or_stay_away()
 
     def _run_by_ticks(self, done: Callable[[], bool]) -> None:
-        """Go on until a condition that is costly to ask, so that it is asked about once a tick."""
+        """Go on until a condition holds; it is costly to check, so that it is checked each tick."""
         stage = self.stage
         while True:
             asked_at = stage.now + TICK_S * stage.unit_s
