@@ -115,9 +115,8 @@ class AgentHost(Host):
         else:
             self.runs.kill()
         process = Process(f"{self.name}.agent")
-        self.server, self._published = process, False
-        delay_s = stage.chance.uniform(0.1, TICK_S) * stage.unit_s
-        stage.schedule.spawn(process, lambda: self._keep(process), delay_s)
+        self._published = False
+        self.begin(process, lambda: self._keep(process))
 
     def _row(self) -> Node:
         settings = self.settings[self.name]
@@ -142,9 +141,8 @@ class AgentHost(Host):
         try:
             membership.leave()
         except StoreError as error:  # Those who stay notice the silence.
-            self._world.hear(str(error))
-        self.up = False
-        process.dead = True
+            self._world.watch.hear(str(error))
+        self.end(process)
 
     def _keep_once(self, membership: AgentMembership) -> bool:
         """Beat if that is due; return True if the node may be a member."""
@@ -155,9 +153,9 @@ class AgentHost(Host):
             self._published = self._published or not membership.contested
         except UserMistake as error:
             self.refused = isinstance(error, AssignmentConflict)
-            self._world.hear(str(error))
+            self._world.watch.hear(str(error))
             return False
         except StoreError as error:
             message = str(error)
-        self._world.hear(message)
+        self._world.watch.hear(message)
         return True

@@ -117,7 +117,6 @@ class ClientHost(Host):
     def start_server(self) -> None:
         world, stage = self._world, self._stage
         process = Process(self.new_incarnation(self.name))
-        self.server = process
         client = PullClient(
             world.connect(process),
             stage.key,
@@ -132,8 +131,7 @@ class ClientHost(Host):
         )
         session = Session(process, client, {})
         self.sessions.append(session)
-        delay_s = stage.chance.uniform(0.1, TICK_S) * stage.unit_s
-        stage.schedule.spawn(process, lambda: self._live(session), delay_s)
+        self.begin(process, lambda: self._live(session))
 
     def _live(self, session: Session) -> None:
         stage, client = self._stage, session.client
@@ -145,7 +143,7 @@ class ClientHost(Host):
             )
         ):
             if self.leaving:  # It never came in, so there is nothing to leave.
-                self.up, session.process.dead = False, True
+                self.end(session.process)
                 return
             stage.sleep(TICK_S)
         beat_due = 0.0
@@ -157,7 +155,7 @@ class ClientHost(Host):
                     with suppress(LeaseholdError):
                         self.list_shards(self.server)
                 self._tried(client.beat)
-                self._world.beaten(self.name, session.process.name)
+                self._world.watch.beaten(self.name, session.process.name)
             if not self._consume(session):
                 stage.schedule.sleep(min(3.0 * stage.unit_s, stage.timing.beat_s / 4))
         self._shut_down(session)
@@ -170,7 +168,7 @@ class ClientHost(Host):
             self.refused = True
             return False
         except LeaseholdError as error:
-            self._world.hear(str(error))
+            self._world.watch.hear(str(error))
             return False
         self.refused = False
         return True
@@ -205,5 +203,4 @@ class ClientHost(Host):
         session.left = True
         # Where it fails, those who stay notice the silence.
         self._tried(session.client.shutdown)
-        self.up = False
-        session.process.dead = True
+        self.end(session.process)

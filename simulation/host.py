@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -123,11 +123,19 @@ class Host:
 
     def start_server(self) -> None:
         """Start only the process that rebalances; runs of a former one go on."""
-        stage = self._stage
-        server = self.server = Process(f"{self.name}.server")
+        server = Process(f"{self.name}.server")
         self.rebalancer = self.new_rebalancer(server)
+        self.begin(server, lambda: self._serve(server))
+
+    def begin(self, server: Process, function: Callable[[], None]) -> None:
+        """Have a process be the host's server, and go on with a function within a tick."""
+        self.server, stage = server, self._stage
         delay_s = stage.chance.uniform(0.1, TICK_S) * stage.unit_s
-        stage.schedule.spawn(server, lambda: self._serve(server), delay_s)
+        stage.schedule.spawn(server, function, delay_s)
+
+    def end(self, server: Process) -> None:
+        """Go down for now: the host has left the group."""
+        self.up, server.dead = False, True
 
     def new_rebalancer(self, process: Process) -> Rebalancer:
         """Return a rebalancer as a new process would make it."""
@@ -161,15 +169,15 @@ class Host:
             self.list_shards(self.server or Process("sensor"))
             report = rebalancer.tick(self.cursor)
         except StoreError as error:
-            world.hear(str(error))
+            world.watch.hear(str(error))
             return
-        world.hear(report.remembered, report.explanation)
+        world.watch.hear(report.remembered, report.explanation)
         self.cursor = report.remembered
         self.incarnations = dict(rebalancer.incarnations)
         self.refused = any(
             isinstance(refusal.error, AssignmentConflict) for refusal in report.refusals
         )
-        world.ticked(self.name, report)
+        world.measures.ticked(self.name, report)
         if not self.leaving and not report.snapshot.group.paused:
             self._launch(report)
 
@@ -236,5 +244,4 @@ class Host:
             waited_s += pause_s
         with suppress(StoreError):  # Where it fails, those who stay notice the silence.
             self.rebalancer.leave()
-        self.up = False
-        server.dead = True
+        self.end(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -28,17 +29,20 @@ class HostFailures:
     @property
     def kinds(self) -> Mapping[str, Callable[[], None]]:
         """The failures that are drawn by chance, by the name of their rate."""
-        return {
+        of_hosts = {
             "crash_host": self._crash_host,
             "crash_server": self._crash_server,
-            "crash_run": self._crash_run,
             "pause_host": self._pause_host,
-            "pause_run": self._pause_run,
-            "join": self._join,
             "leave": self._leave,
             "doubled_tick": self._doubled_tick,
             "manual_run": self._manual_run,
             "unready": self._unready,
+        }
+        return {
+            **{kind: partial(self._to_some_host, happen) for kind, happen in of_hosts.items()},
+            "crash_run": self._crash_run,
+            "pause_run": self._pause_run,
+            "join": self._join,
         }
 
     # -- by name --------------------------------------------------------------------------------
@@ -88,18 +92,16 @@ class HostFailures:
 
     # -- by chance ------------------------------------------------------------------------------
 
-    def _some_host(self) -> Host | None:
-        alive = self._fleet.alive()
-        return self._stage.chance.choice(alive) if alive else None
+    def _to_some_host(self, happen: Callable[[Host], None]) -> None:
+        if alive := self._fleet.alive():
+            happen(self._stage.chance.choice(alive))
 
     def _some_run(self) -> Run | None:
         alive = [run for run in self._runs.values() if not run.dead]
         return self._stage.chance.choice(alive) if alive else None
 
-    def _crash_host(self) -> None:
-        stage, host = self._stage, self._some_host()
-        if host is None:
-            return
+    def _crash_host(self, host: Host) -> None:
+        stage = self._stage
         self.crash(host)
         self._forget(host)
         if stage.chance.random() < 0.8:
@@ -116,10 +118,9 @@ class HostFailures:
         if chance.random() < self._stage.rates.forgotten_cursor:
             host.cursor = chance.choice(["", "{", host.cursor[: len(host.cursor) // 2]])
 
-    def _crash_server(self) -> None:
+    def _crash_server(self, host: Host) -> None:
         """Kill the process that rebalances alone; the runs go on without it."""
-        host = self._some_host()
-        if host is not None and host.server is not None:
+        if host.server is not None:
             self.kill(host.server)
 
     def _crash_run(self) -> None:
@@ -127,11 +128,9 @@ class HostFailures:
         if run is not None:
             run.process.dead = True
 
-    def _pause_host(self) -> None:
-        host = self._some_host()
-        if host is not None:
-            timeouts = self._stage.chance.choice([0.2, 0.5, 0.8, 1.0, 1.3, 3.0])
-            self.pause(host, timeouts * self._stage.config.timeout_s)
+    def _pause_host(self, host: Host) -> None:
+        timeouts = self._stage.chance.choice([0.2, 0.5, 0.8, 1.0, 1.3, 3.0])
+        self.pause(host, timeouts * self._stage.config.timeout_s)
 
     def _pause_run(self) -> None:
         """Have one process stand still while the rest of its host goes on."""
@@ -148,24 +147,21 @@ class HostFailures:
         if sum(host.up for host in self._fleet.hosts) < HOSTS_MAX:
             self._fleet.new_host().start(registers=self._stage.chance.random() < 0.5)
 
-    def _leave(self) -> None:
-        host = self._some_host()
-        if host is None or not host.settings or host.server is None or host.server.dead:
-            return
-        if len(self._fleet.alive()) > 1:
+    def _leave(self, host: Host) -> None:
+        works = host.settings and host.server is not None and not host.server.dead
+        if works and len(self._fleet.alive()) > 1:
             host.leaving = True
 
-    def _unready(self) -> None:
+    def _unready(self, host: Host) -> None:
         """Have a host's code server take no runs for a while, or take them again."""
-        host = self._some_host()
-        if host is not None and host.settings:
+        if host.settings:
             name = self._stage.chance.choice(list(host.settings))
             host.take_runs(name, accepts_runs=not host.settings[name].accepts_runs)
 
-    def _doubled_tick(self) -> None:
+    def _doubled_tick(self, host: Host) -> None:
         """Have a second process tick for a node, with the same memory as the first had."""
-        stage, host = self._stage, self._some_host()
-        if host is None or host.rebalancer is None or host.leaving:
+        stage = self._stage
+        if host.rebalancer is None or host.leaving:
             return
         if host.settings and not host.incarnations:
             return
@@ -183,10 +179,10 @@ class HostFailures:
 
         stage.schedule.spawn(process, tick)
 
-    def _manual_run(self) -> None:
+    def _manual_run(self, host: Host) -> None:
         """Have somebody materialize a shard on a node, even on one that has not got it."""
-        stage, host = self._stage, self._some_host()
-        if host is not None and host.incarnations and not host.leaving:
+        stage = self._stage
+        if host.incarnations and not host.leaving:
             shard = stage.chance.choice(list(stage.log.shards) or [ShardId("0")])
             if shard in {lease.shard for lease in stage.store.snapshot(stage.key).shards}:
                 node = stage.chance.choice(list(host.incarnations))

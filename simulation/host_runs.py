@@ -128,8 +128,8 @@ class HostRuns:
             read=lambda ranges: self._read(process, ranges),
             stop_requested=self._stop_requested,
             pinned=stage.pinned,
-            acknowledge=lambda commits: world.acknowledge(process, commits),
-            say=world.hear,
+            acknowledge=lambda commits: world.watch.acknowledge(process, commits),
+            say=world.watch.hear,
         )
         world.runs[run.name] = run
         self._runs.append(run)
@@ -140,19 +140,19 @@ class HostRuns:
         world = self._world
         try:
             pause_s = run.heartbeat.beat()
-            world.beaten(run.node, run.incarnation)
+            world.watch.beaten(run.node, run.incarnation)
             self._stage.schedule.spawn(run.process, lambda: self._beat(run), pause_s)
             world.parts.consume(run)
         except StoreError as error:
-            world.hear(str(error))  # A run that cannot go on ends; its launcher sees that.
+            world.watch.hear(str(error))  # A run that cannot go on ends; its launcher sees that.
         finally:
-            world.hear(run.heartbeat.reason)
+            world.watch.hear(run.heartbeat.reason)
             run.process.dead = True
 
     def _beat(self, run: Run) -> None:
         while not run.heartbeat.lost.is_set():
             pause_s = run.heartbeat.beat()
-            self._world.beaten(run.node, run.incarnation)
+            self._world.watch.beaten(run.node, run.incarnation)
             if not run.heartbeat.trusted:
                 return
             self._stage.schedule.sleep(pause_s)

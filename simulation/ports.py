@@ -9,32 +9,14 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.simulation.measures import Measures
 from dagster_leasehold.simulation.parts import Parts, Run
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.stage import Stage
 
 
-class Surroundings(Protocol):
-    """Everything that a host may ask and do; of the other hosts it sees the store alone.
-
-    Attributes:
-        stage: the stage that it stands on.
-        parts: the code that its processes run.
-        runs: all runs ever launched, by their unique ids.
-    """
-
-    stage: Stage
-    parts: Parts
-    runs: dict[str, Run]
-
-    def connect(self, process: Process) -> LeaseStore:
-        """Return a process's connection to the store."""
-        ...
-
-    def register(self, node: Node) -> None:
-        """Make a node a member at once and without faults, unless its settings contradict."""
-        ...
+class Ears(Protocol):
+    """Everything that processes tell whoever watches them."""
 
     def hear(self, *texts: str) -> None:
         """Take the words of a process, in a log line, a report or a cursor: none is a secret."""
@@ -48,8 +30,33 @@ class Surroundings(Protocol):
         """Take note of a beat that was sent for an incarnation of a node."""
         ...
 
-    def ticked(self, host: NodeName, report: TickReport) -> None:
-        """Take note of a tick that ended."""
+
+class Surroundings(Protocol):
+    """Everything that a host may ask and do; of the other hosts it sees the store alone.
+
+    Attributes:
+        stage: the stage that it stands on.
+        parts: the code that its processes run.
+        runs: all runs ever launched, by their unique ids.
+        measures: to be told of each tick.
+    """
+
+    stage: Stage
+    parts: Parts
+    runs: dict[str, Run]
+    measures: Measures
+
+    @property
+    def watch(self) -> Ears:
+        """The one who is told what processes say and do."""
+        ...
+
+    def connect(self, process: Process) -> LeaseStore:
+        """Return a process's connection to the store."""
+        ...
+
+    def register(self, node: Node) -> None:
+        """Make a node a member at once and without faults, unless its settings contradict."""
         ...
 
 

@@ -24,6 +24,10 @@ class Stage:
 
     Attributes:
         key: the group.
+        chance: the one source of randomness.
+        swarm: True if faults happen besides the planned events.
+        pinned: True if the group assigns shards by name.
+        timing: the protocol's durations.
         rates: of the faults that may happen now.
         unit_s: the length of a second of a group whose T is 20 s: all durations scale with T.
         written: the range behind each file that a run wrote.
@@ -41,7 +45,11 @@ class Stage:
     ) -> None:
         self.key = KEY
         self.config = config
-        self.schedule = Schedule(random.Random(seed))
+        self.chance = random.Random(seed)
+        self.schedule = Schedule(self.chance)
+        self.swarm = config.faults is Faults.SWARM
+        self.pinned = config.mode is AssignmentMode.PINNED
+        self.timing = Timing(config.timeout_s, config.timeout_s / 3)
         self.rates = FaultRates.swarm(self.chance) if self.swarm else FaultRates()
         self.unit_s = config.timeout_s / UNIT_TIMEOUT_S
         self.store = new_store(self._wall_clock)
@@ -56,29 +64,9 @@ class Stage:
         self.violations: list[str] = []
 
     @property
-    def chance(self) -> random.Random:
-        """The one source of randomness."""
-        return self.schedule.chance
-
-    @property
     def now(self) -> float:
         """Virtual time."""
         return self.schedule.now
-
-    @property
-    def swarm(self) -> bool:
-        """True if faults happen besides the planned events."""
-        return self.config.faults is Faults.SWARM
-
-    @property
-    def pinned(self) -> bool:
-        """True if the group assigns shards by name."""
-        return self.config.mode is AssignmentMode.PINNED
-
-    @property
-    def timing(self) -> Timing:
-        """The protocol's durations."""
-        return Timing(self.config.timeout_s, self.config.timeout_s / 3)
 
     @property
     def listing_version(self) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -11,10 +11,7 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict
 from dagster_leasehold.lease_store.group_rows import Group, Node
-from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.simulation.configuration import SimulationConfig
 from dagster_leasehold.simulation.convergence import Convergence
 from dagster_leasehold.simulation.fleet import Fleet
@@ -22,7 +19,6 @@ from dagster_leasehold.simulation.host_failures import HostFailures
 from dagster_leasehold.simulation.incidents import Incidents
 from dagster_leasehold.simulation.measures import Measures
 from dagster_leasehold.simulation.parts import Parts, Run
-from dagster_leasehold.simulation.ports import Surroundings
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import Network
 from dagster_leasehold.simulation.settings_changes import SettingsChanges
@@ -36,7 +32,7 @@ WEIGHTED_SHARE = 0.15
 """The share of a swarm's groups that level the load of nodes, and not the number of shards."""
 
 
-class World(Surroundings, Network):
+class World(Network):
     """Everything of one seed, and the port through which hosts and their calls reach the rest.
 
     A safety phase goes on for a number of store calls; then everything heals, and the group has
@@ -138,31 +134,15 @@ class World(Surroundings, Network):
 
     # -- the port of hosts ----------------------------------------------------------------------
 
-    @override
     def connect(self, process: Process) -> LeaseStore:
+        """Return a process's connection to the store."""
         self._connected.append(process)
         return cast("LeaseStore", self.parts.seam(self, process))
 
-    @override
     def register(self, node: Node) -> None:
+        """Make a node a member at once and without faults, unless its settings contradict."""
         with suppress(AssignmentConflict):
             self._administer("register", self.stage.key, node, observer="simulation")
-
-    @override
-    def hear(self, *texts: str) -> None:
-        self.watch.hear(*texts)
-
-    @override
-    def acknowledge(self, process: Process, commits: Sequence[BatchCommit]) -> None:
-        self.watch.acknowledge(process, commits)
-
-    @override
-    def beaten(self, node: NodeName, incarnation: str) -> None:
-        self.watch.beaten(node, incarnation)
-
-    @override
-    def ticked(self, host: NodeName, report: TickReport) -> None:
-        self.measures.ticked(host, report)
 
     # -- the port of their calls ----------------------------------------------------------------
 
