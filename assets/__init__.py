@@ -2,9 +2,9 @@
 
 Three floors, of which each imports those below it only:
 
-* the declaration: `errors`, `commit_hook`, `arrow_transform`, `shard_stream` (how a user declares a
-  stream), `partitions` (what it is called in Dagster), `deployment` (what it runs on),
-  `run_process`;
+* the declaration: `errors`, `commit_hook`, `arrow_transform`, `pace` (rules for when a batch is
+  due), `shard_stream` (how a user declares a stream), `partitions` (what it is called in Dagster),
+  `deployment` (what it runs on), `run_process`;
 * the work, in folders: `spark`, then `output`, then `consuming` and `windows`, then `rewriting`;
 * the assets: every other module here turns a declaration into assets, checks and jobs of Dagster.
 

@@ -5,6 +5,7 @@ import time
 import dagster as dg
 
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
+from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
 from dagster_leasehold.assets.run_process import tag_run
@@ -22,11 +23,15 @@ class ConsumeConfig(dg.Config):
         node: the node that holds the shards.
         incarnation: the incarnation under which the node is alive; the run beats for it.
         shards: the shards; one that the node no longer holds is left out.
+        follow: True to wait for more records once all are read, until the run's budget is over.
+        definition: an id of the code server's load of the stream's definition that launched it.
     """
 
     node: str
     incarnation: str
     shards: list[str]
+    follow: bool = False
+    definition: str = ""
 
 
 def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
@@ -76,6 +81,7 @@ def _consume(
         run=run_id,
         shards=[ShardId(shard) for shard in config.shards],
         after_commit=ProgressReports(done, context, time.monotonic),
+        requests=_request_box(context.instance, run_id) if config.follow else None,
     )
     done.add(reports, seconds=seconds)
     delivered = done.deliver(context)
@@ -85,3 +91,11 @@ def _consume(
     )
     if failure := done.failure():
         raise dg.Failure(failure, allow_retries=False)
+
+
+def _request_box(instance: dg.DagsterInstance, run_id: str) -> RequestBox:
+    def tags() -> dict[str, str]:
+        run = instance.get_run_by_id(run_id)
+        return {} if run is None else dict(run.tags)
+
+    return RequestBox(tags)

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
+from dagster_leasehold.assets.pace import (
+    COMMIT_BYTES_DEFAULT,
+    COMMIT_INTERVAL_DEFAULT_S,
+    IDLE_LIMIT_DEFAULT_S,
+    RUN_BUDGET_DEFAULT_S,
+    Pace,
+)
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import (
     HANDOFF_LIMIT_DEFAULT_S,
@@ -67,7 +74,12 @@ class ShardStream:
         gap_policy: the rule for records that were removed before they were read.
         initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
         watermark_of: the event times that say how far a shard has come.
-        limits: the most that one batch of one shard may hold.
+        commit_interval_s: the longest time that a record waits at the head of the log before it is
+            committed, in seconds; 0 for no wait.
+        commit_bytes: unread bytes of one shard that make a batch sooner.
+        idle_limit_s: the time without records after which a run that follows its shards ends, in
+            seconds.
+        limits: the most that one batch of one shard may hold; the first one of a run is smaller.
         shards_per_run: the most shards that one sensor or schedule run serves.
         run_budget_s: the time after which a run leaves the rest to the next, in seconds.
         stall_limit_s: the longest time without progress, in seconds, after which a run gives its
@@ -97,9 +109,12 @@ class ShardStream:
     gap_policy: GapPolicy = GapPolicy.HOLD
     initial_position: str = "begin"
     watermark_of: WatermarkOf = WatermarkOf.SOURCE
+    commit_interval_s: float = COMMIT_INTERVAL_DEFAULT_S
+    commit_bytes: int = COMMIT_BYTES_DEFAULT
+    idle_limit_s: float = IDLE_LIMIT_DEFAULT_S
     limits: Limits = field(default_factory=Limits)
     shards_per_run: int = 64
-    run_budget_s: float = 300.0
+    run_budget_s: float = RUN_BUDGET_DEFAULT_S
     stall_limit_s: float = STALL_LIMIT_DEFAULT_S
     handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
     quarantined_max: int = 1_000
@@ -113,6 +128,8 @@ class ShardStream:
         positive = {
             "shards_per_run": self.shards_per_run,
             "run_budget_s": self.run_budget_s,
+            "commit_bytes": self.commit_bytes,
+            "idle_limit_s": self.idle_limit_s,
             "stall_limit_s": self.stall_limit_s,
             "handoff_limit_s": self.handoff_limit_s,
             "limits.records_max": self.limits.records_max,
@@ -123,7 +140,17 @@ class ShardStream:
                 raise InvalidSetting(
                     f"Stream {self.name!r}: {setting} is {value}: use a positive number."
                 )
+        if self.commit_interval_s < 0:
+            raise InvalidSetting(
+                f"Stream {self.name!r}: commit_interval_s is {self.commit_interval_s}: use 0 or a "
+                "positive number."
+            )
         output_age(self.output_days)
+
+    @property
+    def pace(self) -> Pace:
+        """The pace of runs that follow their shards."""
+        return Pace(self.commit_interval_s, self.commit_bytes, self.idle_limit_s)
 
     @property
     def key(self) -> GroupKey:

@@ -39,6 +39,9 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
         limits=Limits(declared.batch_records_max, declared.batch_bytes_max),
         shards_per_run=declared.shards_per_run,
         run_budget_s=declared.run_budget_s,
+        commit_interval_s=declared.commit_interval_s,
+        commit_bytes=declared.commit_bytes,
+        idle_limit_s=declared.idle_limit_s,
         stall_limit_s=declared.stall_limit_s,
         output_days=declared.output_days,
     )

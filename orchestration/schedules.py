@@ -43,7 +43,7 @@ def build_schedule(
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description=f"Consumes all shards of {stream.name} that this deployment holds, even those "
-        "with nothing new. The rebalance sensor launches runs as soon as there is something to "
+        "with nothing new. The rebalance sensor launches runs when there is something to "
         "read: start this schedule in addition to it, for a source whose news it cannot see.",
     )
     def every_5_minutes(

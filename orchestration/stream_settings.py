@@ -7,6 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
+from dagster_leasehold.assets.pace import (
+    COMMIT_BYTES_DEFAULT,
+    COMMIT_INTERVAL_DEFAULT_S,
+    IDLE_LIMIT_DEFAULT_S,
+    RUN_BUDGET_DEFAULT_S,
+)
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
@@ -19,6 +25,7 @@ from dagster_leasehold.lease_store.rules.node_settings import (
     check_settings,
 )
 from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_options
+from dagster_leasehold.shard_sources.source import Limits
 
 
 class NodeTable(BaseModel):
@@ -68,10 +75,13 @@ class StreamSettings(BaseModel):
     ordered: bool = True
     assignment: AssignmentMode = AssignmentMode.BALANCED
     nodes: Mapping[str, NodeTable] = Field(default={})
-    batch_records_max: int = Field(default=100_000, gt=0)
-    batch_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
+    batch_records_max: int = Field(default=Limits().records_max, gt=0)
+    batch_bytes_max: int = Field(default=Limits().bytes_max, gt=0)
     shards_per_run: int = Field(default=64, gt=0)
-    run_budget_s: float = Field(default=300.0, gt=0)
+    run_budget_s: float = Field(default=RUN_BUDGET_DEFAULT_S, gt=0)
+    commit_interval_s: float = Field(default=COMMIT_INTERVAL_DEFAULT_S, ge=0)
+    commit_bytes: int = Field(default=COMMIT_BYTES_DEFAULT, gt=0)
+    idle_limit_s: float = Field(default=IDLE_LIMIT_DEFAULT_S, gt=0)
     stall_limit_s: float = Field(default=STALL_LIMIT_DEFAULT_S, gt=0)
     output_days: float | None = Field(default=None, ge=HISTORY_DAYS_MIN, le=HISTORY_DAYS_MAX)
 

@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
+from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, STOP_TAG
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
     PROCESS_TAG,
@@ -44,6 +45,9 @@ class ActiveRun:
         started: True if its process has begun to work.
         launched: True for a run of `consume_<stream>`, as sensors launch them.
         process: its process, as `assets.run_process` notes it; empty while it has none.
+        follows: True if it waits for more records once its shards are read.
+        definition: the load of the stream's definition that launched it.
+        ending: True if it was asked to end.
     """
 
     run_id: str
@@ -52,6 +56,9 @@ class ActiveRun:
     started: bool
     launched: bool = False
     process: str = ""
+    follows: bool = False
+    definition: str = ""
+    ending: bool = False
 
 
 def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[ActiveRun]:
@@ -73,6 +80,7 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
         shards = _shards_of(run, stream)
         if shards is None:
             continue
+        config = _consume_config(run, stream)
         started = run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
         process = run.tags.get(PROCESS_TAG, "")
         active.append(
@@ -83,6 +91,9 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
                 started=started,
                 launched=run.job_name == consume_job_name(stream),
                 process=process,
+                follows=bool(config.get("follow")),
+                definition=str(config.get("definition", "")),
+                ending=FINISH_TAG in run.tags or STOP_TAG in run.tags,
             )
         )
     return active
@@ -132,9 +143,7 @@ def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[D
 def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
     """Return the shards that a run serves, or None for a run of something else."""
     if run.job_name == consume_job_name(stream):
-        config: dict[str, Any] = dict(run.run_config)
-        op = config.get("ops", {}).get(consume_op_name(stream), {})
-        return frozenset(op.get("config", {}).get("shards", ()))
+        return frozenset(_consume_config(run, stream).get("shards", ()))
     if run.asset_selection and asset_key(stream) in run.asset_selection:
         given: dict[str, Any] = dict(run.run_config)
         op = given.get("ops", {}).get(asset_op_name(stream), {})
@@ -144,3 +153,9 @@ def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
         partition = run.tags.get(PARTITION_TAG)
         return frozenset([partition] if partition else [])
     return None
+
+
+def _consume_config(run: DagsterRun, stream: ShardStream) -> dict[str, Any]:
+    """Return the config of a run of `consume_<stream>`, empty for any other run."""
+    config: dict[str, Any] = dict(run.run_config)
+    return config.get("ops", {}).get(consume_op_name(stream), {}).get("config", {})

@@ -17,6 +17,10 @@ from dagster_leasehold.shard_sources.source import Position, ShardBounds
 RUNS_PER_NODE_MAX = 2
 RETRY_FIRST_S = 10.0
 RETRY_MAX_S = 300.0
+LOOK_S = 5.0
+"""The time from one tick to the next, in seconds."""
+NEXT_LOOK_FRACTION = 0.9
+"""The part of it that is sure to have passed by the next tick."""
 
 
 class Work(StrEnum):
@@ -153,3 +157,34 @@ def choose_launches(
             queue = [idle for idle in queue if idle not in chosen]
             launches.append(Launch(node, tuple(idle.shard for idle in chosen)))
     return launches
+
+
+@dataclass(slots=True)
+class ReadMemory:
+    """A memory of the moments at which idle shards were last seen read to their ends.
+
+    What is unread came after that moment, and is due one interval later. A shard that was never
+    seen read is due at once: losing the memory costs a batch that is smaller than it might be.
+
+    Attributes:
+        interval_s: the longest time that a record waits at the head of the log.
+        lag_max: unread records that wait for no interval.
+    """
+
+    interval_s: float
+    lag_max: int
+    _read_s: dict[ShardId, float] = field(default_factory=dict[ShardId, float])
+
+    def keep(self, idle: Collection[ShardId]) -> None:
+        """Forget all shards but these: what a run reads meanwhile is not seen here."""
+        self._read_s = {shard: at_s for shard, at_s in self._read_s.items() if shard in idle}
+
+    def see_read(self, shard: ShardId, now_s: float) -> None:
+        """Take note that a shard has nothing to read."""
+        self._read_s[shard] = now_s
+
+    def due(self, shard: ShardId, lag: int | None, now_s: float) -> bool:
+        """Return True if a shard's oldest unread record is due before the next look."""
+        if shard not in self._read_s or (lag is not None and lag >= self.lag_max):
+            return True
+        return self._read_s[shard] + self.interval_s < now_s + LOOK_S * NEXT_LOOK_FRACTION

@@ -36,10 +36,12 @@ from dagster_leasehold.sensors.active_runs import (
     active_runs,
     queued_shards,
 )
+from dagster_leasehold.sensors.following_runs import FollowingRuns
 from dagster_leasehold.sensors.launch_choice import (
     IdleShard,
     Launch,
     LaunchHistory,
+    ReadMemory,
     Work,
     choose_launches,
     work_left,
@@ -73,6 +75,7 @@ class LaunchRounds:
             address is somebody else's, and so are its runs.
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
+        definition: an id of this load of the stream's definition, for the runs that it launches.
     """
 
     stream: ShardStream
@@ -80,11 +83,19 @@ class LaunchRounds:
     address: str
     clock: Callable[[], float]
     new_id: Callable[[], str]
+    definition: str = field(init=False)
     _history: LaunchHistory = field(default_factory=LaunchHistory)
+    _reads: ReadMemory = field(init=False)
+    _following: FollowingRuns = field(init=False)
     _steps: FailingSteps = field(init=False)
 
     def __post_init__(self) -> None:
+        self.definition = self.new_id()
         self._steps = FailingSteps(self.clock)
+        self._reads = ReadMemory(self.stream.commit_interval_s, self.stream.limits.records_max)
+        self._following = FollowingRuns(
+            self.definition, self.stream.shards_per_run, self.clock, self.new_id
+        )
 
     def run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
         """Return one round on the report of a tick of rebalancing.
@@ -101,7 +112,12 @@ class LaunchRounds:
             {row.shard for row in report.snapshot.shards if row.state is not ShardState.OVER}
         )
         active = active_runs(instance, self.stream)
+        self._following.see(active, report.progress)
+        if outdated := self._following.stop_outdated(instance):
+            notes.append(f"runs asked to end, because the definition is new: {outdated}")
         ready = self._ready(report, active, notes)
+        joined = self._join(instance, report, ready, notes)
+        ready = [idle for idle in ready if idle.shard not in joined]
         launches, queued = self._choose(instance, ready, active)
         ready = [idle for idle in ready if idle.shard not in queued]
         if queued:
@@ -112,10 +128,41 @@ class LaunchRounds:
             notes.append(f"launched a run for {_count(len(launch.shards))} of {launch.node}")
         if launches:
             failpoints.reach(Failpoint.BEFORE_LAUNCH)
-        launched = sum(len(launch.shards) for launch in launches)
-        if launched < len(ready):
-            notes.append(f"{_count(len(ready) - launched)} left until a run of the node has ended")
+        launched = {shard for launch in launches for shard in launch.shards}
+        if left := [idle for idle in ready if idle.shard not in launched]:
+            notes.append(f"{_count(len(left))} left until a run of the node has ended")
+            self._following.make_room(instance, {idle.node for idle in left})
         return Round(tuple(launches), (*notes, *self._steps.notes))
+
+    def _join(
+        self,
+        instance: dg.DagsterInstance,
+        report: TickReport,
+        ready: list[IdleShard],
+        notes: list[str],
+    ) -> set[ShardId]:
+        """Offer shards to runs that have room; return those that need no run of their own now."""
+        starting = pending_bootstraps(report.snapshot)
+        able = [
+            idle
+            for idle in ready
+            if idle.shard not in starting
+            and not self._history.fruitless(idle.shard, idle.check_point)
+        ]
+        offers, waiting = self._following.share(able)
+        asked = [shard for shards in offers.values() for shard in shards]
+        queued = queued_shards(instance, self.stream, asked) if asked else set[ShardId]()
+        check_points = {idle.shard: idle.check_point for idle in ready}
+        nodes = {idle.shard: idle.node for idle in ready}
+        for run_id, offered in offers.items():
+            if shards := [shard for shard in offered if shard not in queued]:
+                self._following.offer(instance, run_id, shards)
+                launch = Launch(nodes[shards[0]], tuple(shards))
+                self._history.note(launch, check_points, self.clock())
+                notes.append(f"{_count(len(shards))} of {launch.node} joined run {run_id}")
+        if waiting:
+            notes.append(f"{_count(len(waiting))} left for a run that is starting")
+        return {shard for shard in asked if shard not in queued} | waiting
 
     def _choose(
         self, instance: dg.DagsterInstance, ready: list[IdleShard], active: list[ActiveRun]
@@ -145,8 +192,8 @@ class LaunchRounds:
         self, report: TickReport, active: list[ActiveRun], notes: list[str]
     ) -> list[IdleShard]:
         """Return shards with something to read that nobody serves; finish the empty ones."""
-        taken = {shard for run in active for shard in run.shards}
-        idle = self._idle(report, taken)
+        idle = self._idle(report, self._following.taken(active))
+        self._reads.keep(idle.keys())
         # The least recently served first: what is probed one by one comes round in its turn.
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
@@ -162,19 +209,34 @@ class LaunchRounds:
             for shard in finishing[:FINISHED_PER_ROUND_MAX]
         )
         unread = [shard for shard, work in works.items() if work is Work.READ]
-        ready = [
+        for shard in works.keys() - set(unread):
+            self._reads.see_read(shard, self.clock())
+        able = [
             IdleShard(shard, idle[shard], places[shard], bounds[shard])
             for shard in unread
             if not self._history.wait_s(shard, places[shard], self.clock())
         ]
-        if waiting := len(unread) - len(ready):
+        if waiting := len(unread) - len(able):
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
+        # One record that is due pulls along whatever else its node has to read.
+        due = {shard.node for shard in able if self._due(shard)}
+        ready = [shard for shard in able if shard.node in due]
+        if early := len(able) - len(ready):
+            notes.append(f"{_count(early)} left until a record is due")
         if finished:
             notes.append(f"finished {_count(finished)}, read to the end before")
         if idle and not unread and not self._steps.notes:
             notes.append(f"nothing to read in {_count(len(idle))} that no run serves")
         notes.append(f"active runs: {len(active)}")
         return ready
+
+    def _due(self, idle: IdleShard) -> bool:
+        if idle.bounds.finished:
+            return True
+        place = idle.check_point or idle.bounds.begin
+        count = partial(self.stream.source.lag, idle.shard, place, idle.bounds)
+        what = f"counting the unread records of shard {idle.shard}"
+        return self._reads.due(idle.shard, self._steps.attempt(what, count, None), self.clock())
 
     def _works(
         self,
@@ -241,14 +303,23 @@ def _count(shards: int) -> str:
     return f"{shards} shard" if shards == 1 else f"{shards} shards"
 
 
-def run_request(stream: ShardStream, launch: Launch, incarnation: str) -> dg.RunRequest:
+def run_request(
+    stream: ShardStream, launch: Launch, incarnation: str, definition: str = ""
+) -> dg.RunRequest:
     """Return the request for a run of `consume_<stream>`.
 
     It has no run key: Dagster refuses for ever a key that was used once, and the lease keeps two
     runs apart. Nor does Dagster retry it: the next tick launches what is left, for the node that
-    owns it then.
+    owns it then. With the id of a definition, the run follows its shards; without, it ends once
+    they are read.
     """
-    config = ConsumeConfig(node=launch.node, incarnation=incarnation, shards=list(launch.shards))
+    config = ConsumeConfig(
+        node=launch.node,
+        incarnation=incarnation,
+        shards=list(launch.shards),
+        follow=bool(definition),
+        definition=definition,
+    )
     return dg.RunRequest(
         job_name=consume_job_name(stream),
         run_config=dg.RunConfig(ops={consume_op_name(stream): config}),

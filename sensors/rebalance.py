@@ -71,7 +71,7 @@ def build_rebalance_sensor(
         log(explanation)
         incarnations = {node.name: node.incarnation for node in report.snapshot.nodes}
         requests = [
-            run_request(stream, launch, incarnations[launch.node])
+            run_request(stream, launch, incarnations[launch.node], own.rounds.definition)
             for launch in launched.launches
             if launch.node in incarnations
         ]

@@ -29,8 +29,8 @@ class Position(StrEnum):
 class Limits:
     """The most that one batch of one shard may hold."""
 
-    records_max: int = 100_000
-    bytes_max: int = 64 * 1024 * 1024
+    records_max: int = 1_000_000
+    bytes_max: int = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dagster_leasehold.assets.consuming.batch_sizes import BatchSizes
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
@@ -32,12 +33,16 @@ class BatchPlanning:
         store: where an empty shard is finished.
         shards: the open shards; those that have no batch are let go.
         gaps: settles the gaps of records that are gone.
+        sizes: of the next batches.
+        stays: True if a shard that is read to its end stays open, because the run follows it.
     """
 
     stream: ShardStream
     store: LeaseStore
     shards: OpenShards
     gaps: GapHandling
+    sizes: BatchSizes
+    stays: bool = False
 
     def plan(self) -> list[PlannedBatch]:
         """Return the next batch of each shard that has one."""
@@ -68,7 +73,7 @@ class BatchPlanning:
             self.shards.stop(open_, StopReason.FAILED, str(held))
 
     def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | None:
-        shard, source, limits = open_.tenure.shard, self.stream.source, self.stream.limits
+        shard, source, limits = open_.tenure.shard, self.stream.source, self.sizes.limits
         if open_.intent is not None:
             # Retention may have been faster than the run that takes over.
             source.plan(shard, open_.intent.start, limits)
@@ -82,7 +87,8 @@ class BatchPlanning:
             range_ = ReadRange(shard, open_.cursor, plan.end, plan.records)
             return PlannedBatch(open_, range_, plan.last)
         if not plan.last:
-            self.shards.stop(open_, StopReason.CAUGHT_UP)
+            if not self.stays:
+                self.shards.stop(open_, StopReason.CAUGHT_UP)
         elif isinstance(self.store.finish_empty(open_.tenure, open_.cursor), Changed):
             self.shards.end(open_, StopReason.FINISHED)
         else:

@@ -16,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from dagster_leasehold.assets.consuming.batch_planning import BatchPlanning, PlannedBatch
+from dagster_leasehold.assets.consuming.batch_sizes import BatchSizes
 from dagster_leasehold.assets.consuming.bootstrapping import Bootstrapping
 from dagster_leasehold.assets.consuming.consumption_report import (
     ConsumptionReport,
     StopReason,
     with_lag_after,
 )
+from dagster_leasehold.assets.consuming.following import Follow, Following
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
 from dagster_leasehold.assets.consuming.open_shards import OpenShards
 from dagster_leasehold.assets.consuming.opening import Opening
+from dagster_leasehold.assets.consuming.run_requests import RunRequests, no_requests
 from dagster_leasehold.assets.consuming.sweep import (
     Sweeper,
     SweepOutcome,
@@ -65,6 +68,8 @@ class Consumer:
         after_commit: called with every batch right after its commit.
         replaces: for a shard, the run that had it open and is known to have ended.
         bootstrap: for a shard that the node pins, the cursor at which it begins, once.
+        follow: the way to wait for more records; None to end once all shards are read.
+        requests: asked about once a second by a run that follows.
     """
 
     def __init__(
@@ -82,6 +87,8 @@ class Consumer:
         after_commit: Callable[[Sequence[BatchCommit]], None] | None = None,
         replaces: Mapping[ShardId, str] | None = None,
         bootstrap: Mapping[ShardId, str] | None = None,
+        follow: Follow | None = None,
+        requests: Callable[[], RunRequests] = no_requests,
     ) -> None:
         self._stream = stream
         self._store = store
@@ -104,9 +111,13 @@ class Consumer:
             run=run,
             replaces=replaces or {},
         )
-        self._planning = BatchPlanning(stream, store, self._open, gaps)
+        self._sizes = BatchSizes(stream.limits, stream.handoff_limit_s)
+        self._planning = BatchPlanning(
+            stream, store, self._open, gaps, self._sizes, stays=follow is not None
+        )
+        self._following = follow and Following(follow, stream.source, self._open, clock)
+        self._requests = requests
         self._sweeps = 0
-        self._sweeping_s = 0.0
 
     def states(self) -> dict[ShardId, ConsumerState]:
         """Return the state of each of the run's shards."""
@@ -124,9 +135,7 @@ class Consumer:
             self._opening.open(shards)
             failpoints.reach(Failpoint.AFTER_OPEN)
             while self._open:
-                self._look_up(deadline)
-                if planned := self._planning.plan():
-                    self._make_batches(planned)
+                self._step(deadline)
         except SweepInterrupted as error:
             self._open.stop_all(StopReason.UNTRUSTED, str(error))
         except LeaseholdError as error:
@@ -137,16 +146,35 @@ class Consumer:
         failpoints.reach(Failpoint.AFTER_CLOSE)
         return with_lag_after(self._stream.source, self._open.reports)
 
-    def _look_up(self, deadline: float) -> None:
+    def _step(self, deadline: float) -> None:
+        """Make a batch, or wait a moment for one to be due."""
+        following = self._following
+        due = following is None or following.batch_due()
+        if due or following is None or following.answer_due():
+            self._look_up(deadline, due=due)
+        if due and self._open:
+            self._sweep()
+        elif following is not None and self._open:
+            following.wait()
+
+    def _look_up(self, deadline: float, *, due: bool) -> None:
         """Between two batches: continue, hand over, or stop."""
+        asked = self._requests() if self._following is not None else RunRequests()
+        idle = asked.finish or (self._following is not None and self._following.idle)
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
-        elif self._stop_requested():
+        elif self._stop_requested() or asked.stop:
             self._open.stop_all(StopReason.STOP_REQUESTED)
-        elif self._sweeps and self._clock() >= deadline:
+        elif (self._sweeps or not due) and self._clock() >= deadline:
             self._open.stop_all(StopReason.BUDGET_ENDED)
+        elif idle and not due:
+            self._open.stop_all(StopReason.CAUGHT_UP)
         if not self._open:
             return
+        for shard in asked.let_go:
+            if shard in self._open:
+                self._open.stop(self._open[shard], StopReason.STOP_REQUESTED)
+        self._opening.open(asked.take)
         views = self._store.review([open_.tenure for open_ in self._open.all()])
         for open_ in self._open.all():
             view = views[open_.tenure.shard]
@@ -157,13 +185,28 @@ class Consumer:
             elif view.transfer_to is not None:
                 self._open.stop(open_, StopReason.HANDED_OVER)
 
-    def _make_batches(self, planned: Sequence[PlannedBatch]) -> None:
-        """One sweep: intents, Spark job, commit."""
+    def _sweep(self) -> None:
+        """Plan the next batch of each shard, make them together, and learn from the time taken."""
+        began, limits = self._clock(), self._sizes.limits
+        planned = self._planning.plan()
+        commits = self._make_batches(planned) if planned else []
+        took_s = self._clock() - began
+        self._sweeps += bool(planned)
+        if self._following is not None:
+            shards = {commit.tenure.shard for commit in commits}
+            self._following.made(planned, shards, limits, took_s=took_s)
+        if commits:
+            seen = [commit.statistics for commit in commits]
+            sizes = [(each.records or 0, each.bytes or 0) for each in seen]
+            self._sizes.made(sizes, took_s=took_s)
+            self._announce()
+
+    def _make_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
+        """Make batches: intents, Spark job, commit; return what was committed."""
         current = self._intended(planned)
         if not current:
-            return
+            return []
         failpoints.reach(Failpoint.AFTER_INTENT)
-        began = self._clock()
         results = self._sweeper([batch.range_ for batch in current])
         failpoints.reach(Failpoint.AFTER_WRITE)
         commits = [
@@ -173,12 +216,9 @@ class Consumer:
         ]
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
-            return
+            return []
         failpoints.reach(Failpoint.BEFORE_COMMIT)
-        self._commit(commits)
-        self._sweeps += 1
-        self._sweeping_s += self._clock() - began
-        self._announce()
+        return self._commit(commits)
 
     def _intended(self, planned: Sequence[PlannedBatch]) -> list[PlannedBatch]:
         """Record the intents of batches; return those whose tenures are not over."""
@@ -226,9 +266,9 @@ class Consumer:
             hooked=self._stream.on_commit is not None,
         )
 
-    def _commit(self, commits: Sequence[BatchCommit]) -> None:
+    def _commit(self, commits: Sequence[BatchCommit]) -> Sequence[BatchCommit]:
         if not commits:
-            return
+            return []
         outcomes = self._store.commit(commits)
         failpoints.reach(Failpoint.AFTER_COMMIT)
         done = [commit for commit in commits if isinstance(outcomes[commit.tenure.shard], Changed)]
@@ -244,10 +284,11 @@ class Consumer:
                 self._open.end(open_, StopReason.FINISHED)
         if done and self._after_commit is not None:
             self._after_commit(done)
+        return done
 
     def _announce(self) -> None:
         """Tell the nodes that wait for a shard how long a batch takes here."""
-        eta_s = self._sweeping_s / self._sweeps
+        eta_s = self._sizes.expected_s
         for open_ in self._open.all():
             before_s = open_.announced_s
             if before_s is not None and 1 / ETA_CHANGE_MIN < eta_s / before_s < ETA_CHANGE_MIN:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
+from dagster_leasehold.assets.consuming.following import Follow
+from dagster_leasehold.assets.consuming.run_requests import RunRequests, no_requests
 from dagster_leasehold.assets.consuming.spark_sweeper import ABANDON_S, SparkSweeper
 from dagster_leasehold.assets.consuming.stall_guard import (
     GuardedSweeper,
@@ -37,10 +39,12 @@ def consume_shards(
     run: str,
     shards: Sequence[ShardId],
     after_commit: Callable[[Sequence[BatchCommit]], None],
+    requests: Callable[[], RunRequests] | None = None,
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; return a report per shard, and the duration in seconds.
 
-    `after_commit` is called with every batch right after its commit.
+    `after_commit` is called with every batch right after its commit. With `requests`, the run
+    follows its shards and answers what it is asked; without, it ends once all are read.
 
     The run beats for its node: should the sensor's process die, the node lives on as long as the
     run works, and no shard changes hands for nothing.
@@ -78,6 +82,8 @@ def consume_shards(
                 "Dagster's storage to take events", lambda: after_commit(commits)
             ),
             bootstrap=bootstrap_cursors(pulse, node),
+            follow=None if requests is None else Follow(stream.pace, time.sleep),
+            requests=lambda: guard.call("Dagster's storage to answer", requests or no_requests),
         )
         reports = consumer.consume(shards)
     # The shards are free by now: whoever takes them must not find a Spark that stands still.

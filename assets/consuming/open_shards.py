@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -33,7 +33,8 @@ class OpenShard:
         numbered: True if the ledger has a row for the batch `sequence`, of whichever tenure.
         report: the run's results for the shard so far.
         cursor: where reading goes on.
-        bounds: the bounds of its records when it was opened, where the source tells them.
+        bounds: the bounds of its records at the last look, where the source tells them.
+        empty_end: an end of the shard up to which there turned out to be nothing; else empty.
         announced_s: the duration of a batch that was last announced, in seconds, or None.
         consumer: its state machine.
     """
@@ -45,8 +46,15 @@ class OpenShard:
     report: ConsumptionReport
     cursor: str = ""
     bounds: ShardBounds | None = None
+    empty_end: str = ""
     announced_s: float | None = None
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
+
+    @property
+    def mean_bytes(self) -> float:
+        """The mean size of the records that the run has committed; 0 while it knows of none."""
+        records, size = self.report.records, self.report.bytes
+        return size / records if records and size else 0.0
 
 
 class OpenShards:
@@ -88,14 +96,18 @@ class OpenShards:
         """Report a shard that could not be opened."""
         self.reports[shard] = ConsumptionReport(shard, reason, error=error, open_by=open_by)
 
-    def each(self, step: Callable[[OpenShard], Value | None]) -> list[Value]:
-        """Take a step with every open shard; one that fails is let go alone.
+    def each(
+        self, step: Callable[[OpenShard], Value | None], among: Collection[ShardId] | None = None
+    ) -> list[Value]:
+        """Take a step with every open shard, or those of `among`; one that fails is let go alone.
 
         Returns:
             The steps' results, without those that are None.
         """
         results: list[Value] = []
         for open_ in self.all():
+            if among is not None and open_.tenure.shard not in among:
+                continue
             try:
                 result = step(open_)
             except LeaseLost as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -62,10 +62,14 @@ class Opening:
     replaces: Mapping[ShardId, str]
 
     def open(self, shards: Sequence[ShardId]) -> None:
-        """Open these shards and find out where each begins; one that fails is reported."""
-        for shard in dict.fromkeys(shards):
+        """Open these shards and find out where each begins; one that fails is reported.
+
+        A run that follows may open more of them later; those that are open stay as they are.
+        """
+        fresh = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
+        for shard in fresh:
             self._open_tenure(shard)
-        self._read_bounds()
+        self._read_bounds(fresh)
         children: set[ShardId] = set()
         position = self.stream.initial_position
         if any(open_.report.start is None for open_ in self.shards.all()):
@@ -87,7 +91,7 @@ class Opening:
             open_.report = replace(open_.report, lag_before=self._lag(open_))
             open_.consumer = open_.consumer.initialized()
 
-        self.shards.each(begin)
+        self.shards.each(begin, fresh)
 
     def _open_tenure(self, shard: ShardId) -> None:
         key, replaces = self.stream.key, self.replaces.get(shard)
@@ -113,9 +117,13 @@ class Opening:
                 )
                 self.shards.refuse(shard, StopReason.NOT_HELD, sentence)
 
-    def _read_bounds(self) -> None:
+    def _read_bounds(self, fresh: Collection[ShardId]) -> None:
         source = self.stream.source
-        places = {open_.tenure.shard: open_.report.start for open_ in self.shards.all()}
+        places = {
+            open_.tenure.shard: open_.report.start
+            for open_ in self.shards.all()
+            if open_.tenure.shard in fresh
+        }
         bounds: Mapping[ShardId, ShardBounds] = {}
         try:
             bounds = reading.bounds_for(source, places) if places else {}
@@ -127,7 +135,7 @@ class Opening:
             shard, place = open_.tenure.shard, open_.report.start
             open_.bounds = bounds.get(shard) or reading.bounds_for(source, {shard: place})[shard]
 
-        self.shards.each(take)
+        self.shards.each(take, fresh)
 
     def _first_cursor(self, open_: OpenShard, position: str | None) -> str:
         """Return the cursor at which a shard without a checkpoint begins.

@@ -18,6 +18,7 @@ from dagster_leasehold.assets.consuming.ownership import (
     close_ended_tenure,
     standing_of,
 )
+from dagster_leasehold.assets.consuming.run_requests import LET_GO_TAG
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.run_process import ended_runs
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -78,13 +79,14 @@ class Placer:
     ) -> Placement:
         """Place every shard; claims those that are free.
 
-        A shard that another run has open is waited for, at most `wait_s` seconds in all; where
-        that run has ended, its tenure is closed.
+        A shard that another run has open is asked for and waited for, at most `wait_s` seconds in
+        all; where that run has ended, its tenure is closed.
 
         Raises:
             Failure: a shard may not be consumed by this run; one sentence says why.
         """
-        placement, deadline, announced = Placement(), clock() + wait_s, set[str]()
+        placement, deadline = Placement(), clock() + wait_s
+        asked: set[tuple[str, ShardId]] = set()
         for shard in shards:
             while blocker := self._blocking_run(shard, placement):
                 if clock() >= deadline:
@@ -94,9 +96,11 @@ class Placer:
                         metadata={"run": dg.MetadataValue.dagster_run(blocker)},
                         allow_retries=False,
                     )
-                if blocker not in announced:
-                    announced.add(blocker)
+                if (blocker, shard) not in asked:
+                    asked.add((blocker, shard))
                     log(f"Waiting for run {blocker}, which is consuming shard {shard}.")
+                    # A run that follows its shards would keep this one for as long as it lives.
+                    self.instance.add_run_tags(blocker, {f"{LET_GO_TAG}{shard}": self.run})
                 sleep(LOOK_AGAIN_S)
         return placement
 

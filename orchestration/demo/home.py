@@ -20,11 +20,20 @@ NODES = ("node-a", "node-b")
 GROUP = "default"
 BATCH_RECORDS_MAX = 5_000
 """Small, so that a demo shows many batches and many hand-overs of progress."""
+COMMIT_INTERVAL_S = 0.0
+IDLE_LIMIT_S = 1.0
+"""Short, so that a demo shows runs from their beginning to their end, and has an end itself."""
 
 
 def demo_settings(home: Path, spark: str) -> Settings:
     """Return the settings of a demo: two nodes, one deployment, one stream, SQLite in the home."""
-    stream = StreamSettings(name=DEMO_STREAM, group=GROUP, batch_records_max=BATCH_RECORDS_MAX)
+    stream = StreamSettings(
+        name=DEMO_STREAM,
+        group=GROUP,
+        batch_records_max=BATCH_RECORDS_MAX,
+        commit_interval_s=COMMIT_INTERVAL_S,
+        idle_limit_s=IDLE_LIMIT_S,
+    )
     return Settings(home=home.absolute(), nodes=NODES, spark=spark, streams=(stream,))
 
 
@@ -90,4 +99,6 @@ def settings_text(settings: Settings) -> str:
         f"name = {json.dumps(stream.name)}\n"
         f"group = {json.dumps(stream.group)}\n"
         f"batch_records_max = {stream.batch_records_max}\n"
+        f"commit_interval_s = {stream.commit_interval_s}\n"
+        f"idle_limit_s = {stream.idle_limit_s}\n"
     )

@@ -29,6 +29,7 @@ DECLARATION = {
     "arrow_transform",
     "commit_hook",
     "deployment",
+    "pace",
     "partitions",
     "run_process",
     "shard_stream",

@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.consuming.placement import Placer
+from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -121,3 +122,20 @@ def test_a_shard_that_keeps_changing_hands_ends_in_a_sentence(instance, monkeypa
     monkeypatch.setattr(scene.store, "claim", lambda *_, **__: {})
     with pytest.raises(dg.Failure, match="changed hands"):
         scene.place()
+
+
+def test_a_run_that_follows_the_shard_is_asked_for_it_and_lets_it_go(instance):
+    scene = Scene(instance)
+    scene.claim()
+    blocker = add_run(instance, dg.DagsterRunStatus.STARTED)
+    tenure = scene.open(blocker)
+
+    def answer() -> None:
+        run = instance.get_run_by_id(blocker)
+        if run is not None and scene.now_s == 2.0:
+            requests = RequestBox(lambda: run.tags)()
+            assert requests.let_go == {ZERO}
+            scene.store.close_tenure(tenure, reason="asked for")
+
+    assert scene.place(on_sleep=answer).by_node() == {A: [ZERO]}
+    assert scene.now_s == 2.0

@@ -1,0 +1,84 @@
+"""The size of batches: it follows the lag, within the stream's limits and the time of a hand-over.
+
+A holder that is asked for its shard lets it go between two batches. So a batch may take only some
+seconds: the first one is modest, and each later one is as large as the measured speed allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagster_leasehold.shard_sources.source import Limits
+
+FIRST = Limits(records_max=100_000, bytes_max=64 * 1024 * 1024)
+BATCH_TARGET_S = 10.0
+HANDOFF_FRACTION = 0.25
+"""The part of the longest hand-over that a batch may take."""
+CHANGE_MAX = 4.0
+FILLED_FRACTION = 0.5
+
+
+@dataclass(slots=True)
+class BatchSizes:
+    """The limits of the next batch of each shard of a run.
+
+    Attributes:
+        largest: the stream's limits, which no batch exceeds.
+        handoff_limit_s: the longest that a hand-over may wait for its holder, in seconds.
+    """
+
+    largest: Limits
+    handoff_limit_s: float
+    _scale: float = 1.0
+    _expected_s: float = 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """The most that the next batch of a shard may hold."""
+        return Limits(
+            _scaled(FIRST.records_max, self._scale, self.largest.records_max),
+            _scaled(FIRST.bytes_max, self._scale, self.largest.bytes_max),
+        )
+
+    @property
+    def expected_s(self) -> float:
+        """The time that the next batches will take, in seconds, if there is as much to read."""
+        return self._expected_s
+
+    def made(self, batches: Sequence[tuple[int, int]], *, took_s: float) -> None:
+        """Take note of a sweep.
+
+        Args:
+            batches: the records and bytes of each of its batches, one or more.
+            took_s: the time from planning to commit, in seconds.
+        """
+        fill = self._fill(batches)
+        target_s = min(BATCH_TARGET_S, self.handoff_limit_s * HANDOFF_FRACTION)
+        before, wanted = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
+        behind = fill >= FILLED_FRACTION
+        if (behind and wanted > before) or took_s > target_s:
+            self._scale = min(max(wanted, before / CHANGE_MAX), before * CHANGE_MAX)
+            self._scale = min(self._scale, self._scale_max)
+        # The stream's limits may keep batches from growing as the scale does.
+        grown = fill / self._fill(batches) if behind else 1.0
+        self._expected_s = took_s * max(1.0, grown)
+
+    def _fill(self, batches: Sequence[tuple[int, int]]) -> float:
+        """Return the part of the limits that the largest of some batches uses."""
+        limits = self.limits
+        return max(
+            max(records / limits.records_max, size / limits.bytes_max) for records, size in batches
+        )
+
+    @property
+    def _scale_max(self) -> float:
+        return max(
+            1.0,
+            self.largest.records_max / FIRST.records_max,
+            self.largest.bytes_max / FIRST.bytes_max,
+        )
+
+
+def _scaled(first: int, scale: float, largest: int) -> int:
+    return max(1, min(round(min(first, largest) * scale), largest))

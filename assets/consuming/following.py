@@ -1,0 +1,179 @@
+"""A run that follows its shards: between batches it asks the source for bounds, and waits.
+
+Waiting starts no Spark job. The run wakes at least once a second, so that whoever asks for one of
+its shards, or for its end, is answered soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from dagster_leasehold.assets.consuming.batch_planning import PlannedBatch
+from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
+from dagster_leasehold.assets.pace import DueTimes, Pace, reached_head
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_for
+
+ANSWER_S = 1.0
+"""The longest time that a waiting run lets somebody wait for its answer, in seconds."""
+FILLED_FRACTION = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The way in which a run follows its shards.
+
+    Attributes:
+        pace: of the stream.
+        wait: waits for some seconds.
+    """
+
+    pace: Pace
+    wait: Callable[[float], None]
+
+
+@dataclass(slots=True)
+class _Shard:
+    """The last look at a shard: when, its unread records where the source can tell, its end."""
+
+    looked_s: float
+    lag: int | None
+    end: str
+
+
+class Following:
+    """The looks at the source, and the waits, of one run.
+
+    Args:
+        follow: pace and wait.
+        source: of the shards.
+        shards: the open ones.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, follow: Follow, source: ShardSource, shards: OpenShards, clock: Clock
+    ) -> None:
+        self._pace = follow.pace
+        self._wait = follow.wait
+        self._source = source
+        self._shards = shards
+        self._clock = clock
+        self._due = DueTimes(follow.pace, clock())
+        self._seen: dict[ShardId, _Shard] = {}
+        self._look_s = self._answer_s = clock()
+
+    @property
+    def idle(self) -> bool:
+        """True if there has been nothing to read for so long that the run ends."""
+        return self._due.idle(self._clock())
+
+    @property
+    def unread(self) -> bool:
+        """True if a batch is due or will be, for all that the run knows."""
+        return bool(self._seen) and self._due.due_s < float("inf")
+
+    @property
+    def due_in_s(self) -> float:
+        """The time until the next batch, in seconds; infinite while nothing is unread."""
+        return max(0.0, self._due.due_s - self._clock())
+
+    def batch_due(self) -> bool:
+        """Look at the source if it is time to; return True if the run is to make a batch now."""
+        self._forget_closed()
+        now_s = self._clock()
+        fresh = any(open_.tenure.shard not in self._seen for open_ in self._shards.all())
+        if fresh or now_s >= min(self._look_s, self._due.due_s):
+            self._look()
+        return self._due.due_s <= self._clock()
+
+    def answer_due(self) -> bool:
+        """Return True if it is time to look for what others ask of the run."""
+        if self._clock() < self._answer_s:
+            return False
+        self._answer_s = self._clock() + ANSWER_S
+        return True
+
+    def wait(self) -> None:
+        """Wait until there is something to look at."""
+        now_s = self._clock()
+        next_s = min(self._look_s, self._due.due_s, self._answer_s)
+        self._wait(min(ANSWER_S, max(0.0, next_s - now_s)))
+
+    def made(
+        self, planned: Sequence[PlannedBatch], committed: Collection[ShardId], limits: Limits,
+        *, took_s: float,
+    ) -> None:  # fmt: skip
+        """Take note of a sweep: `planned` is its batches, and `committed` the shards that have one.
+
+        Args:
+            planned: the batches; a shard without one had nothing to read after all.
+            committed: the shards whose batch is committed.
+            limits: those of each batch.
+            took_s: the time from planning to commit, in seconds.
+        """
+        batches = {batch.range_.shard: batch for batch in planned}
+        for open_ in self._shards.all():
+            shard = open_.tenure.shard
+            seen, batch = self._seen.get(shard), batches.get(shard)
+            if seen is None:
+                continue
+            if batch is None:
+                # Nothing can be read up to that end: a service may number what it does not show.
+                self._due.see_read(shard, seen.looked_s)
+                seen.end = "" if open_.bounds is None else open_.bounds.end
+                open_.empty_end = seen.end
+            elif shard in committed and self._at_head(open_, batch, seen, limits):
+                self._due.see_read(shard, seen.looked_s)
+            else:
+                self._due.see_behind(shard)
+        if committed:
+            self._due.committed(self._clock(), took_s=took_s)
+
+    @staticmethod
+    def _at_head(open_: OpenShard, batch: PlannedBatch, seen: _Shard, limits: Limits) -> bool:
+        size = open_.mean_bytes * batch.range_.records
+        return reached_head(
+            lag=seen.lag,
+            records=batch.range_.records,
+            filled=batch.range_.records >= limits.records_max * FILLED_FRACTION
+            or size >= limits.bytes_max * FILLED_FRACTION,
+            at_end=open_.cursor == seen.end,
+        )
+
+    def _forget_closed(self) -> None:
+        for shard in [shard for shard in self._seen if shard not in self._shards]:
+            del self._seen[shard]
+            self._due.forget(shard)
+
+    def _look(self) -> None:
+        now_s = self._clock()
+        self._look_s = now_s + self._pace.look_s
+        places = {open_.tenure.shard: open_.cursor for open_ in self._shards.all()}
+        try:
+            bounds = bounds_for(self._source, places) if places else {}
+        except Exception:
+            # One shard that the source no longer knows must not hide the others.
+            bounds = {}
+
+        def take(open_: OpenShard) -> None:
+            shard = open_.tenure.shard
+            place = {shard: open_.cursor}
+            open_.bounds = bounds.get(shard) or bounds_for(self._source, place)[shard]
+            self._see(open_, now_s)
+
+        self._shards.each(take)
+
+    def _see(self, open_: OpenShard, now_s: float) -> None:
+        shard, bounds = open_.tenure.shard, open_.bounds
+        assert bounds is not None
+        lag = self._source.lag(shard, open_.cursor, bounds)
+        self._seen[shard] = _Shard(now_s, lag, bounds.end)
+        at_once = open_.intent is not None or bounds.finished
+        if not at_once and bounds.end in (open_.cursor, open_.empty_end):
+            self._due.see_read(shard, now_s)
+            return
+        many = lag is not None and lag * open_.mean_bytes >= self._pace.commit_bytes
+        self._due.see_unread(shard, now_s, at_once=at_once or many)

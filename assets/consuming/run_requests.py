@@ -1,0 +1,103 @@
+"""The wishes of others that a run which follows its shards answers within a second.
+
+They are tags of the run, written by whoever asks, and read by the run between two batches. They
+save work and waiting; what keeps a shard safe is its lease.
+
+* `leasehold/take`: the launcher found work in more shards of the run's node, which join the run.
+* `leasehold/let_go/<shard>`: somebody materializes the shard by hand, and waits for it.
+* `leasehold/finish`: other shards of the node wait for a run, so that this one ends at the head.
+* `leasehold/stop`: the stream's definition was loaded anew, so that the run ends at its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+
+TAKE_TAG = "leasehold/take"
+LET_GO_TAG = "leasehold/let_go/"
+FINISH_TAG = "leasehold/finish"
+STOP_TAG = "leasehold/stop"
+_LOG = logging.getLogger(__name__)
+
+Tags = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequests:
+    """The wishes that a run has not answered yet.
+
+    Attributes:
+        take: shards of its node to open.
+        let_go: shards to let go at their checkpoints.
+        finish: end as soon as nothing is due.
+        stop: end at the next checkpoint.
+    """
+
+    take: tuple[ShardId, ...] = ()
+    let_go: frozenset[ShardId] = frozenset()
+    finish: bool = False
+    stop: bool = False
+
+
+def no_requests() -> RunRequests:
+    """Return that nobody wishes anything."""
+    return RunRequests()
+
+
+def offer(offer_id: str, shards: Sequence[ShardId]) -> dict[str, str]:
+    """Return the tags that offer shards to a run; the id tells two offers of one shard apart."""
+    return {TAKE_TAG: json.dumps({"offer": offer_id, "shards": list(shards)})}
+
+
+def offered(tags: Tags) -> tuple[ShardId, ...]:
+    """Return the shards of a run's last offer; none where the tag cannot be read."""
+    try:
+        content = json.loads(tags.get(TAKE_TAG, "{}"))
+        return tuple(ShardId(str(shard)) for shard in content.get("shards", ()))
+    except (ValueError, AttributeError, TypeError):
+        return ()
+
+
+@dataclass(slots=True)
+class RequestBox:
+    """The requests to one run, each handed out once.
+
+    Attributes:
+        tags: returns the run's tags as they are now.
+    """
+
+    tags: Callable[[], Tags]
+    _answered: dict[str, str] = field(default_factory=dict[str, str])
+    _silent: bool = False
+
+    def __call__(self) -> RunRequests:
+        """Return what is new; nothing while the tags cannot be read, as another look follows."""
+        try:
+            tags = self.tags()
+        except Exception as error:
+            # Of whatever driver Dagster's storage has. The run goes on: its leases stop it.
+            if not self._silent:
+                _LOG.warning("Nobody can ask this run for anything: %s", sentence_of(error))
+            self._silent = True
+            return RunRequests()
+        self._silent = False
+        fresh = {
+            key: value
+            for key, value in tags.items()
+            if (key == TAKE_TAG or key.startswith(LET_GO_TAG)) and self._answered.get(key) != value
+        }
+        self._answered |= fresh
+        return RunRequests(
+            take=offered(fresh),
+            let_go=frozenset(
+                ShardId(key.removeprefix(LET_GO_TAG)) for key in fresh if key != TAKE_TAG
+            ),
+            finish=FINISH_TAG in tags,
+            stop=STOP_TAG in tags,
+        )

@@ -1,0 +1,137 @@
+"""Requests of the launcher to runs that follow their shards, instead of launching more of them.
+
+A node's shards share one run, one Spark job and one transaction for each commit interval. So a
+shard with something to read joins a run of its node that has room. Where none has, a run that only
+waits for records ends, so that the shards that it kept from a run come to their turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, STOP_TAG, offer
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.shard_rows import Progress
+from dagster_leasehold.sensors.active_runs import ActiveRun
+from dagster_leasehold.sensors.launch_choice import IdleShard
+
+OFFER_S = 15.0
+"""The time that a run has to take a shard that it was offered."""
+START_S = 60.0
+"""The time that shards wait for a launched run to open its own, before they get another one."""
+NEW_DEFINITION = "the stream's definition was loaded anew"
+OTHERS_WAIT = "other shards of its node wait for a run"
+
+
+@dataclass(slots=True)
+class FollowingRuns:
+    """The following runs of a stream, with a memory of what they were asked.
+
+    Attributes:
+        definition: an id of this load of the stream's definition; runs of another one end.
+        shards_per_run: the most shards that a run serves.
+        clock: monotonic seconds.
+        new_id: makes ids of offers.
+    """
+
+    definition: str
+    shards_per_run: int
+    clock: Clock
+    new_id: Callable[[], str]
+    _runs: list[ActiveRun] = field(default_factory=list[ActiveRun])
+    _open: Counter[str] = field(default_factory=Counter[str])
+    _opened: set[str] = field(default_factory=set[str])
+    _first_seen_s: dict[str, float] = field(default_factory=dict[str, float])
+    _offered: dict[ShardId, tuple[str, float]] = field(
+        default_factory=dict[ShardId, tuple[str, float]]
+    )
+
+    def see(self, runs: Sequence[ActiveRun], progress: Mapping[ShardId, Progress]) -> None:
+        """Take note of the active runs, and of the shards that each has open."""
+        now_s, ids = self.clock(), {run.run_id for run in runs}
+        # Opening takes a moment: a run counts as done with it at the next tick.
+        self._opened = ids & (self._opened | set(self._open))
+        self._open = Counter(row.consumer_run for row in progress.values() if row.consumer_run)
+        self._runs = [run for run in runs if run.follows]
+        self._first_seen_s = {run: self._first_seen_s.get(run, now_s) for run in ids}
+        self._offered = {
+            shard: (run, at_s)
+            for shard, (run, at_s) in self._offered.items()
+            if run in ids and now_s < at_s + OFFER_S
+        }
+
+    def taken(self, runs: Iterable[ActiveRun]) -> set[str]:
+        """Return the shards that runs are about to open.
+
+        A run that has opened its shards serves those that the store says it does: one that it let
+        go is free for another run, however long the run lives.
+        """
+        starting = {s for run in runs if run.run_id not in self._opened for s in run.shards}
+        return starting | self._offered.keys()
+
+    def stop_outdated(self, instance: dg.DagsterInstance) -> int:
+        """Ask runs of another load of the definition to end; return the number asked."""
+        outdated = [
+            run for run in self._runs if run.definition != self.definition and not run.ending
+        ]
+        for run in outdated:
+            instance.add_run_tags(run.run_id, {STOP_TAG: NEW_DEFINITION})
+        return len(outdated)
+
+    def share(self, ready: Sequence[IdleShard]) -> tuple[dict[str, list[ShardId]], set[ShardId]]:
+        """Return the shards to offer to each run, and those that wait for one to be ready."""
+        offers: dict[str, list[ShardId]] = {}
+        waiting: set[ShardId] = set()
+        for idle in ready:
+            for run in self._with_room(idle.node, offers):
+                if run.run_id in self._opened:
+                    offers.setdefault(run.run_id, []).append(idle.shard)
+                else:
+                    waiting.add(idle.shard)
+                break
+        return offers, waiting
+
+    def offer(self, instance: dg.DagsterInstance, run_id: str, shards: Sequence[ShardId]) -> None:
+        """Offer shards to a run."""
+        instance.add_run_tags(run_id, offer(self.new_id(), shards))
+        self._offered |= dict.fromkeys(shards, (run_id, self.clock()))
+
+    def make_room(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> int:
+        """Ask one run of each of these nodes to end once it has nothing to read."""
+        asked = 0
+        for node in nodes:
+            runs = [run for run in self._runs if run.node == node and not run.ending]
+            if not runs:
+                continue
+            oldest = min(runs, key=lambda run: (self._first_seen_s[run.run_id], run.run_id))
+            instance.add_run_tags(oldest.run_id, {FINISH_TAG: OTHERS_WAIT})
+            asked += 1
+        return asked
+
+    def _with_room(
+        self, node: NodeName, offers: Mapping[str, Sequence[ShardId]]
+    ) -> list[ActiveRun]:
+        """Return the runs of a node that may take one more shard, those with most shards first."""
+
+        def size(run: ActiveRun) -> int:
+            started = run.run_id in self._opened
+            holds = self._open[run.run_id] if started else len(run.shards)
+            pending = sum(run_id == run.run_id for run_id, _ in self._offered.values())
+            return holds + pending + len(offers.get(run.run_id, ()))
+
+        now_s = self.clock()
+        runs = [
+            run
+            for run in self._runs
+            if run.node == node
+            and run.definition == self.definition
+            and not run.ending
+            and size(run) < self.shards_per_run
+            and (run.run_id in self._opened or now_s < self._first_seen_s[run.run_id] + START_S)
+        ]
+        return sorted(runs, key=lambda run: (run.run_id not in self._opened, -size(run)))

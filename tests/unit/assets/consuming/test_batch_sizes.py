@@ -1,0 +1,79 @@
+"""The size of batches follows the measured speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_leasehold.assets.consuming.batch_sizes import (
+    BATCH_TARGET_S,
+    CHANGE_MAX,
+    FIRST,
+    BatchSizes,
+)
+from dagster_leasehold.shard_sources.source import Limits
+
+LARGE = Limits(records_max=1_000_000, bytes_max=256 * 1024 * 1024)
+
+
+def full(sizes: BatchSizes) -> list[tuple[int, int]]:
+    """Return the records and bytes of two batches, one of which is as large as it may be."""
+    return [(sizes.limits.records_max, 1), (1, 1)]
+
+
+def test_the_first_batch_is_modest() -> None:
+    assert BatchSizes(LARGE, 120.0).limits == FIRST
+
+
+def test_no_batch_exceeds_the_limits_of_the_stream() -> None:
+    sizes = BatchSizes(Limits(records_max=4, bytes_max=100), 120.0)
+    for _ in range(10):
+        sizes.made(full(sizes), took_s=0.01)
+        assert sizes.limits == Limits(records_max=4, bytes_max=100)
+        assert sizes.expected_s == pytest.approx(0.01), "it grows no more"
+
+
+def test_batches_grow_while_a_run_is_behind_and_quick() -> None:
+    sizes = BatchSizes(LARGE, 120.0)
+    sizes.made(full(sizes), took_s=0.5)
+    assert sizes.limits.records_max == FIRST.records_max * CHANGE_MAX
+    for _ in range(5):
+        sizes.made(full(sizes), took_s=0.5)
+    assert sizes.limits == LARGE
+
+
+def test_a_limit_on_records_alone_makes_no_batch_longer_than_it_is() -> None:
+    sizes = BatchSizes(Limits(records_max=4), 120.0)
+    for _ in range(3):
+        sizes.made([(4, 40)], took_s=3.0)
+        assert sizes.expected_s == pytest.approx(3.0)
+
+
+def test_a_batch_takes_no_longer_than_its_target() -> None:
+    """Each sweep takes a second for 50,000 records."""
+    sizes = BatchSizes(Limits(10_000_000, 10**12), 120.0)
+    for _ in range(10):
+        sizes.made(full(sizes), took_s=sizes.limits.records_max / 50_000)
+    assert sizes.limits.records_max == pytest.approx(50_000 * BATCH_TARGET_S)
+    assert sizes.expected_s == pytest.approx(BATCH_TARGET_S)
+
+
+def test_a_slow_transform_makes_batches_smaller() -> None:
+    """One record takes a second."""
+    sizes = BatchSizes(LARGE, 120.0)
+    for _ in range(10):
+        sizes.made(full(sizes), took_s=sizes.limits.records_max)
+    assert sizes.limits.records_max == BATCH_TARGET_S
+
+
+def test_a_short_hand_over_makes_batches_shorter() -> None:
+    sizes = BatchSizes(Limits(10_000_000, 10**12), 8.0)
+    for _ in range(10):
+        sizes.made(full(sizes), took_s=sizes.limits.records_max / 50_000)
+    assert sizes.expected_s == pytest.approx(2.0)
+
+
+def test_batches_at_the_head_of_the_log_change_nothing() -> None:
+    sizes = BatchSizes(LARGE, 120.0)
+    sizes.made([(100, 5_000), (20, 900)], took_s=0.3)
+    assert sizes.limits == FIRST
+    assert sizes.expected_s == 0.3

@@ -1,0 +1,344 @@
+"""A run that follows its shards: its commits, its questions meanwhile, and its answers.
+
+Time is virtual: it passes while the run waits, and while a sweep is at work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.consuming.following import ANSWER_S, Follow
+from dagster_leasehold.assets.consuming.run_requests import RunRequests
+from dagster_leasehold.assets.pace import REST_MAX_S, Pace
+from dagster_leasehold.lease_store.identifiers import ShardId
+from tests.unit.assets.consumption_world import NODE, OTHER, World
+
+ZERO, ONE = ShardId("0"), ShardId("1")
+SWEEP_S = 0.5
+Step = tuple[float, Callable[[], object]]
+
+
+@dataclass
+class Scene:
+    """A world in which things happen at moments, and a run that follows its shards."""
+
+    world: World
+    pace: Pace = field(default_factory=lambda: Pace(10.0, 10**9, 60.0))
+    steps: list[Step] = field(default_factory=list[Step])
+    commits: list[tuple[float, str, str]] = field(default_factory=list[tuple[float, str, str]])
+    calls: Counter[str] = field(default_factory=Counter[str])
+    asked: list[RunRequests] = field(default_factory=list[RunRequests])
+
+    def __post_init__(self) -> None:
+        self.world.sweeper.before = lambda: self.pass_time(SWEEP_S)
+        self._count(self.world.log, "bounds")
+        self._count(self.world.store, "review")
+
+    def _count(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*args: Any) -> Any:
+            self.calls[name] += 1
+            return original(*args)
+
+        object.__setattr__(owner, name, counted)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let things happen in their order while time passes."""
+        until_s = self.world.now_s + seconds
+        while self.steps and self.steps[0][0] <= until_s:
+            at_s, action = self.steps.pop(0)
+            self.world.now_s = max(self.world.now_s, at_s)
+            action()
+        self.world.now_s = max(self.world.now_s, until_s)
+
+    def wait(self, seconds: float) -> None:
+        assert seconds <= ANSWER_S
+        self.calls["wait"] += 1
+        assert self.calls["wait"] < 20_000, "the run spins"
+        self.pass_time(seconds)
+
+    def at(self, at_s: float, action: Callable[[], object]) -> None:
+        self.steps.append((at_s, action))
+        self.steps.sort(key=lambda step: step[0])
+
+    def append_at(self, at_s: float, shard: ShardId, records: int = 1) -> None:
+        self.at(at_s, lambda: self.world.append(shard, records))
+
+    def requests(self) -> RunRequests:
+        return self.asked.pop(0) if self.asked else RunRequests()
+
+    def follow(
+        self, run: str = "run-1", shards: list[ShardId] | None = None, **arguments: Any
+    ) -> dict[ShardId, ConsumptionReport]:
+        consumer = self.world.consumer(
+            run,
+            follow=Follow(self.pace, self.wait),
+            requests=self.requests,
+            after_commit=lambda commits: self.commits.extend(
+                (self.world.now_s, each.tenure.shard, each.end) for each in commits
+            ),
+            **arguments,
+        )
+        return consumer.consume(self.world.ids if shards is None else shards)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(World(tmp_path, records_max=1_000))
+
+
+def test_unread_records_are_committed_at_once_and_the_run_ends_when_idle(scene: Scene) -> None:
+    reports = scene.follow()
+    assert {(shard, end) for _, shard, end in scene.commits} == {("0", "10"), ("1", "10")}
+    assert [at_s for at_s, _, _ in scene.commits] == [SWEEP_S] * 2
+    assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
+    assert scene.world.now_s == pytest.approx(SWEEP_S + 60.0, abs=2.0)
+
+
+def test_a_record_is_committed_when_it_is_due_and_pulls_the_other_shards_along(
+    scene: Scene,
+) -> None:
+    scene.append_at(25.3, ZERO)
+    scene.append_at(31.0, ONE, 5)
+    scene.follow()
+    (first, *_), later = scene.commits[:2], scene.commits[2:]
+    assert first[0] == SWEEP_S
+    assert [(shard, end) for _, shard, end in later] == [("0", "11"), ("1", "15")]
+    assert len(scene.world.sweeper.sweeps) == 2, "one job serves both"
+    age_s = later[0][0] - 25.3
+    assert 10.0 - scene.pace.look_s <= age_s <= 10.0 + SWEEP_S
+
+
+def test_a_steady_stream_has_one_batch_per_shard_and_interval(scene: Scene) -> None:
+    for number in range(200):
+        scene.append_at(number * 0.5, (ZERO, ONE)[number % 2])
+    scene.follow()
+    assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 110)
+    per_shard = Counter(shard for _, shard, _ in scene.commits)
+    assert per_shard == {"0": 11, "1": 11}
+
+
+def test_no_spark_job_runs_and_little_is_asked_while_nothing_is_due(scene: Scene) -> None:
+    scene.follow()
+    assert len(scene.world.sweeper.sweeps) == 1
+    assert scene.calls["review"] <= 60 / ANSWER_S + 3
+    assert scene.calls["bounds"] <= 60 / scene.pace.look_s + 5
+    assert scene.calls["wait"] <= 2 * 60
+
+
+def test_many_bytes_are_committed_before_the_interval_is_over(tmp_path: Path) -> None:
+    scene = Scene(World(tmp_path, records_max=1_000), Pace(100.0, 400, 200.0))
+    scene.append_at(20.0, ZERO, 5)
+    scene.append_at(30.0, ZERO, 200)
+    scene.follow()
+    assert [round(at_s) for at_s, shard, _ in scene.commits if shard == ZERO][1:] == [30]
+
+
+def test_an_interval_of_zero_commits_at_once_but_rests_between_batches(tmp_path: Path) -> None:
+    scene = Scene(World(tmp_path, records_max=1_000), Pace(0.0, 10**9, 30.0))
+    for number in range(40):
+        scene.append_at(10.0 + number * 0.25, ZERO)
+    scene.follow()
+    gaps = [after[0] - before[0] for before, after in pairwise(scene.commits[3:])]
+    assert gaps[:-1] == pytest.approx([SWEEP_S + REST_MAX_S] * (len(gaps) - 1))
+
+
+def test_catching_up_waits_for_nothing(tmp_path: Path) -> None:
+    scene = Scene(World(tmp_path, records=40, records_max=4))
+    scene.follow()
+    assert [at_s for at_s, shard, _ in scene.commits if shard == ZERO] == [
+        SWEEP_S * number for number in range(1, 11)
+    ]
+
+
+@pytest.mark.parametrize(
+    "what", ["hand-over", "pause", "stop", "definition", "let go", "untrusted"]
+)
+def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
+    world, stopping = scene.world, False
+
+    def ask() -> None:
+        nonlocal stopping
+        if what == "hand-over":
+            for shard in world.ids:
+                world.store.begin_transfer(
+                    world.key, shard, world.lease(shard).lease_id, OTHER, observer="t", reason="t"
+                )
+        elif what == "pause":
+            group = world.store.pulse(world.key).group
+            world.store.update_group(replace(group, paused=True), observer="test")
+        elif what == "stop":
+            stopping = True
+        elif what == "definition":
+            scene.asked.append(RunRequests(stop=True))
+        elif what == "let go":
+            scene.asked.append(RunRequests(let_go=frozenset(world.ids)))
+        else:
+            world.beat.trusted = False
+
+    scene.at(20.4, ask)
+    scene.append_at(15.0, ZERO)
+    reports = scene.follow(stop_requested=lambda: stopping)
+    expected = {
+        "hand-over": StopReason.HANDED_OVER,
+        "pause": StopReason.PAUSED,
+        "untrusted": StopReason.UNTRUSTED,
+    }
+    assert {each.stopped for each in reports.values()} == {
+        expected.get(what, StopReason.STOP_REQUESTED)
+    }
+    assert world.now_s <= 20.4 + ANSWER_S
+    if what == "hand-over":
+        assert world.lease(ZERO).consumer_owner == OTHER
+
+
+def test_one_shard_is_let_go_and_the_others_are_followed(scene: Scene) -> None:
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ZERO]))))
+    scene.append_at(40.0, ZERO)
+    scene.append_at(40.0, ONE)
+    reports = scene.follow()
+    assert reports[ZERO].stopped is StopReason.STOP_REQUESTED
+    assert [shard for _, shard, _ in scene.commits[2:]] == ["1"]
+
+
+def test_a_shard_that_the_node_gained_joins_the_run(scene: Scene) -> None:
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(take=(ONE,))))
+    scene.append_at(60.0, ZERO)
+    reports = scene.follow(shards=[ZERO])
+    assert reports.keys() == {ZERO, ONE}
+    joined = next(at_s for at_s, shard, _ in scene.commits if shard == ONE)
+    assert joined <= 20.0 + ANSWER_S + SWEEP_S
+    assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 11), "nothing is read twice"
+    assert scene.world.committed(ONE) == scene.world.expected(ONE, 10)
+
+
+def test_a_shard_that_was_let_go_may_come_back(scene: Scene) -> None:
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ONE]))))
+    scene.append_at(25.0, ONE)
+    scene.at(30.0, lambda: scene.asked.append(RunRequests(take=(ONE,))))
+    reports = scene.follow()
+    assert reports[ONE].stopped is StopReason.CAUGHT_UP
+    assert scene.world.committed(ONE) == scene.world.expected(ONE, 11)
+
+
+def test_a_run_that_is_to_finish_ends_at_the_head_and_not_before(tmp_path: Path) -> None:
+    scene = Scene(World(tmp_path, records=40, records_max=4))
+    scene.asked = [RunRequests(finish=True)] * 100
+    reports = scene.follow()
+    assert {each.stopped for each in reports.values()} == {StopReason.CAUGHT_UP}
+    assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 40)
+    assert scene.world.now_s <= 10 * SWEEP_S + ANSWER_S
+
+
+def test_a_run_ends_with_its_budget_and_the_next_goes_on(scene: Scene) -> None:
+    for number in range(40):
+        scene.append_at(number * 2.0, ZERO)
+    reports = scene.follow(budget_s=50.0)
+    assert reports[ZERO].stopped is StopReason.BUDGET_ENDED
+    assert scene.world.now_s == pytest.approx(50.0, abs=1.0)
+    scene.follow("run-2")
+    assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 50)
+
+
+def test_a_shard_that_ends_while_it_is_followed_is_finished(scene: Scene) -> None:
+    scene.at(20.0, lambda: scene.world.log.split(ZERO))
+    reports = scene.follow()
+    assert reports[ZERO].stopped is StopReason.FINISHED
+    assert scene.world.lease(ZERO).state == "over"
+    assert reports[ONE].stopped is StopReason.CAUGHT_UP
+
+
+def test_a_source_that_fails_for_one_shard_costs_that_shard_alone(scene: Scene) -> None:
+    bounds = scene.world.log.bounds
+
+    def failing(shards: list[ShardId]) -> Any:
+        if ZERO in shards and scene.world.now_s > 20.0:
+            raise OSError("away")
+        return bounds(shards)
+
+    object.__setattr__(scene.world.log, "bounds", failing)
+    scene.append_at(30.0, ONE)
+    reports = scene.follow()
+    assert reports[ZERO].stopped is StopReason.FAILED
+    assert scene.world.committed(ONE) == scene.world.expected(ONE, 11)
+
+
+def test_an_end_that_moves_without_records_keeps_no_run_busy(scene: Scene) -> None:
+    """A service may number what it shows nobody: the end moves on, and there is nothing to read."""
+    bounds = scene.world.log.bounds
+
+    def beyond(shards: list[ShardId]) -> Any:
+        return {each: replace(row, end="99") for each, row in bounds(shards).items()}
+
+    object.__setattr__(scene.world.log, "bounds", beyond)
+    reports = scene.follow()
+    assert {each.stopped for each in reports.values()} == {StopReason.CAUGHT_UP}
+    assert len(scene.world.sweeper.sweeps) == 1
+    assert scene.world.now_s < 80.0
+
+
+def test_a_batch_that_was_intended_is_made_again_as_it_was(scene: Scene) -> None:
+    class Killed(BaseException):
+        """Ends the run in the middle of its sweep."""
+
+    def kill() -> None:
+        raise Killed
+
+    scene.world.sweeper.before = kill
+    with pytest.raises(Killed):
+        scene.follow()
+    scene.world.sweeper.before = lambda: scene.pass_time(SWEEP_S)
+    scene.world.append(ZERO, 7)
+    scene.follow("run-2")
+    ends = [end for _, shard, end in scene.commits if shard == ZERO]
+    assert ends == ["10", "17"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    interval_s=st.sampled_from([0.0, 1.0, 5.0, 30.0]),
+    arrivals=st.lists(st.tuples(st.floats(1.0, 60.0), st.sampled_from("01")), max_size=12),
+    asked_s=st.none() | st.floats(5.0, 60.0),
+)
+def test_no_record_waits_longer_than_an_interval_and_two_sweeps(
+    tmp_path_factory: pytest.TempPathFactory,
+    interval_s: float,
+    arrivals: list[tuple[float, str]],
+    asked_s: float | None,
+) -> None:
+    """It comes while one sweep is at work, waits for the interval, and is in the next."""
+    folder = tmp_path_factory.mktemp("world")
+    scene = Scene(World(folder, records=0, records_max=1_000), Pace(interval_s, 10**9, 70.0))
+    for at_s, shard in arrivals:
+        scene.append_at(at_s, ShardId(shard))
+    if asked_s is not None:
+        scene.at(asked_s, lambda: scene.asked.append(RunRequests(stop=True)))
+    scene.follow()
+    end_s = scene.world.now_s
+    if asked_s is not None:
+        assert end_s <= asked_s + ANSWER_S + SWEEP_S
+    for shard in "01":
+        moments = sorted(at_s for at_s, each in arrivals if each == shard)
+        committed = [(at_s, int(end)) for at_s, each, end in scene.commits if each == shard]
+        for number, moment in enumerate(moments):
+            at_s = next((at_s for at_s, end in committed if end > number), end_s)
+            rest_s = REST_MAX_S if interval_s < SWEEP_S + REST_MAX_S else 0.0
+            assert at_s <= moment + interval_s + 2 * SWEEP_S + rest_s + scene.pace.look_s
+
+
+def test_following_keeps_the_node_that_holds_the_shards(scene: Scene) -> None:
+    scene.append_at(30.0, ZERO)
+    scene.follow()
+    assert scene.world.lease(ZERO).consumer_owner == NODE
+    assert not scene.world.lease(ZERO).consumer_run

@@ -1,0 +1,56 @@
+"""Requests to a run travel as tags, and each is answered once."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_leasehold.assets.consuming.run_requests import (
+    FINISH_TAG,
+    LET_GO_TAG,
+    STOP_TAG,
+    TAKE_TAG,
+    RequestBox,
+    RunRequests,
+    offer,
+    offered,
+)
+from dagster_leasehold.lease_store.identifiers import ShardId
+
+ZERO, ONE = ShardId("0"), ShardId("1")
+
+
+def test_an_offer_is_handed_out_once_and_a_new_one_again() -> None:
+    tags = offer("first", [ZERO, ONE])
+    box = RequestBox(lambda: tags)
+    assert box() == RunRequests(take=(ZERO, ONE))
+    assert box() == RunRequests()
+    tags = offer("second", [ZERO])
+    assert box() == RunRequests(take=(ZERO,))
+
+
+def test_a_shard_is_let_go_once_for_each_who_asks() -> None:
+    tags = {LET_GO_TAG + ZERO: "run-1"}
+    box = RequestBox(lambda: tags)
+    assert box().let_go == {ZERO}
+    assert not box().let_go
+    tags |= {LET_GO_TAG + ZERO: "run-2", LET_GO_TAG + ONE: "run-2"}
+    assert box().let_go == {ZERO, ONE}
+
+
+def test_the_end_of_a_run_is_asked_for_until_it_comes() -> None:
+    box = RequestBox(lambda: {FINISH_TAG: "others wait", STOP_TAG: "new"})
+    assert [box(), box()] == [RunRequests(finish=True, stop=True)] * 2
+
+
+def test_a_storage_that_does_not_answer_asks_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def tags() -> dict[str, str]:
+        raise OSError("away")
+
+    box = RequestBox(tags)
+    assert [box(), box()] == [RunRequests()] * 2
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("value", ["", "nonsense", "[]", '{"shards": 3}', '{"offer": "a"}'])
+def test_an_offer_that_cannot_be_read_is_none(value: str) -> None:
+    assert offered({TAKE_TAG: value}) == ()
