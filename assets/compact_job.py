@@ -1,16 +1,23 @@
 """The job of a stream that merges small files of its committed output."""
 
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import partial
+
 import dagster as dg
 from pydantic import Field
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import compact_job_name, compact_op_name
-from dagster_leasehold.assets.rewriting.compaction import Compactor
-from dagster_leasehold.assets.rewriting.merges import TARGET_BYTES
+from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
+from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
+from dagster_leasehold.assets.rewriting.vacuum import vacuum
+from dagster_leasehold.assets.rewriting.yielding import Yielding, finished
 from dagster_leasehold.assets.run_process import rewriter_ended, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 
 
 class CompactConfig(dg.Config):
@@ -18,15 +25,20 @@ class CompactConfig(dg.Config):
 
     Attributes:
         shards: the shards; none means all of the group.
-        target_bytes: the size of a merged file, in bytes.
+        target_bytes: the size of a merged file, in bytes; none takes the stream's.
+        node: of a sensor's run, the node that compacts. Such a run goes on where the last one
+            ended, leaves young batches alone, and yields to consumption.
+        vacuum: True to remove old files that nobody needs, afterwards.
     """
 
     shards: list[str] = []  # noqa: RUF012 - pydantic copies it
-    target_bytes: int = Field(default=TARGET_BYTES, gt=0)
+    target_bytes: int | None = Field(default=None, gt=0)
+    node: str | None = None
+    vacuum: bool = False
 
 
 def build_compact_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
-    """Return the job `compact_<stream>`; start it by hand, or give it a schedule of your own."""
+    """Return the job `compact_<stream>`, which a sensor launches, or anybody by hand."""
 
     @dg.op(
         name=compact_op_name(stream),
@@ -36,6 +48,8 @@ def build_compact_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefi
     def compact(context: dg.OpExecutionContext, config: CompactConfig) -> None:
         try:
             _compact(context, config, stream, deployment)
+            if config.vacuum:
+                _vacuum(context, stream, deployment)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 
@@ -59,28 +73,45 @@ def _compact(
     run, store, key = context.run.run_id, deployment.store(), stream.key
     tag_run(context.instance, run, stream)
     shards = [ShardId(shard) for shard in config.shards]
+    target_bytes = config.target_bytes or stream.compact_target_bytes
+    ended = partial(rewriter_ended, context.instance)
     compactor = Compactor(
         store=store,
         key=key,
         output_root=deployment.output_folder(key),
         run=run,
-        target_bytes=config.target_bytes,
-        ended=lambda other: rewriter_ended(context.instance, other),
+        target_bytes=target_bytes,
+        ended=ended,
     )
-    reports = compactor.compact(shards or [lease.shard for lease in store.snapshot(key).shards])
-    for report in reports.values():
-        context.log.info(
-            f"Shard {report.shard}: {report.files_before} files became {report.files_after}. "
-            f"{report.error}".rstrip()
+    snapshot = store.snapshot(key)
+    shards = shards or [lease.shard for lease in snapshot.shards]
+    left: dict[ShardId, str] = {}
+    if config.node is None:
+        reports = compactor.compact(shards)
+    else:
+        yielding = Yielding(
+            stream,
+            NodeName(config.node),
+            frozenset(shards),
+            partial(store.snapshot, key),
+            deployment.leaving,
+            time.monotonic,
         )
-    context.add_output_metadata(
-        {
-            "files_before": sum(report.files_before for report in reports.values()),
-            "files_after": sum(report.files_after for report in reports.values()),
-            "bytes_before": sum(report.bytes_before for report in reports.values()),
-            "bytes_after": sum(report.bytes_after for report in reports.values()),
-        }
-    )
+        continued = ContinuedCompaction(
+            compactor,
+            store,
+            key,
+            run,
+            target_bytes,
+            timedelta(seconds=stream.compact_after_s),
+            finished(snapshot),
+            yielding.stopped,
+            ended,
+        ).compact(shards)
+        reports, left = continued.reports, continued.left
+    _tell(context, reports.values())
+    for shard, reason in left.items():
+        context.log.info(f"Shard {shard} is left for later: {reason}.")
     failed = [f"Shard {each.shard}: {each.error}" for each in reports.values() if each.error]
     if failed:
         raise dg.Failure(
@@ -88,3 +119,33 @@ def _compact(
             f"end. {' '.join(failed[:5])}",
             allow_retries=False,
         )
+
+
+def _tell(context: dg.OpExecutionContext, reports: Iterable[CompactionReport]) -> None:
+    """Log what became of each shard, and add the sums to the op's output."""
+    done = list(reports)
+    for report in done:
+        context.log.info(
+            f"Shard {report.shard}: {report.files_before} files became {report.files_after}. "
+            f"{report.error}".rstrip()
+        )
+    context.add_output_metadata(
+        {
+            "files_before": sum(report.files_before for report in done),
+            "files_after": sum(report.files_after for report in done),
+            "bytes_before": sum(report.bytes_before for report in done),
+            "bytes_after": sum(report.bytes_after for report in done),
+        }
+    )
+
+
+def _vacuum(context: dg.OpExecutionContext, stream: ShardStream, deployment: Deployment) -> None:
+    key = stream.key
+    folder = deployment.output_folder(key)
+    report = vacuum(
+        deployment.store(), key, folder, older_than=timedelta(seconds=stream.vacuum_after_s)
+    )
+    context.log.info(
+        f"Vacuum removed {len(report.removed)} files of {report.removed_bytes} bytes that nobody "
+        "needed any more."
+    )

@@ -39,6 +39,11 @@ from dagster_leasehold.shard_sources.source import Limits, ShardSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+COMPACT_TARGET_BYTES = 128 * 1024 * 1024
+COMPACT_AFTER_S = 3_600.0
+VACUUM_AFTER_S = 24 * 3_600.0
+VACUUM_AFTER_MIN_S = 60.0
+
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 
@@ -90,6 +95,13 @@ class ShardStream:
         lag_max: the most unread records a shard may have for its lag check to pass.
         output_days: how old committed output may become before it expires, in days; None keeps it
             for good.
+        compact: True to have a sensor merge small files of committed output by itself.
+        compact_target_bytes: the size of a merged file, in bytes.
+        compact_after_s: how much older than the newest batch of its shard a batch must be to be
+            merged, in seconds. A replay or a forced checkpoint takes merged batches as a whole.
+        vacuum_after_s: how long the sensor's compactions leave a file that nothing names any more,
+            in seconds. It is longer than any reader takes, and than a backup of the lease store
+            may be old that is restored.
         on_commit: called with each committed batch, at least once, in the order of the commits of
             its shard. It runs in the code server, not in Spark.
 
@@ -120,6 +132,10 @@ class ShardStream:
     quarantined_max: int = 1_000
     lag_max: int = 1_000_000
     output_days: float | None = None
+    compact: bool = True
+    compact_target_bytes: int = COMPACT_TARGET_BYTES
+    compact_after_s: float = COMPACT_AFTER_S
+    vacuum_after_s: float = VACUUM_AFTER_S
     on_commit: OnCommit | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +148,7 @@ class ShardStream:
             "idle_limit_s": self.idle_limit_s,
             "stall_limit_s": self.stall_limit_s,
             "handoff_limit_s": self.handoff_limit_s,
+            "compact_target_bytes": self.compact_target_bytes,
             "limits.records_max": self.limits.records_max,
             "limits.bytes_max": self.limits.bytes_max,
         }
@@ -140,10 +157,20 @@ class ShardStream:
                 raise InvalidSetting(
                     f"Stream {self.name!r}: {setting} is {value}: use a positive number."
                 )
-        if self.commit_interval_s < 0:
+        not_negative = {
+            "commit_interval_s": self.commit_interval_s,
+            "compact_after_s": self.compact_after_s,
+        }
+        for setting, value in not_negative.items():
+            if value < 0:
+                raise InvalidSetting(
+                    f"Stream {self.name!r}: {setting} is {value}: use 0 or a positive number."
+                )
+        if self.vacuum_after_s < VACUUM_AFTER_MIN_S:
             raise InvalidSetting(
-                f"Stream {self.name!r}: commit_interval_s is {self.commit_interval_s}: use 0 or a "
-                "positive number."
+                f"Stream {self.name!r}: vacuum_after_s is {self.vacuum_after_s}: use at least "
+                f"{VACUUM_AFTER_MIN_S:g}, since readers that have listed files need time to read "
+                "them."
             )
         output_age(self.output_days)
 

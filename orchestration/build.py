@@ -19,6 +19,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration.resources import deployment_of, spark_of
 from dagster_leasehold.orchestration.schedules import build_schedule
 from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.sensors.compaction import build_compaction_sensor
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
 from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
 from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor
@@ -66,11 +67,14 @@ def build_definitions(
         assets.append(build_shard_asset(stream, deployment))
         assets.append(build_lease_asset(stream, deployment))
         job = build_consume_job(stream, deployment)
-        jobs += [job, build_compact_job(stream, deployment)]
+        compact_job = build_compact_job(stream, deployment)
+        jobs += [job, compact_job]
         sensors.append(build_shard_list_sensor(stream, deployment))
         sensors.append(build_rebalance_sensor(stream, deployment, job))
         sensors.append(build_janitor_sensor(stream, deployment))
         sensors.append(build_outbox_sensor(stream, deployment))
+        if stream.compact:
+            sensors.append(build_compaction_sensor(stream, deployment, compact_job))
         if stream.on_commit is not None:
             sensors.append(build_on_commit_sensor(stream, deployment))
         schedules.append(build_schedule(stream, deployment, job))

@@ -44,6 +44,10 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
         idle_limit_s=declared.idle_limit_s,
         stall_limit_s=declared.stall_limit_s,
         output_days=declared.output_days,
+        compact=declared.compact,
+        compact_target_bytes=declared.compact_target_bytes,
+        compact_after_s=declared.compact_after_s,
+        vacuum_after_s=declared.vacuum_after_s,
     )
 
 

@@ -13,6 +13,12 @@ from dagster_leasehold.assets.pace import (
     IDLE_LIMIT_DEFAULT_S,
     RUN_BUDGET_DEFAULT_S,
 )
+from dagster_leasehold.assets.shard_stream import (
+    COMPACT_AFTER_S,
+    COMPACT_TARGET_BYTES,
+    VACUUM_AFTER_MIN_S,
+    VACUUM_AFTER_S,
+)
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
@@ -84,6 +90,11 @@ class StreamSettings(BaseModel):
     idle_limit_s: float = Field(default=IDLE_LIMIT_DEFAULT_S, gt=0)
     stall_limit_s: float = Field(default=STALL_LIMIT_DEFAULT_S, gt=0)
     output_days: float | None = Field(default=None, ge=HISTORY_DAYS_MIN, le=HISTORY_DAYS_MAX)
+
+    compact: bool = True
+    compact_target_bytes: int = Field(default=COMPACT_TARGET_BYTES, gt=0)
+    compact_after_s: float = Field(default=COMPACT_AFTER_S, ge=0)
+    vacuum_after_s: float = Field(default=VACUUM_AFTER_S, ge=VACUUM_AFTER_MIN_S)
 
     @property
     def key(self) -> GroupKey:

@@ -29,11 +29,12 @@ from dagster_leasehold.assets.output.units import (
 )
 from dagster_leasehold.assets.rewriting.merges import (
     NO_COLUMNS,
-    TARGET_BYTES,
     Columns,
+    changed_rows,
     each_merge,
     joined,
 )
+from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -94,7 +95,7 @@ class Compactor:
         output_root: Path,
         run: str,
         new_attempt: Callable[[], str] | None = None,
-        target_bytes: int = TARGET_BYTES,
+        target_bytes: int = COMPACT_TARGET_BYTES,
         ended: Ended = lambda _: False,
     ) -> None:
         self._store = store
@@ -126,9 +127,9 @@ class Compactor:
                 for merge in each_merge(
                     each_unit(self._rows(shard, counted)),
                     target_bytes=self._target_bytes,
-                    columns=self._columns,
+                    columns=self.columns,
                 ):
-                    report = self._merged(report, merge)
+                    report = self.merged(report, merge)
         except LeaseholdError as error:
             report = replace(report, error=str(error))
         files = counted.files
@@ -141,7 +142,8 @@ class Compactor:
             counted.files += len(row.files)
             yield row
 
-    def _columns(self, unit: Unit) -> Columns:
+    def columns(self, unit: Unit) -> Columns:
+        """Return the schemas of a unit's files."""
         records, quarantined = (
             tuple(
                 _schema(self._output_root / file.path)
@@ -151,8 +153,15 @@ class Compactor:
         )
         return joined(NO_COLUMNS, (records, quarantined))
 
-    def _merged(self, report: CompactionReport, merge: Sequence[Unit]) -> CompactionReport:
-        """Write the merged files of some units, and swap them in."""
+    def merged(self, report: CompactionReport, merge: Sequence[Unit]) -> CompactionReport:
+        """Write the merged file of some units, and swap it in; return the report with it.
+
+        The run holds the claim on the shard.
+
+        Raises:
+            RewriteRefused: the output changed meanwhile, or the file cannot be written.
+            LogCorrupt: a file is missing or damaged.
+        """
         together = tuple(batch for unit in merge for batch in unit)
         old = [file for batch in together for file in batch.files]
         attempt = f"{ATTEMPTS_FOLDER}/{self._new_attempt()}"
@@ -169,9 +178,10 @@ class Compactor:
                     f"to {folder} ({error.strerror}): its output stays as it is."
                 ) from error
             raise
+        changed = [batch for unit in merge for batch in changed_rows(unit)]
         rewrites = [
             BatchRewrite(batch.sequence, batch.generation, () if number else new, batch.statistics)
-            for number, batch in enumerate(together)
+            for number, batch in enumerate(changed)
         ]
         first, last = together[0].sequence, together[-1].last
         reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"

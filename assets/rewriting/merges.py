@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from dagster_leasehold.assets.output.units import Unit, unit_files
+from dagster_leasehold.lease_store.ledger_rows import Batch
 
-TARGET_BYTES = 128 * 1024 * 1024
 MERGED_ROWS_MAX = 2_000
-"""So many ledger rows are swapped in one transaction, and are held in memory, at most."""
+"""The most ledger rows that one swap changes: they are one transaction, and in memory together."""
+UNIT_ROWS_MAX = 20_000
+"""A file of batches of so many rows is left alone, however small: all of them are read with it."""
 LARGE_ENOUGH = 0.5
 """A file of this share of the target is left alone: merging it again would cost most of it."""
 
@@ -29,29 +32,99 @@ def each_merge(
     enough already, and where the columns change. One that would leave as many files as there are
     is left out. No more units are taken than the one behind a merge.
     """
+    for stretch in _each_stretch(shard_units, target_bytes, columns):
+        if _saves_files(stretch.units):
+            yield stretch.units
+
+
+@dataclass(frozen=True, slots=True)
+class NextMerges:
+    """The merges at the end of a shard's output, and the place where the next ones begin.
+
+    Attributes:
+        merges: consecutive units, each of which make one file of records.
+        until: batches with smaller numbers need no merge any more.
+    """
+
+    merges: Sequence[list[Unit]]
+    until: int
+
+
+def next_merges(
+    shard_units: Sequence[Unit],
+    *,
+    target_bytes: int,
+    columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
+) -> NextMerges:
+    """Return the merges for output that goes on growing behind these units.
+
+    The last file may be smaller than the target. It is merged again with what comes behind it once
+    that is as large as it is itself: so the bytes that are copied grow with the logarithm of the
+    target, and a reader meets as few files more.
+    """
+    merges: list[list[Unit]] = []
+    until = shard_units[-1][-1].last + 1 if shard_units else 0
+    for stretch in _each_stretch(shard_units, target_bytes, columns):
+        own = stretch.units
+        if not stretch.closed:
+            until = own[0][0].sequence
+            sizes = [_bytes(unit) for unit in own]
+            left = sum(sizes)
+            first = 0
+            while first < len(own) and sizes[first] > left - sizes[first]:
+                left -= sizes[first]
+                first += 1
+            own = own[first:]
+        if _saves_files(own):
+            merges.append(own)
+    return NextMerges(merges, until)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Consecutive units that may become one file; closed if no later unit can join them."""
+
+    units: list[Unit]
+    closed: bool = True
+
+
+def _each_stretch(
+    shard_units: Iterable[Unit], target_bytes: int, columns: Callable[[Unit], Columns]
+) -> Iterator[_Stretch]:
     merge: list[Unit] = []
     size, rows, schemas = 0, 0, NO_COLUMNS
     for unit in shard_units:
         own = columns(unit)
-        bytes_ = sum(file.bytes for file in unit_files(unit, quarantine=False))
-        large = bytes_ >= target_bytes * LARGE_ENOUGH
-        full = size >= target_bytes or rows + len(unit) > MERGED_ROWS_MAX
-        if large or full or not _uniform(joined(schemas, own)):
-            if _saves_files(merge):
-                yield merge
+        bytes_, changed = _bytes(unit), len(changed_rows(unit))
+        large = bytes_ >= target_bytes * LARGE_ENOUGH or len(unit) >= UNIT_ROWS_MAX
+        full = size >= target_bytes or rows + changed > MERGED_ROWS_MAX
+        if merge and (large or full or not _uniform(joined(schemas, own))):
+            yield _Stretch(merge)
             merge = []
             size, rows, schemas = 0, 0, NO_COLUMNS
         if not _uniform(own):
             continue  # an attempt whose tasks wrote different columns cannot become one file
         merge.append(unit)
-        size, rows, schemas = size + bytes_, rows + len(unit), joined(schemas, own)
+        size, rows, schemas = size + bytes_, rows + changed, joined(schemas, own)
         if large:
-            if _saves_files(merge):
-                yield merge
+            yield _Stretch(merge)
             merge = []
             size, rows, schemas = 0, 0, NO_COLUMNS
-    if _saves_files(merge):
-        yield merge
+    if merge:
+        yield _Stretch(merge, closed=size >= target_bytes)
+
+
+def changed_rows(unit: Unit) -> list[Batch]:
+    """Return the rows of a unit that a merge has to change, the first one always.
+
+    Those behind the first that list no file stay as they are: a forced checkpoint cannot part them
+    from the file that holds their records.
+    """
+    return [batch for place, batch in enumerate(unit) if place == 0 or batch.files]
+
+
+def _bytes(unit: Unit) -> int:
+    return sum(file.bytes for file in unit_files(unit, quarantine=False))
 
 
 def joined(one: Columns, other: Columns) -> Columns:

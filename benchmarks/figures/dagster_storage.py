@@ -62,8 +62,8 @@ def _of_file(path: Path) -> Stored:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         for (table,) in names.fetchall():
-            # Names of Dagster's own tables.
-            (rows[table],) = connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone()  # noqa: S608
+            counted = f'SELECT COUNT(*) FROM "{table}"'  # noqa: S608 - Dagster's own names
+            (rows[table],) = connection.execute(counted).fetchone()
         if EVENTS in rows and path.name != INDEX:
             counted = "SELECT COUNT(*) FROM event_logs WHERE partition IS NOT NULL"
             (of_shards,) = connection.execute(counted).fetchone()

@@ -16,9 +16,11 @@ import pytest
 from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.rewriting.compaction import Compactor
+from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
+from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
@@ -62,7 +64,20 @@ def rewrite(home: ConsumedHome, how: str, run: str, ended: str = "") -> str:
         new_attempt=lambda: f"{run}-1",
         ended=lambda other: other == ended,
     )
-    return compactor.compact([SHARD])[SHARD].error
+    if how == "compact":
+        return compactor.compact([SHARD])[SHARD].error
+    continued = ContinuedCompaction(
+        compactor,
+        home.store,
+        KEY,
+        run,
+        COMPACT_TARGET_BYTES,
+        age=timedelta(0),
+        finished=(),
+        stopped=lambda _: "",
+        ended=lambda other: other == ended,
+    )
+    return continued.compact([SHARD]).reports[SHARD].error
 
 
 def check(home: ConsumedHome, generation: int) -> None:
@@ -103,7 +118,7 @@ def files(home: ConsumedHome) -> set[str]:
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
-@pytest.mark.parametrize("how", ["replay", "compact"])
+@pytest.mark.parametrize("how", ["replay", "compact", "continue"])
 def test_all_old_or_all_new(tmp_path: Path, how: str, point: Failpoint) -> None:
     """Method: SIGKILL at a named step; look; repeat with the dead run's name; remove the rest."""
     home = ConsumedHome(tmp_path / "home", shards=1)
@@ -114,12 +129,12 @@ def test_all_old_or_all_new(tmp_path: Path, how: str, point: Failpoint) -> None:
     check(home, swapped)
     assert "Run killed is" in rewrite(home, how, "second"), "nobody knows that it has ended"
     assert rewrite(home, how, "third", ended="killed") == ""
-    check(home, 1 if how == "compact" else 1 + swapped)
+    check(home, 1 + swapped if how == "replay" else 1)
     assert home.store.rewrites(KEY) == []
     age(home)
     vacuum(home.store, KEY, home.output, older_than=HOUR)
     assert files(home) == set(committed_paths(home.store, KEY, home.output))
-    check(home, 1 if how == "compact" else 1 + swapped)
+    check(home, 1 + swapped if how == "replay" else 1)
     home.store.close()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import dagster as dg
 import pytest
@@ -19,7 +20,7 @@ def settings(tmp_path) -> Settings:
     return Settings(home=tmp_path / "home", nodes=("a", "b"))
 
 
-def test_a_stream_becomes_an_asset_a_job_four_sensors_and_a_stopped_schedule(settings):
+def test_a_stream_becomes_an_asset_a_job_five_sensors_and_a_stopped_schedule(settings):
     stream, _ = scripted_stream(name="orders.eu")
     repository = build_definitions([stream], settings).get_repository_def()
     key = dg.AssetKey(["orders.eu"])
@@ -33,11 +34,18 @@ def test_a_stream_becomes_an_asset_a_job_four_sensors_and_a_stopped_schedule(set
     assert repository.has_job("consume_orders_eu")
     sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
     running = dg.DefaultSensorStatus.RUNNING
-    names = tuple(f"orders_eu_{what}" for what in ("shard_list", "rebalance", "janitor", "outbox"))
-    assert sensors == dict.fromkeys(names, running)
+    what = ("shard_list", "rebalance", "janitor", "outbox", "compaction")
+    assert sensors == dict.fromkeys((f"orders_eu_{each}" for each in what), running)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     assert repository.get_top_level_resources().keys() == {"spark", "committed_output"}
+
+
+def test_a_stream_that_shall_not_be_compacted_has_no_sensor_for_it(settings):
+    stream, _ = scripted_stream(name="orders.eu")
+    repository = build_definitions([replace(stream, compact=False)], settings).get_repository_def()
+    assert not repository.has_sensor_def("orders_eu_compaction")
+    assert repository.has_job("compact_orders_eu"), "by hand it still is"
 
 
 def test_building_opens_nothing_and_creates_nothing(settings):

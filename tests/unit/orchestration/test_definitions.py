@@ -32,11 +32,21 @@ def environment(home: Path) -> dict[str, str]:
 
 def test_settings_become_a_stream_with_their_limits(tmp_path):
     declared = StreamSettings(
-        name="orders", batch_records_max=10, batch_bytes_max=20, shards_per_run=3, run_budget_s=4
+        name="orders",
+        batch_records_max=10,
+        batch_bytes_max=20,
+        shards_per_run=3,
+        run_budget_s=4,
+        compact=False,
+        compact_target_bytes=5,
+        compact_after_s=0,
+        vacuum_after_s=60,
     )
     stream = declared_stream(declared, Settings(home=tmp_path))
     assert (stream.limits.records_max, stream.limits.bytes_max) == (10, 20)
     assert (stream.shards_per_run, stream.run_budget_s) == (3, 4)
+    assert (stream.compact, stream.compact_target_bytes) == (False, 5)
+    assert (stream.compact_after_s, stream.vacuum_after_s) == (0, 60)
     assert stream.source.spark_options()["root"] == str(tmp_path / "logs" / "orders")
 
 

@@ -21,7 +21,8 @@ from dagster_leasehold.assets.output.committed_output import (
 )
 from dagster_leasehold.assets.output.units import each_unit, units
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
-from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, TARGET_BYTES, each_merge
+from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, each_merge
+from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES as TARGET_BYTES
 from dagster_leasehold.lease_store.errors import CheckpointRefused
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import (

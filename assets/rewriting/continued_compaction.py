@@ -1,0 +1,161 @@
+"""Compaction that goes on where the last one ended, and leaves what is young alone.
+
+It reads the ledger from the first file that may still grow, so that its cost follows what was
+committed since, not the age of the stream. The end of each portion is noted under the claim:
+
+1. A portion's merge is swapped in, and the run is killed before it has noted that.
+2. The next run begins at the same batch, finds the merged file there, and goes on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from dagster_leasehold.assets.output.units import Ended, Unit, each_unit, rewriting
+from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
+from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, changed_rows, next_merges
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, Compacted, RewriteKind
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
+
+
+def old_until(newest: Batch | None, age: timedelta) -> datetime | None:
+    """Return the date up to which batches are old, from a shard's newest; None where none is.
+
+    Ages are differences between dates of one shard's ledger: no clock of a reader is part of them.
+    """
+    if newest is None or newest.committed_at is None:
+        return None
+    return newest.committed_at - age
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedReport:
+    """The results of a compaction of some shards.
+
+    Attributes:
+        reports: of the shards that were begun.
+        left: for a shard that was left for later, as a whole or in part, the reason as a clause.
+    """
+
+    reports: dict[ShardId, CompactionReport] = field(
+        default_factory=dict[ShardId, CompactionReport]
+    )
+    left: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedCompaction:
+    """Compaction of what was committed to some shards since the last time.
+
+    Attributes:
+        compactor: of the group; it merges files.
+        store: where the ledger is.
+        key: the group.
+        run: the id of the compactor's run.
+        target_bytes: the size of a merged file, in bytes.
+        age: batches that are younger than this, next to the shard's newest, are left alone.
+        finished: shards that are over; all of their batches are old.
+        stopped: returns the reason, as a clause, why a shard is left for later; empty to go on.
+        ended: returns True for a run that has certainly ended, whose claims are taken over.
+    """
+
+    compactor: Compactor
+    store: LedgerAndRewrites
+    key: GroupKey
+    run: str
+    target_bytes: int
+    age: timedelta
+    finished: Collection[ShardId]
+    stopped: Callable[[ShardId], str]
+    ended: Ended
+
+    def compact(self, shards: Sequence[ShardId]) -> ContinuedReport:
+        """Compact these shards, one after the other."""
+        progress = self.store.compacted(self.key)
+        whole = ContinuedReport()
+        for shard in dict.fromkeys(shards):
+            if reason := self.stopped(shard):
+                whole.left[shard] = reason
+                continue
+            whole.reports[shard] = self._compact(shard, progress.get(shard, Compacted()), whole)
+        return whole
+
+    def _compact(
+        self, shard: ShardId, progress: Compacted, whole: ContinuedReport
+    ) -> CompactionReport:
+        report = CompactionReport(shard)
+        try:
+            kind = RewriteKind.COMPACTION
+            with rewriting(self.store, self.key, shard, self.run, kind, ended=self.ended):
+                more = True
+                while more:
+                    report, progress, more = self._portion(report, progress)
+                    if more and (reason := self.stopped(shard)):
+                        whole.left[shard] = reason
+                        break
+        except LeaseholdError as error:
+            return replace(report, error=str(error))
+        return report
+
+    def _portion(
+        self, report: CompactionReport, progress: Compacted
+    ) -> tuple[CompactionReport, Compacted, bool]:
+        """Merge one portion; return the report, the progress, and True if more is old enough."""
+        shard = report.shard
+        units, more = self._old_units(shard, progress.until)
+        if not units:
+            return report, progress, False
+        columns = self.compactor.columns
+        plan = next_merges(units, target_bytes=self.target_bytes, columns=columns)
+        # Those before were counted with the portion that ended there.
+        new = [unit for unit in units if unit[0].sequence >= progress.looked_until]
+        files = sum(len(batch.files) for unit in new for batch in unit)
+        report = replace(
+            report, files_before=report.files_before + files, files_after=report.files_after + files
+        )
+        for merge in plan.merges:
+            report = self.compactor.merged(report, merge)
+        looked_until = units[-1][-1].last + 1
+        # A portion without a merge must not be all that later runs ever read again.
+        until = looked_until if more and not plan.merges else plan.until
+        noted = Compacted(until, looked_until)
+        self.store.note_compacted(self.key, shard, self.run, noted)
+        return report, noted, more
+
+    def _old_units(self, shard: ShardId, first: int) -> tuple[list[Unit], bool]:
+        """Return whole units that are old enough, and True if there are more behind them."""
+        newest = self.store.each_batch(self.key, shard, newest_first=True)
+        age = timedelta(0) if shard in self.finished else self.age
+        until = old_until(next(newest, None), age)
+        if until is None:
+            return [], False
+        units: list[Unit] = []
+        changed = 0
+        rows = self.store.each_batch(self.key, shard, numbers=range(first, NUMBERS_END))
+        for unit in each_unit(_until(rows, until)):
+            changed += len(changed_rows(unit))
+            if units and changed > MERGED_ROWS_MAX:
+                return units, True
+            if not _whole(unit):
+                break
+            units.append(unit)
+        return units, False
+
+
+def _until(rows: Iterator[Batch], moment: datetime) -> Iterator[Batch]:
+    """Yield rows as long as they were committed before a moment, or at it."""
+    for row in rows:
+        if row.committed_at is None or row.committed_at > moment:
+            return
+        yield row
+
+
+def _whole(unit: Unit) -> bool:
+    """Return True if no row of a unit is missing at its end."""
+    together = max((file.batches for batch in unit for file in batch.files), default=1)
+    return sum(batch.batches for batch in unit) >= together

@@ -1,0 +1,185 @@
+"""The sensor that has small files of committed output merged, beside live consumption."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import dagster as dg
+
+from dagster_leasehold.assets.compact_job import CompactConfig
+from dagster_leasehold.assets.deployment import Deployment, instance_address
+from dagster_leasehold.assets.partitions import (
+    NODE_TAG,
+    STREAM_TAG,
+    compact_job_name,
+    compact_op_name,
+    definition_name,
+)
+from dagster_leasehold.assets.rewriting.continued_compaction import old_until
+from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, finished, keepers
+from dagster_leasehold.assets.run_process import rewriter_ended
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.sensors.active_runs import ACTIVE
+from dagster_leasehold.sensors.compaction_choice import (
+    VACUUM_EVERY_RUNS,
+    Candidate,
+    CompactionPace,
+    candidates,
+    due,
+)
+from dagster_leasehold.sensors.launch_choice import Launch
+from dagster_leasehold.sensors.launch_round import MAX_RETRIES_TAG, MAX_RUNTIME_TAG, OVERTIME_S
+
+INTERVAL_S = 60
+RUNS_READ_MAX = 20
+"""A node has few runs that have not ended; whatever is beyond that is busy enough."""
+STARTED = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+
+
+@dataclass(slots=True)
+class CompactionRounds:
+    """The rounds of choosing, with a memory of the nodes' last compactions.
+
+    Attributes:
+        stream: whose output is compacted.
+        deployment: of the nodes.
+        clock: monotonic seconds.
+    """
+
+    stream: ShardStream
+    deployment: Deployment
+    clock: Clock
+    _pace: CompactionPace = field(default_factory=CompactionPace)
+
+    def launches(self, instance: dg.DagsterInstance) -> tuple[list[Launch], str]:
+        """Return the runs to launch, and one sentence about them or about why there are none.
+
+        Raises:
+            StoreError: the lease store does not answer.
+        """
+        store, key = self.deployment.store(), self.stream.key
+        snapshot = store.snapshot(key)
+        nodes = self.deployment.own(snapshot.nodes, instance_address(instance))
+        free = self._free(instance, [node.name for node in nodes if node.accepts_runs])
+        if not free:
+            return [], "No node of this deployment has a free slot for a compaction."
+        owners = {shard: node for shard, node in keepers(snapshot).items() if node in free}
+        pauses = self._pace.pauses(free, self.clock())
+        heads, progress = store.heads(key, list(owners)), store.compacted(key)
+        chosen = candidates(owners, heads, progress, pauses, finished(snapshot))
+        chosen = [
+            each
+            for each in self._unclaimed(store, instance, chosen)
+            if each.decisive is None or self._is_old(store, each.shard, each.decisive)
+        ]
+        if not chosen:
+            return [], "No shard has enough small files that are old enough."
+        late = behind(
+            self.stream,
+            [row for row in snapshot.shards if row.shard in {each.shard for each in chosen}],
+        )
+        launches = due(each for each in chosen if not late.get(each.shard, False))
+        if not launches:
+            return [], "The shards with enough small files lag: their consumption comes first."
+        for launch in launches:
+            self._pace.note(launch.node, self.clock())
+        lines = (f"{len(launch.shards)} shards of {launch.node}" for launch in launches)
+        return launches, f"Compacting {', '.join(lines)}."
+
+    def _free(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> list[NodeName]:
+        """Return the nodes that compact nothing of the stream now and have a slot for a run."""
+        compacting = dg.RunsFilter(job_name=compact_job_name(self.stream), statuses=ACTIVE)
+        busy = {run.tags.get(NODE_TAG) for run in instance.get_runs(compacting)}
+        free: list[NodeName] = []
+        for node in nodes:
+            of_node = dg.RunsFilter(tags={NODE_TAG: node}, statuses=ACTIVE)
+            runs = instance.get_runs(of_node, limit=RUNS_READ_MAX)
+            queued = any(run.status not in STARTED for run in runs)
+            fits = self._pace.may_launch(node, len(runs), self.clock(), queued=queued)
+            if node not in busy and fits:
+                free.append(node)
+        return free
+
+    def _unclaimed(
+        self, store: LeaseStore, instance: dg.DagsterInstance, chosen: Iterable[Candidate]
+    ) -> list[Candidate]:
+        """Return those whose output nobody replaces at the moment."""
+        claims = {claim.shard: claim.run for claim in store.rewrites(self.stream.key)}
+        return [
+            candidate
+            for candidate in chosen
+            if candidate.shard not in claims or rewriter_ended(instance, claims[candidate.shard])
+        ]
+
+    def _is_old(self, store: LeaseStore, shard: ShardId, number: int) -> bool:
+        """Return True if the first batch of a number, or behind it, is old enough."""
+        key, age = self.stream.key, self.stream.compact_after_s
+        row = next(store.each_batch(key, shard, numbers=range(number, NUMBERS_END)), None)
+        newest = next(store.each_batch(key, shard, newest_first=True), None)
+        until = old_until(newest, timedelta(seconds=age))
+        if row is None or row.committed_at is None or until is None:
+            return False
+        return row.committed_at <= until
+
+
+def build_compaction_sensor(
+    stream: ShardStream, deployment: Deployment, job: dg.JobDefinition, clock: Clock = steady_clock
+) -> dg.SensorDefinition:
+    """Return the sensor `<stream>_compaction`; `clock` gives monotonic seconds.
+
+    The cursor counts the runs that it launched: every so many of them, one removes the files that
+    were replaced.
+    """
+    rounds = CompactionRounds(stream, deployment, clock)
+
+    @dg.sensor(
+        name=f"{definition_name(stream)}_compaction",
+        job=job,
+        minimum_interval_seconds=INTERVAL_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Launches runs that merge small files of {stream.name} once they are "
+        f"{stream.compact_after_s:g} s older than the newest, on the nodes that hold the shards, "
+        "and that remove the files which were replaced.",
+    )
+    def compaction(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        remembered = context.cursor or ""
+        try:
+            launches, sentence = rounds.launches(context.instance)
+        except LeaseholdError as error:
+            context.log.warning(str(error))
+            return dg.SensorResult(skip_reason=str(error), cursor=remembered)
+        before = int(remembered) if remembered.isdecimal() else 0
+        requests = [
+            compaction_request(stream, launch, vacuum=number % VACUUM_EVERY_RUNS == 0)
+            for number, launch in enumerate(launches, before + 1)
+        ]
+        context.log.info(sentence)
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else sentence,
+            cursor=str(before + len(requests)),
+        )
+
+    return compaction
+
+
+def compaction_request(stream: ShardStream, launch: Launch, *, vacuum: bool) -> dg.RunRequest:
+    """Return the request for a run of `compact_<stream>` on a node."""
+    config = CompactConfig(node=launch.node, shards=list(launch.shards), vacuum=vacuum)
+    return dg.RunRequest(
+        job_name=compact_job_name(stream),
+        run_config=dg.RunConfig(ops={compact_op_name(stream): config}),
+        tags={
+            NODE_TAG: launch.node,
+            STREAM_TAG: stream.name,
+            MAX_RUNTIME_TAG: str(round(RUN_BUDGET_S) + OVERTIME_S),
+            MAX_RETRIES_TAG: "0",
+        },
+    )

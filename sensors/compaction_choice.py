@@ -1,0 +1,120 @@
+"""The choice of the shards that the next compactions take: pure, from counts of batches.
+
+Nothing here keeps output safe: the claim on a shard's output does, and the lease has no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
+from dagster_leasehold.sensors.launch_choice import RUNS_PER_NODE_MAX, Launch
+
+BATCHES_MIN = 64
+"""The number of new batches of a shard that are worth a run."""
+BATCHES_MIN_FINISHED = 2
+"""The same for a shard that is over: it gets no more."""
+MANY_BATCHES = 2_048
+"""The number of new batches of a shard for which a node needs not wait its whole pause."""
+SHARDS_PER_RUN = 64
+PAUSE_S, PAUSE_OF_MANY_S = 1_800.0, 300.0
+"""The shortest time between two compactions of a node, in seconds."""
+PATIENCE_S = 3_600.0
+"""The longest time that a compaction waits for a free slot of its node, in seconds."""
+VACUUM_EVERY_RUNS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A shard with enough batches since its last compaction, if they are old enough.
+
+    Attributes:
+        shard: its id.
+        node: that compacts it.
+        waiting: the number of batches since then.
+        decisive: the number of the batch that has to be old; None where all of them are.
+    """
+
+    shard: ShardId
+    node: NodeName
+    waiting: int
+    decisive: int | None
+
+
+def candidates(
+    keepers: Mapping[ShardId, NodeName],
+    heads: Mapping[ShardId, LedgerHead],
+    compacted: Mapping[ShardId, Compacted],
+    pauses: Mapping[NodeName, float],
+    finished: Collection[ShardId] = (),
+) -> list[Candidate]:
+    """Return the shards worth looking at, for each node those with the most new batches first.
+
+    Args:
+        keepers: the node that compacts each shard.
+        heads: the ends of the shards' ledgers.
+        compacted: how far they are compacted.
+        pauses: the seconds since each node's last compaction; a node without is left out.
+        finished: the shards that are over.
+    """
+    by_node: dict[NodeName, list[Candidate]] = {}
+    for shard, node in keepers.items():
+        if shard not in heads or node not in pauses:
+            continue
+        looked_until = compacted.get(shard, Compacted()).looked_until
+        waiting = heads[shard].next_number - looked_until
+        pause_s = PAUSE_OF_MANY_S if waiting >= MANY_BATCHES else PAUSE_S
+        over = shard in finished
+        if waiting >= (BATCHES_MIN_FINISHED if over else BATCHES_MIN) and pauses[node] >= pause_s:
+            decisive = None if over else looked_until + BATCHES_MIN - 1
+            by_node.setdefault(node, []).append(Candidate(shard, node, waiting, decisive))
+    return [
+        candidate
+        for node in sorted(by_node)
+        for candidate in sorted(by_node[node], key=lambda each: (-each.waiting, each.shard))[
+            :SHARDS_PER_RUN
+        ]
+    ]
+
+
+def due(chosen: Iterable[Candidate]) -> list[Launch]:
+    """Return one run for each node with such shards."""
+    by_node: dict[NodeName, list[ShardId]] = {}
+    for candidate in chosen:
+        by_node.setdefault(candidate.node, []).append(candidate.shard)
+    return [Launch(node, tuple(shards)) for node, shards in by_node.items()]
+
+
+@dataclass(slots=True)
+class CompactionPace:
+    """A memory of each node's last compaction, and of the time that it waits for a free slot.
+
+    It may be lost: a node then begins its next compaction sooner.
+    """
+
+    _launched_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+    _waiting_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+
+    def pauses(self, nodes: Collection[NodeName], now_s: float) -> dict[NodeName, float]:
+        """Return the seconds since the last compaction of each node; endless without one."""
+        return {node: now_s - self._launched_s.get(node, float("-inf")) for node in sorted(nodes)}
+
+    def may_launch(self, node: NodeName, runs: int, now_s: float, *, queued: bool) -> bool:
+        """Return True if a node has a free slot, or a compaction has waited for one too long.
+
+        Args:
+            node: of the compaction.
+            runs: its runs that have not ended, of whatever kind.
+            now_s: monotonic seconds.
+            queued: True if one of them has not begun to work.
+        """
+        if runs < RUNS_PER_NODE_MAX and not queued:
+            return True
+        return now_s - self._waiting_s.setdefault(node, now_s) >= PATIENCE_S
+
+    def note(self, node: NodeName, now_s: float) -> None:
+        """Remember a launch."""
+        self._launched_s[node] = now_s
+        self._waiting_s.pop(node, None)

@@ -1,0 +1,87 @@
+"""The choice of shards to compact: pure."""
+
+from __future__ import annotations
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
+from dagster_leasehold.sensors.compaction_choice import (
+    BATCHES_MIN,
+    MANY_BATCHES,
+    PATIENCE_S,
+    PAUSE_OF_MANY_S,
+    PAUSE_S,
+    SHARDS_PER_RUN,
+    Candidate,
+    CompactionPace,
+    candidates,
+    due,
+)
+from dagster_leasehold.sensors.launch_choice import RUNS_PER_NODE_MAX, Launch
+
+A, B = NodeName("a"), NodeName("b")
+X, Y, Z = ShardId("x"), ShardId("y"), ShardId("z")
+LONG = {A: PAUSE_S, B: PAUSE_S}
+
+
+def heads(**numbers: int) -> dict[ShardId, LedgerHead]:
+    return {
+        ShardId(name): LedgerHead(ShardId(name), None, number, None, 0)
+        for name, number in numbers.items()
+    }
+
+
+def test_a_shard_is_worth_a_run_once_it_has_enough_new_batches():
+    """Goal: those that a compaction looked at do not count, however many there ever were."""
+    keepers = {X: A, Y: A, Z: B}
+    ends = heads(x=10_000 + BATCHES_MIN, y=10_000 + BATCHES_MIN - 1, z=BATCHES_MIN)
+    progress = {shard: Compacted(0, 10_000) for shard in (X, Y)}
+    assert candidates(keepers, ends, progress, LONG) == [
+        Candidate(X, A, BATCHES_MIN, 10_000 + BATCHES_MIN - 1),
+        Candidate(Z, B, BATCHES_MIN, BATCHES_MIN - 1),
+    ]
+
+
+def test_a_node_pauses_between_two_compactions_the_shorter_the_more_there_is_to_do():
+    ends = heads(x=MANY_BATCHES, y=MANY_BATCHES - 1)
+    keepers = {X: A, Y: A}
+    assert candidates(keepers, ends, {}, {A: PAUSE_OF_MANY_S - 1}) == []
+    assert [each.shard for each in candidates(keepers, ends, {}, {A: PAUSE_OF_MANY_S})] == [X]
+    assert [each.shard for each in candidates(keepers, ends, {}, LONG)] == [X, Y]
+
+
+def test_a_shard_that_is_over_is_compacted_once():
+    ends = heads(x=3)
+    finished = {X}
+    assert candidates({X: A}, ends, {}, LONG, finished) == [Candidate(X, A, 3, None)]
+    assert candidates({X: A}, ends, {X: Compacted(0, 3)}, LONG, finished) == []
+
+
+def test_other_deployments_nodes_are_left_alone():
+    assert candidates({X: NodeName("theirs")}, heads(x=BATCHES_MIN), {}, LONG) == []
+
+
+def test_a_run_takes_the_shards_with_most_to_do_and_no_more_than_it_may():
+    shards = {ShardId(f"{number:03}"): A for number in range(SHARDS_PER_RUN + 1)}
+    ends = heads(**{shard: BATCHES_MIN + place for place, shard in enumerate(shards)})
+    (launch,) = due(candidates(shards, ends, {}, LONG))
+    assert launch.node == A
+    assert set(launch.shards) == set(list(shards)[1:])
+    assert due([]) == []
+    assert due([Candidate(X, A, 9, 1), Candidate(Y, B, 9, 1)]) == [Launch(A, (X,)), Launch(B, (Y,))]
+
+
+def test_a_compaction_waits_for_a_free_slot_but_not_for_ever():
+    pace = CompactionPace()
+    assert pace.may_launch(A, RUNS_PER_NODE_MAX - 1, 0.0, queued=False)
+    assert not pace.may_launch(A, 1, 0.0, queued=True)
+    assert not pace.may_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S - 1, queued=False)
+    assert pace.may_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S, queued=False)
+    pace.note(A, PATIENCE_S)
+    assert not pace.may_launch(A, RUNS_PER_NODE_MAX, PATIENCE_S + 1, queued=False)
+
+
+def test_pauses_count_from_a_nodes_last_launch():
+    pace = CompactionPace()
+    assert pace.pauses([A], 5.0) == {A: float("inf")}
+    pace.note(A, 5.0)
+    assert pace.pauses([A, B], 65.0) == {A: 60.0, B: float("inf")}
