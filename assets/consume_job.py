@@ -9,7 +9,12 @@ from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
 from dagster_leasehold.assets.run_process import tag_run
-from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun
+from dagster_leasehold.assets.shard_run import (
+    FOLLOWING_REPORT_EVERY_S,
+    REPORT_EVERY_S,
+    ProgressReports,
+    ShardRun,
+)
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -72,6 +77,7 @@ def _consume(
     run_id = context.run.run_id
     tag_run(context.instance, run_id, stream)
     done = ShardRun(stream, deployment.store(), run_id)
+    every_s = FOLLOWING_REPORT_EVERY_S if config.follow else REPORT_EVERY_S
     reports, seconds = consume_shards(
         stream,
         deployment,
@@ -80,7 +86,7 @@ def _consume(
         incarnation=config.incarnation,
         run=run_id,
         shards=[ShardId(shard) for shard in config.shards],
-        after_commit=ProgressReports(done, context, time.monotonic),
+        after_commit=ProgressReports(done, context, time.monotonic, every_s),
         requests=_request_box(context.instance, run_id) if config.follow else None,
     )
     done.add(reports, seconds=seconds)

@@ -29,6 +29,8 @@ from dagster_leasehold.lease_store.store import LeaseStore
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
+FOLLOWING_REPORT_EVERY_S = 300.0
+"""The interval of reports of a run that follows its shards, which goes on for long."""
 SHOWN_CAUSES_MAX = 5
 SHOWN_SHARDS_MAX = 10
 
@@ -211,22 +213,24 @@ class ProgressReports:
         done: the results of the run so far.
         context: of the run.
         clock: monotonic seconds.
+        every_s: the interval from the first report on, in seconds.
     """
 
     done: ShardRun
     context: RunContext
     clock: Callable[[], float]
+    every_s: float = REPORT_EVERY_S
     _due_s: float | None = None
 
     def __call__(self, commits: Sequence[BatchCommit]) -> None:
         """Take note of a commit; the first one starts the count."""
         if not commits:
             return
-        if self._due_s is not None and self.clock() >= self._due_s:
-            self.done.deliver(self.context)
-            self._due_s = None
         if self._due_s is None:
             self._due_s = self.clock() + REPORT_EVERY_S
+        elif self.clock() >= self._due_s:
+            self.done.deliver(self.context)
+            self._due_s = self.clock() + self.every_s
 
 
 def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:

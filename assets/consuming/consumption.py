@@ -47,6 +47,8 @@ from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
 from dagster_leasehold.lease_store.store import LeaseStore
 
+TURN_S = 300.0
+"""The time that a run has to catch up where other shards wait for its place, in seconds."""
 ETA_CHANGE_MIN = 2.0
 """By what factor the time of a batch must change for the announced one to be worth a write."""
 
@@ -160,6 +162,8 @@ class Consumer:
     def _look_up(self, deadline: float, *, due: bool) -> None:
         """Between two batches: continue, hand over, or stop."""
         asked = self._requests() if self._following is not None else RunRequests()
+        if asked.finish:
+            deadline -= max(0.0, self._budget_s - TURN_S)
         idle = asked.finish or (self._following is not None and self._following.idle)
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())

@@ -57,6 +57,8 @@ def stream_of(settings: Settings) -> ShardStream:
         name=STREAM,
         source=LocalLog(settings.home / "logs" / STREAM),
         transform=HoldingTransform(settings.home),
+        commit_interval_s=0.0,
+        idle_limit_s=1.0,
     )
 
 

@@ -40,6 +40,7 @@ def make_home(home: Path) -> LocalLog:
         # One Spark server for all nodes of this machine, those started by hand as well.
         f"spark_state = {json.dumps(str(home / 'spark'))}\n\n"
         f'[[streams]]\nname = "{STREAM}"\nbatch_records_max = 50\nrun_budget_s = 20\n'
+        "commit_interval_s = 0.5\nidle_limit_s = 2\n"
     )
     log = LocalLog.create(home / "logs" / STREAM, SHARDS)
     for row in log.list_shards():

@@ -66,5 +66,7 @@ def stream_of(settings: Settings) -> ShardStream:
         source=LocalLog(settings.home / "logs" / STREAM),
         transform=TodaysTransform(settings.home),
         limits=Limits(records_max=RECORDS_MAX),
+        commit_interval_s=0.0,
+        idle_limit_s=1.0,
         on_commit=NotingHook(settings.home),
     )

@@ -34,6 +34,8 @@ SETTINGS = """
 name = "orders"
 source = "kafka"
 batch_records_max = 250
+commit_interval_s = 0
+idle_limit_s = 1
 
 [streams.options]
 bootstrap_servers = "{address}"

@@ -72,7 +72,8 @@ def test_a_stream_split_and_merged_under_killed_runs_is_consumed_once(
     (home / "hold").touch()
     settings = Settings(home=home, nodes=("node-a",))
     options = {"stream": world.name, "region": REGION, "endpoint_url": world.proxy.url, **FAST}
-    streams = [{"name": KEY.stream, "source": "kinesis", "options": options}]
+    pace = {"commit_interval_s": 0, "idle_limit_s": 1}
+    streams = [{"name": KEY.stream, "source": "kinesis", "options": options, **pace}]
     producer = Producer(world)
     first, second = (row.shard for row in world.source.list_shards())
     producer.put(first, 300)

@@ -101,6 +101,8 @@ def test_a_split_a_merge_and_a_kill_in_the_middle_leave_each_record_once(
             "source": "loghub",
             "options": {"endpoint": server.endpoint, "project": PROJECT},
             "batch_records_max": 200,
+            "commit_interval_s": 0,
+            "idle_limit_s": 1,
         }
     ]
     home.mkdir()

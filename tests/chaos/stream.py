@@ -24,12 +24,14 @@ def log_folder(home: Path) -> Path:
 
 
 def stream_of(home: Path) -> ShardStream:
-    """Small runs and batches, so that every step comes round often."""
+    """Short runs and small batches, so that every step comes round often."""
     return ShardStream(
         name=STREAM,
         source=LocalLog(log_folder(home)),
         limits=Limits(records_max=20_000),
         shards_per_run=2,
         run_budget_s=6.0,
+        commit_interval_s=0.2,
+        idle_limit_s=2.0,
         handoff_limit_s=HANDOFF_LIMIT_S,
     )

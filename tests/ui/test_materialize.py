@@ -44,6 +44,9 @@ def test_a_shard_is_materialized_by_clicking_and_turns_green(tmp_path: Path, pag
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a", "node-b"))
     log = LocalLog.create(home / "logs" / "demo", SHARDS)
+    (home / "leasehold.toml").write_text(
+        '[[streams]]\nname = "demo"\ncommit_interval_s = 0\nidle_limit_s = 1\n'
+    )
     for row in log.list_shards():
         log.append(row.shard, [f"{row.shard}-{number}".encode() for number in range(RECORDS)])
     store = open_store(settings.store_url)

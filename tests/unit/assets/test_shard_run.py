@@ -8,7 +8,12 @@ import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.partitions import asset_key
-from dagster_leasehold.assets.shard_run import REPORT_EVERY_S, ProgressReports, ShardRun
+from dagster_leasehold.assets.shard_run import (
+    FOLLOWING_REPORT_EVERY_S,
+    REPORT_EVERY_S,
+    ProgressReports,
+    ShardRun,
+)
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -133,6 +138,26 @@ def test_a_long_run_reports_now_and_then_counted_from_its_first_commit(scene: Sc
     assert scene.reported() == [("0", 30, "not yet")]
     progress([scene.commit(ZERO)])
     assert len(scene.reported()) == 1
+
+
+def test_a_run_that_follows_reports_soon_for_the_first_time_and_rarely_from_then_on(
+    scene: Scene,
+) -> None:
+    now = [0.0]
+    every_s = FOLLOWING_REPORT_EVERY_S
+    progress = ProgressReports(scene.run, scene.context, lambda: now[0], every_s)
+    reported_s: list[float] = []
+    while now[0] <= 3_600.0:
+        before = len(scene.reported())
+        progress([scene.commit(ZERO)])
+        reported_s += [now[0]] * (len(scene.reported()) - before)
+        now[0] += 10.0
+    assert reported_s[:3] == [
+        REPORT_EVERY_S,
+        REPORT_EVERY_S + every_s,
+        REPORT_EVERY_S + 2 * every_s,
+    ]
+    assert len(reported_s) == 12
 
 
 def test_a_cause_that_several_shards_share_is_said_once(scene: Scene) -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_leasehold.assets.consuming.consumption import TURN_S
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.following import ANSWER_S, Follow
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
@@ -239,6 +240,15 @@ def test_a_run_that_is_to_finish_ends_at_the_head_and_not_before(tmp_path: Path)
     assert {each.stopped for each in reports.values()} == {StopReason.CAUGHT_UP}
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 40)
     assert scene.world.now_s <= 10 * SWEEP_S + ANSWER_S
+
+
+def test_a_run_that_is_to_finish_leaves_the_rest_after_its_turn(tmp_path: Path) -> None:
+    scene = Scene(World(tmp_path, records=40, records_max=4))
+    scene.world.sweeper.before = lambda: scene.pass_time(TURN_S / 2)
+    scene.asked = [RunRequests(finish=True)] * 100
+    reports = scene.follow(budget_s=10 * TURN_S)
+    assert {each.stopped for each in reports.values()} == {StopReason.BUDGET_ENDED}
+    assert scene.world.now_s == TURN_S
 
 
 def test_a_run_ends_with_its_budget_and_the_next_goes_on(scene: Scene) -> None:
