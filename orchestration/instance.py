@@ -26,6 +26,9 @@ load_from:
       location_name: {LOCATION}
 """
 
+RUNS_PER_NODE_MAX = 8
+"""Of all streams together: a stream has at most two, and most have one, which waits for records."""
+
 _COMMON = """\
 # Runs wait in a queue that is emptied every second: from a sensor's request to the first line of
 # a run it takes about two seconds.
@@ -52,6 +55,9 @@ concurrency:
         value:
           applyLimitPerUniqueValue: true
         limit: {runs_per_node}
+      # Runs of the sensors wait for records most of the time; those of a backfill work.
+      - key: dagster/backfill
+        limit: {backfill_max}
 
 # Without threads, one slow tick of one sensor delays all the others.
 sensors:
@@ -118,16 +124,22 @@ run_launcher:
 """
 
 
+def _limited(runs_max: int, backfill_max: int) -> str:
+    return _COMMON.format(
+        runs_max=runs_max, runs_per_node=RUNS_PER_NODE_MAX, backfill_max=backfill_max
+    )
+
+
 def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
     """Return `dagster.yaml` for nodes that have agents, as `leasehold up` writes it."""
     storage = _MYSQL if mysql else ""
-    return f"{OWNED_MARK}\n{_COMMON.format(runs_max=runs_max, runs_per_node=2)}{_LAUNCHER}{storage}"
+    return f"{OWNED_MARK}\n{_limited(runs_max, 16)}{_LAUNCHER}{storage}"
 
 
 def embedded_text(*, mysql: bool = False) -> str:
     """Return `dagster.yaml` of the embedded default: SQLite in Dagster's home, and few runs."""
     storage = _MYSQL if mysql else ""
-    return f"{OWNED_MARK}\n{_COMMON.format(runs_max=4, runs_per_node=2)}{storage}"
+    return f"{OWNED_MARK}\n{_limited(16, 3)}{storage}"
 
 
 def production_text() -> str:
@@ -137,7 +149,7 @@ def production_text() -> str:
 
     The variables are `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD`, `_DATABASE`.
     """
-    return f"{_COMMON.format(runs_max=32, runs_per_node=4)}{_RETRIES}{_LAUNCHER}{_MYSQL}"
+    return f"{_limited(32, 16)}{_RETRIES}{_LAUNCHER}{_MYSQL}"
 
 
 def create_instance(settings: Settings, text: str | None = None) -> Path:

@@ -48,6 +48,7 @@ def test_a_fresh_home_becomes_a_working_instance(settings):
         assert {limit["key"] for limit in queue.tag_concurrency_limits} == {
             "dagster/partition",
             "leasehold/node",
+            "dagster/backfill",
         }
 
 
