@@ -9,3 +9,5 @@ EVERY_LOOP_S = 1
 
 Asked for 5 s, the daemon skips a look that comes a moment early, and ticks every 10 s.
 """
+EVERY_THIRD_LOOP_S = 11
+"""The interval of sensors that clean up after others, and tick every 15 s likewise."""

@@ -11,7 +11,7 @@ from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 from dagster_leasehold.sensors.history_rounds import HistoryRounds
 from dagster_leasehold.sensors.run_cleaning import RunCleaning
 
@@ -25,7 +25,7 @@ def build_janitor_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_janitor",
-        minimum_interval_seconds=EVERY_LOOP_S,
+        minimum_interval_seconds=EVERY_THIRD_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Fails runs of {stream.name} whose process is gone, frees the shards that "
         "they left open, ends runs that lost their leases, deletes old rows of history and "

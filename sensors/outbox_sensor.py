@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 from dagster_leasehold.sensors.unreported import left_behind, not_shown
 
 EVENTS_PER_TICK_MAX = 200
@@ -56,7 +56,7 @@ def build_outbox_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_outbox",
-        minimum_interval_seconds=EVERY_LOOP_S,
+        minimum_interval_seconds=EVERY_THIRD_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Reports what runs of {stream.name} committed but could not report, because "
         "they were killed.",

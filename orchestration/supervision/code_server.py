@@ -21,6 +21,7 @@ from dagster_leasehold.orchestration.supervision.supervised_child import Restart
 LOG_FILE = "code-server.log"
 HEARTBEAT_TIMEOUT_S = 30
 """After how many seconds without its agent a server ends, once its runs have ended."""
+HEARTBEAT_S = 10.0
 HUNG_S = 45.0
 START_MAX_S = 120.0
 END_TIMEOUT_S = 60.0
@@ -81,6 +82,7 @@ class CodeServer:
         self._id = ""
         self._started_at = 0.0
         self._answered_at: float | None = None
+        self._beaten_at = float("-inf")
         self._begin_at = clock()
         self._waits = RestartWaits()
         self.sessions: list[ProcessIdentity] = []
@@ -110,8 +112,9 @@ class CodeServer:
             return False
         # A leftover of another process on this port must not be taken for ours.
         if server_id(self._reached) == self._id:
-            self._beat()
             self._answered_at = self._clock()
+            if self._answered_at - self._beaten_at >= HEARTBEAT_S:
+                self._beat()
             self._waits.settle(now - self._started_at)
             return True
         patience_s = HUNG_S if self._answered_since_start else START_MAX_S
@@ -147,12 +150,13 @@ class CodeServer:
             "the code server", command, log=self.log, environment=self._environment
         )
         self._process.__enter__()
-        self._started_at = self._clock()
+        self._started_at, self._beaten_at = self._clock(), float("-inf")
         self.sessions.append(ProcessIdentity.of(self._process.pid))
 
     def _beat(self) -> None:
         from dagster._grpc.client import DagsterGrpcClient
 
+        self._beaten_at = self._clock()
         try:
             DagsterGrpcClient(self._reached.port, host=self._reached.host).heartbeat("agent")
         except Exception as error:

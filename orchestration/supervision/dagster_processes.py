@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
 
 LOOPBACK = "127.0.0.1"
+DAEMON = "dagster_leasehold.orchestration.supervision.steady_daemon"
 WEBSERVER_START_S = 120.0
 POLL_S = 0.5
 
@@ -62,7 +63,7 @@ def daemon(
     """Return the daemon, which ticks the sensors and launches the runs; its log is in the home."""
     return ChildProcess(
         "the Dagster daemon",
-        [sys.executable, "-m", "dagster._daemon", "run", *_loading(settings, module)],
+        [sys.executable, "-m", DAEMON, module],
         log=settings.home.absolute() / "daemon.log",
         environment=environment,
         folder=folder,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.orchestration.demo.input import access_log
+from dagster_leasehold.orchestration.supervision.dagster_processes import DAEMON
 from dagster_leasehold.shard_sources.local_log import Record
 from tests.acceptance.leasehold_process import (
     CatRecord,
@@ -154,7 +155,7 @@ def test_the_same_instance_opens_in_the_ui(demo: Finished, home: Path, tmp_path:
 def test_an_interrupt_ends_it_with_all_its_children(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with running("demo", "--home", home, "--records", 1000, folder=tmp_path) as demo:
-        demo.until(lambda: any("dagster._daemon" in line for line in processes_of(home)), 60)
+        demo.until(lambda: any(DAEMON in line for line in processes_of(home)), 60)
         assert demo.end(signal.SIGINT) == 130
         assert "Traceback" not in demo.text
         assert demo.text.endswith("Interrupted.\n")

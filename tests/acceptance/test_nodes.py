@@ -10,6 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from dagster_leasehold.orchestration.supervision.dagster_processes import DAEMON
 from tests.acceptance.leasehold_process import Running, assert_nothing_runs, cat, leasehold, running
 from tests.acceptance.node_scene import (
     KEY,
@@ -94,7 +95,7 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
 def kill_what_is_looked_after(home: Path, watched: Watched, up: Running) -> None:
     """A node, the daemon and the web page die at once: all of them come back by themselves."""
     watched.kill("node-b")
-    for part in ("dagster._daemon", "dagster_webserver"):
+    for part in (DAEMON, "dagster_webserver"):
         watched.kill_part(part)
     for name in ("agent of node-b", "Dagster daemon", "webserver"):
         up.until(lambda name=name: re.search(f"{name} ended with code -9", up.text), START_S)
