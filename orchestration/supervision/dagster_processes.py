@@ -35,22 +35,18 @@ def child_environment(
     With `settings_of_home_only`, no other setting of the environment goes along, so that what is
     written in the home decides.
     """
-    variables = {
-        name: value
-        for name, value in environment.items()
-        if not (settings_of_home_only and name.removeprefix(PREFIX).lower() in _setting_names(name))
-    }
+    own = {PREFIX + name.upper() for name in Settings.model_fields}
     return {
-        **variables,
+        **{
+            name: value
+            for name, value in environment.items()
+            if not (settings_of_home_only and name in own)
+        },
         **dagster_variables(settings.home.absolute(), environment),
         "LEASEHOLD_HOME": str(settings.home.absolute()),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _setting_names(variable: str) -> set[str]:
-    return set(Settings.model_fields) if variable.startswith(PREFIX) else set()
 
 
 def daemon(
