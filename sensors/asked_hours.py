@@ -132,9 +132,7 @@ class AskedHours:
         """True if so many hours wait for their first run that no further ones are asked for."""
         return sum(hour.attempts == 1 for hour in self.owed.values()) >= FIRST_ATTEMPTS_MAX
 
-    def due(
-        self, in_work: Callable[[Collection[datetime]], Collection[datetime]]
-    ) -> list[datetime]:
+    def due(self, in_work: HoursInWork) -> list[datetime]:
         """Return the owed hours to ask for now, the oldest first.
 
         Args:
@@ -149,16 +147,14 @@ class AskedHours:
                 self._asked_s[at] = now_s
             elif asked_s is None or now_s - asked_s >= self._wait_s(hour):
                 candidates.append(at)
-        if not candidates:
-            return []
         again = {at for at in candidates if self.owed[at].attempts}
-        busy = (
-            set(in_work([at for at, hour in self.owed.items() if hour.attempts])) if again else ()
-        )
-        for at in again & set(busy):
+        busy: set[datetime] = set()
+        if again:
+            busy = set(in_work([at for at, hour in self.owed.items() if hour.attempts]))
+        for at in again & busy:
             self._asked_s[at] = now_s
         room = AGAIN_AT_ONCE_MAX - sum(self.owed[at].attempts > 1 for at in busy)
-        allowed = sorted(again - set(busy))[: max(0, room)]
+        allowed = sorted(again - busy)[: max(0, room)]
         return sorted([at for at in candidates if at not in again] + allowed)
 
     def _wait_s(self, hour: OwedHour) -> float:

@@ -145,9 +145,8 @@ class HookDelivery:
     def _live_node(self, address: str) -> tuple[NodeName, str] | None:
         """Return a node of this deployment that is alive, and its incarnation."""
         nodes = self._deployment.store().pulse(self._stream.key).nodes
-        for node in self._deployment.own(nodes, address):
-            return node.name, node.incarnation
-        return None
+        own = self._deployment.own(nodes, address)
+        return next(((node.name, node.incarnation) for node in own), None)
 
     def _call_all(
         self,

@@ -13,8 +13,6 @@ from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.run_process import ended_runs, process_gone
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.group_rows import Pulse
-from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Progress
@@ -111,7 +109,8 @@ class RunCleaning:
             else:
                 active.append(run)
         pulse = store.pulse(key)
-        rows = store.progress(key, self._nodes(instance, pulse)).values()
+        nodes = [each.name for each in self.deployment.own(pulse.nodes, instance_address(instance))]
+        rows = store.progress(key, nodes).values()
         open_rows = [row for row in rows if row.consumer_run]
         free = partial(self._free, instance, open_rows, active)
         notes += self._steps.attempt("freeing what ended runs left open", free, [], at_once=True)
@@ -130,9 +129,6 @@ class RunCleaning:
             return False
         self._fail(instance, run.run_id, PROCESS_ENDED)
         return True
-
-    def _nodes(self, instance: dg.DagsterInstance, pulse: Pulse) -> list[NodeName]:
-        return [node.name for node in self.deployment.own(pulse.nodes, instance_address(instance))]
 
     def _free(
         self, instance: dg.DagsterInstance, open_rows: list[Progress], active: list[ActiveRun]
@@ -162,15 +158,13 @@ class RunCleaning:
 
     def _end(self, instance: dg.DagsterInstance, run_id: str) -> str:
         """Terminate a run that holds nothing; fail it if nothing answers for it."""
+        why = "its server knows nothing of it"
         try:
-            stopped = instance.run_launcher.terminate(run_id)
+            if instance.run_launcher.terminate(run_id):
+                return f"run {run_id} holds no shard any more: terminated"
         except Exception as error:
             # Whatever a launcher raises: its server is gone, or knows nothing of the run.
-            stopped, why = False, type(error).__name__
-        else:
-            why = "its server knows nothing of it"
-        if stopped:
-            return f"run {run_id} holds no shard any more: terminated"
+            why = type(error).__name__
         self._fail(
             instance,
             run_id,
