@@ -32,6 +32,7 @@ from tests.sources.worlds.loghub import LOGSTORE, PROJECT, plain_client, written
 KEY = GroupKey.parse("default", LOGSTORE)
 CANARY = "secret-canary-93ab"
 GROUPS, RECORDS_OF_GROUP = 20, 25
+PACE = {"batch_records_max": 200, "commit_interval_s": 0, "idle_limit_s": 1}
 CONSUMED_S = 420.0
 
 pytestmark = [
@@ -100,9 +101,7 @@ def test_a_split_a_merge_and_a_kill_in_the_middle_leave_each_record_once(
             "name": LOGSTORE,
             "source": "loghub",
             "options": {"endpoint": server.endpoint, "project": PROJECT},
-            "batch_records_max": 200,
-            "commit_interval_s": 0,
-            "idle_limit_s": 1,
+            **PACE,
         }
     ]
     home.mkdir()
