@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from dagster_leasehold.assets.output.units import Unit, unit_files
 from dagster_leasehold.lease_store.ledger_rows import Batch
@@ -63,29 +64,50 @@ def next_merges(
     target, and a reader meets as few files more.
     """
     merges: list[list[Unit]] = []
-    until = shard_units[-1][-1].last + 1 if shard_units else 0
+    until: int | None = None
     for stretch in _each_stretch(shard_units, target_bytes, columns):
         own = stretch.units
-        if not stretch.closed:
+        if stretch.end is not _End.BORDER and until is None:
             until = own[0][0].sequence
-            sizes = [_bytes(unit) for unit in own]
-            left = sum(sizes)
-            first = 0
-            while first < len(own) and sizes[first] > left - sizes[first]:
-                left -= sizes[first]
-                first += 1
-            own = own[first:]
+        if stretch.end is _End.OPEN:
+            own = _as_large_behind(own)
         if _saves_files(own):
             merges.append(own)
+    if until is None:
+        until = shard_units[-1][-1].last + 1 if shard_units else 0
     return NextMerges(merges, until)
+
+
+def _as_large_behind(shard_units: list[Unit]) -> list[Unit]:
+    """Return the units from the first on that is no larger than all behind it together."""
+    sizes = [_bytes(unit) for unit in shard_units]
+    left = sum(sizes)
+    for first, size in enumerate(sizes):
+        left -= size
+        if size <= left:
+            return shard_units[first:]
+    return []
+
+
+class _End(Enum):
+    """The reason why a stretch ends.
+
+    `BORDER`: no later unit can join it. `FULL`: its files together have the size of the target; as
+    one file they may be smaller, since each of them has a head and a foot. `OPEN`: nothing is
+    behind it yet.
+    """
+
+    BORDER = 0
+    FULL = 1
+    OPEN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Consecutive units that may become one file; closed if no later unit can join them."""
+    """Consecutive units that may become one file."""
 
     units: list[Unit]
-    closed: bool = True
+    end: _End = _End.BORDER
 
 
 def _each_stretch(
@@ -98,8 +120,9 @@ def _each_stretch(
         bytes_, changed = _bytes(unit), len(changed_rows(unit))
         large = bytes_ >= target_bytes * LARGE_ENOUGH or len(unit) >= UNIT_ROWS_MAX
         full = size >= target_bytes or rows + changed > MERGED_ROWS_MAX
-        if merge and (large or full or not _uniform(joined(schemas, own))):
-            yield _Stretch(merge)
+        border = large or not _uniform(joined(schemas, own))
+        if merge and (border or full):
+            yield _Stretch(merge, _End.BORDER if border else _End.FULL)
             merge = []
             size, rows, schemas = 0, 0, NO_COLUMNS
         if not _uniform(own):
@@ -111,7 +134,7 @@ def _each_stretch(
             merge = []
             size, rows, schemas = 0, 0, NO_COLUMNS
     if merge:
-        yield _Stretch(merge, closed=size >= target_bytes)
+        yield _Stretch(merge, _End.FULL if size >= target_bytes else _End.OPEN)
 
 
 def changed_rows(unit: Unit) -> list[Batch]:

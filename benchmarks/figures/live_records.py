@@ -37,8 +37,6 @@ class Flow:
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
         self._records = values(DISTINCT)
         self.written = dict.fromkeys(map(str, range(SHARDS)), 0)
-        self.late_s = 0.0
-        """The most by which a write was late, in seconds."""
 
     def __enter__(self) -> Flow:
         self._thread.start()
@@ -50,14 +48,9 @@ class Flow:
 
     def _run(self) -> None:
         began = time.monotonic()
-        turn = 0
-        while True:
-            turn += 1
-            due_s = began + turn * self._every_s - time.monotonic()
-            self.late_s = max(self.late_s, -due_s)
-            if self._stopping.wait(max(0.0, due_s)):
-                return
-            whole = round(self._rate * self._every_s * turn / SHARDS)
+        while not self._stopping.wait(self._every_s):
+            # A write that was late is a larger one: the rate stays.
+            whole = round(self._rate * (time.monotonic() - began) / SHARDS)
             portions = {
                 shard: [self._records[number % DISTINCT] for number in range(before, whole)]
                 for shard, before in self.written.items()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dagster_leasehold
 from benchmarks.figures.parquet_input import (
     FIELDS,
     LINES,
@@ -20,6 +19,7 @@ from benchmarks.figures.parquet_input import (
     rows_in,
 )
 from benchmarks.figures.process_tree import MEBIBYTE, peak_memory
+from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
@@ -34,6 +34,7 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 NODE = NodeName("a")
@@ -46,6 +47,12 @@ STREAMING, PYTHON = "streaming", "python"
 
 def parse_frame(records: DataFrame) -> DataFrame:
     """Parse the six fields by Spark's functions."""
+    return parse_json(records, FIELDS)
+
+
+@arrow_transform
+def parse_table(records: pa.Table) -> pa.Table:
+    """Parse the six fields in Arrow, in the worker that reads them."""
     return parse_json(records, FIELDS)
 
 
@@ -86,7 +93,7 @@ def consume(folder: Path, spark: SparkResource, output: Path, transform: Any = N
 
 
 def ways(folder: Path, spark: SparkResource) -> dict[str, Way]:
-    """Return each way by its name; the Arrow one only where the package has it."""
+    """Return each way by its name."""
     from pyspark.sql import functions
 
     session: Any = spark.spark_session
@@ -110,27 +117,16 @@ def ways(folder: Path, spark: SparkResource) -> dict[str, Way]:
         )
         query.awaitTermination()
 
-    every: dict[str, Way] = {
+    return {
         OURS: lambda output: consume(folder, spark, output),
         NATIVE: rewritten(session.read.parquet, PARQUET),
         NATIVE_JSON: rewritten(session.read.schema(FIELDS).json, LINES),
         PYTHON: lambda output: plain_python(LocalLog.open(folder / LOG), output),
         STREAMING: streamed,
         OURS_FRAME: lambda output: consume(folder, spark, output, parse_frame),
+        OURS_ARROW: lambda output: consume(folder, spark, output, parse_table),
         NATIVE_PARSING: rewritten(parsed, PARQUET),
     }
-    arrow = arrow_parsing()
-    if arrow is not None:
-        every[OURS_ARROW] = lambda output: consume(folder, spark, output, arrow)
-    return every
-
-
-def arrow_parsing() -> Any:
-    """Return the transform that parses the six fields in Arrow; None where there is none."""
-    mark = getattr(dagster_leasehold, "arrow_transform", None)
-    if mark is None:
-        return None
-    return mark(lambda records: parse_json(records, FIELDS))
 
 
 def spark_folder(cores: int) -> str:
@@ -145,12 +141,21 @@ class Worker:
         self._folder = folder / spark_folder(cores)
         self._spark = SparkResource(mode="connect", folder=str(self._folder))
 
-    def warm_up(self) -> None:
-        """Run each way once: a new Spark's first job waits for compilers and Python workers."""
+    def warm_up(self) -> dict[str, str]:
+        """Run each way once: a new Spark's first job waits for compilers and Python workers.
+
+        Returns:
+            The error of each way that failed.
+        """
         folder = self._folder / "warm"
         make_input(folder, PORTION, 2)
+        failed: dict[str, str] = {}
         for name in ways(folder, self._spark):
-            self.run(folder, name, PORTION)
+            try:
+                self.run(folder, name, PORTION)
+            except Exception as error:
+                failed[name] = str(error)
+        return failed
 
     def run(self, folder: Path, name: str, records: int) -> tuple[float, float]:
         """Return seconds and MiB of one way into a new folder, which is removed afterwards.

@@ -110,7 +110,10 @@ def test_small_files_become_one_and_what_comes_later_joins_it(scene: Scene) -> N
 def test_files_that_reached_the_target_are_not_read_again(scene: Scene) -> None:
     """Goal: the ledger is read from the first file that may still grow, whatever its length."""
     scene.go_on(6)
-    target = sum(scene.sizes())
+    target = 2 * max(scene.sizes()) + 100
+    scene.compact(target_bytes=target)
+    assert len(scene.sizes()) == 2
+    assert scene.progress == Compacted(0, 6), "as one file they might be smaller"
     scene.compact(target_bytes=target)
     assert scene.progress == Compacted(6, 6)
     scene.go_on(3)
@@ -118,6 +121,20 @@ def test_files_that_reached_the_target_are_not_read_again(scene: Scene) -> None:
     assert (report.files_before, report.batches) == (3, 3)
     assert scene.progress == Compacted(6, 9)
     assert scene.committed(ZERO) == scene.expected("0", 9)
+
+
+def test_files_that_shrink_when_merged_go_on_growing(scene: Scene) -> None:
+    """Goal: what each small file has of its own does not count for the size of the whole.
+
+    Method: files of one record, which are nearly all head and foot, and a target of eight of them.
+    """
+    target = 16_000
+    for _ in range(8):
+        scene.go_on(8)
+        scene.compact(target_bytes=target)
+    assert len(scene.sizes()) <= 2
+    assert sum(scene.sizes()) < target / 2
+    assert scene.committed(ZERO) == scene.expected("0", 64)
 
 
 def test_young_batches_are_left_alone(scene: Scene) -> None:
