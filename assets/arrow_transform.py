@@ -62,6 +62,10 @@ def arrow_transform(function: TableFunction) -> ArrowTransform:
 def checked(output: object, shard: ShardId, name: str) -> pa.Table:
     """Return the output of an Arrow transform if it can be committed.
 
+    Columns of large strings, views and dictionaries, in which libraries return text and bytes,
+    become plain ones, and moments of any zone are in UTC, so that files do not differ by the
+    library or the machine.
+
     Args:
         output: the value that the transform returned.
         shard: the shard that all its records belong to.
@@ -79,7 +83,7 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
         raise TransformError(
             f"{where} returned {type(output).__name__}: return the Arrow table to write."
         )
-    table: Any = output
+    table: Any = _in_plain_types(output)
     columns = table.schema.names
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
@@ -106,3 +110,37 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
             "leave this column as it is."
         )
     return table
+
+
+def _in_plain_types(table: pa.Table) -> pa.Table:
+    import pyarrow as pa
+
+    kinds = [_plain(kind) for kind in table.schema.types]
+    if kinds == table.schema.types:
+        return table
+    fields = [field.with_type(kind) for field, kind in zip(table.schema, kinds, strict=True)]
+    return table.cast(pa.schema(fields, table.schema.metadata))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type that holds the same values without the layout of one library."""
+    import pyarrow as pa
+
+    of = pa.types
+    simple = {
+        pa.large_string(): pa.string(),
+        pa.string_view(): pa.string(),
+        pa.large_binary(): pa.binary(),
+        pa.binary_view(): pa.binary(),
+    }
+    if kind in simple:
+        return simple[kind]
+    if of.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if of.is_list(kind) or of.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if of.is_timestamp(kind) and kind.tz:
+        return pa.timestamp(kind.unit, "UTC")
+    if of.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    return kind

@@ -121,3 +121,21 @@ def test_other_output_is_refused_in_one_sentence(
         checked(transform(RECORDS), ZERO, "module.clean")
     assert str(caught.value).startswith("The transform module.clean ")
     assert message in str(caught.value)
+
+
+def test_text_and_bytes_have_one_type_whatever_library_made_them() -> None:
+    """Goal: output of a library with layouts of its own is written as all other output."""
+    kinds = {
+        "shard_id": pa.large_string(),
+        "cursor": pa.dictionary(pa.int32(), pa.string()),
+        "event_time": pa.timestamp("us", tz="Europe/Berlin"),
+        "key": pa.large_binary(),
+        "value": pa.binary_view(),
+        "attributes": pa.map_(pa.string(), pa.string()),
+    }
+    output = RECORDS.cast(pa.schema(list(kinds.items()))).append_column(
+        "parts", pa.array([["x"], [], None], pa.large_list(pa.large_string()))
+    )
+    plain = checked(output, ZERO, "t")
+    assert plain.drop_columns(["parts"]) == RECORDS
+    assert plain.column("parts").type == pa.list_(pa.string())
