@@ -8,6 +8,7 @@ and their files are listed in the order of their records.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -118,12 +119,23 @@ def _check_shared(rows: Sequence[RangeRow], folder: Path, attempt: str) -> None:
     """
     for row in rows:
         for file in row.files:
-            path = folder / file.path
-            if not path.is_file() or path.stat().st_size != file.bytes:
+            if _size(folder / file.path) != file.bytes:
                 raise SparkUnavailable(
                     f"Spark reported that it wrote {attempt}/{file.path}, and it is not in "
                     f"{folder}: let Spark's workers and this process share the output folder."
                 )
+
+
+def _size(path: Path) -> int | None:
+    """Return the size of a file in bytes, None if it is not there.
+
+    Opened first, which makes a network file system ask its server.
+    """
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError:
+        return None
 
 
 def _clean(folder: Path, rows: Sequence[RangeRow], results: Mapping[ShardId, SweepResult]) -> None:

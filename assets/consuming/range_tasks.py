@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.attempt_reports import MovingRecords
+from dagster_leasehold.assets.output.output_file import SYNCED_AT_ONCE
 from dagster_leasehold.assets.output.range_files import RangeFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.assets.spark.users_code import users_error
@@ -70,10 +72,14 @@ class RangeTasks:
         except Exception as error:
             failure = error if isinstance(error, LeaseholdError) else _reading_failed(error)
             return [RangeRow.failed(range_, failure) for range_ in ranges]
-        task = _Task(reader, transform, self.transform_name, Path(self.folder))
-        rows = [task.row(range_) for range_ in ranges]
+        folder = Path(self.folder)
+        with ThreadPoolExecutor(SYNCED_AT_ONCE) as syncs:
+            task = _Task(reader, transform, self.transform_name, folder, syncs)
+            # While files go to the disk, the next ranges are read and written.
+            made = [task.make(range_) for range_ in ranges]
+            rows = [task.settled(row, files) for row, files in made]
         if any(row.files for row in rows):
-            sync_folder(task.folder)
+            sync_folder(folder)
         return rows
 
     def _transform(self) -> ArrowTransform | None:
@@ -92,31 +98,47 @@ class _Task:
     """One task under way."""
 
     def __init__(
-        self, reader: ShardReader, transform: ArrowTransform | None, name: str, folder: Path
+        self,
+        reader: ShardReader,
+        transform: ArrowTransform | None,
+        name: str,
+        folder: Path,
+        syncs: Executor,
     ) -> None:
-        self.folder = folder
         self._reader = reader
         self._transform = transform
         self._name = name
+        self._folder = folder
+        self._syncs = syncs
         self._moving = MovingRecords(folder)
 
-    def row(self, range_: ReadRange) -> RangeRow:
-        """Read, transform and write one range; return what became of it."""
-        files = RangeFiles(self.folder, uuid.uuid4().hex, range_.shard, self._name)
+    def make(self, range_: ReadRange) -> tuple[RangeRow, RangeFiles]:
+        """Read, transform and write one range; return what became of it, and its files."""
+        files = RangeFiles(self._folder, uuid.uuid4().hex, range_.shard, self._name)
         try:
-            return self._made(range_, files)
-        except LeaseholdError as error:
-            files.abandon()
-            return RangeRow.failed(range_, error)
+            return self._made(range_, files), files
         except Exception as error:
-            files.abandon()
-            return RangeRow.failed(range_, _writing_failed(range_, self.folder, error))
+            return self._failed(range_, files, error), files
         except BaseException:
             files.abandon()
             raise
         finally:
             # A source that refuses one shard after the other takes its time, and is at work.
             self._moving.moved()
+
+    def settled(self, row: RangeRow, files: RangeFiles) -> RangeRow:
+        """Return the row of a range once its files are durable, or the row of its failure."""
+        try:
+            files.settle()
+        except Exception as error:
+            return self._failed(row.part, files, error)
+        return row
+
+    def _failed(self, range_: ReadRange, files: RangeFiles, error: Exception) -> RangeRow:
+        files.abandon()
+        if isinstance(error, LeaseholdError):
+            return RangeRow.failed(range_, error)
+        return RangeRow.failed(range_, _writing_failed(range_, self._folder, error))
 
     def _made(self, range_: ReadRange, files: RangeFiles) -> RangeRow:
         read = RangeStatistics()
@@ -127,7 +149,7 @@ class _Task:
             first, last = first or cursors[0].as_py(), cursors[-1].as_py()
             for rows in self._transformed(range_, records).to_batches():
                 files.add(rows)
-        return RangeRow(range_, read, tuple(files.close()), first, last)
+        return RangeRow(range_, read, tuple(files.finish(self._syncs)), first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
         """Yield the records of a range in portions; whatever a reader raises is the source's."""

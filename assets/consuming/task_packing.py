@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange
 
@@ -34,8 +35,7 @@ def parts_of(
     whole = {range_.shard: [range_] for range_ in ranges}
     if divide is None:
         return whole
-    # Only a source that can cut it knows how long a range is that was intended by another run.
-    sized = [range_ if range_.records else divide(range_, 1)[0] for range_ in ranges]
+    sized = [_sized(range_, divide) for range_ in ranges]
     fair = sum(range_.records for range_ in sized) / tasks_max
     share = max(fair * UNEVEN_MAX, RECORDS_PER_PART_MIN)
     for range_ in sized:
@@ -43,6 +43,16 @@ def parts_of(
         if range_.records > share and count > 1:
             whole[range_.shard] = list(divide(range_, count))
     return whole
+
+
+def _sized(range_: ReadRange, divide: Divide) -> ReadRange:
+    """Return a range with its length: one that another run intended does not know it."""
+    if range_.records:
+        return range_
+    try:
+        return divide(range_, 1)[0]
+    except LeaseholdError:
+        return range_  # its reader says better what is wrong with it
 
 
 def pack(ranges: Sequence[ReadRange], tasks_max: int) -> list[tuple[ReadRange, ...]]:

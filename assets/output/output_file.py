@@ -1,7 +1,8 @@
 """One Parquet file of rows, written as they come, in row groups of a bounded size.
 
-A file that exists under its name is durable in content once it is closed; it counts if the ledger
-names it. Its name is durable once its folder was synced, which is for its owner to do.
+The commit that names a file is durable: so must the file be. Its content is once it was synced,
+which takes a disk some milliseconds a file, and hardly more for several at once; its name is once
+its folder was synced, which is for its owner to do. It counts if the ledger names it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ RECORD_DDL = (
 """The columns of records as Spark knows them: those of `shard_sources.source.record_schema`."""
 TIME_COLUMN = "event_time"
 COMPRESSION = "zstd"
+SYNCED_AT_ONCE = 8
+"""So many files are put on the disk at the same moment: file systems do that in one go."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REPEATED = (SHARD_COLUMN, TIME_COLUMN, "attributes.key_value.key", "attributes.key_value.value")
 """Columns of records whose values repeat. For the others a dictionary would be built, only to be
@@ -78,10 +81,7 @@ class OutputFile:
         except pa.ArrowException as error:
             self._file.close()
             path.unlink()
-            raise TransformError(
-                f"The output of shard {shard} cannot be written as Parquet "
-                f"({one_line(str(error))}): return columns of other types."
-            ) from error
+            raise self._not_parquet(error) from error
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Append rows; a full row group is written."""
@@ -101,30 +101,41 @@ class OutputFile:
         self._buffered, self.buffered_bytes = [], 0
         first, last = event_times(rows)
         self._first, self._last = earliest(self._first, first), latest(self._last, last)
-        self._writer.write_table(rows)
+        try:
+            self._writer.write_table(rows)
+        except pa.ArrowException as error:
+            raise self._not_parquet(error) from error
 
-    def close(self) -> WrittenFile:
-        """Finish the file and make its content durable."""
+    def finish(self) -> WrittenFile:
+        """Write all that is left; the file is durable once `sync` was called, too."""
         self.flush()
         self._writer.close()
-        # The commit that names this file is durable: so must the file be, and its name after it.
-        sync_file(self._file)
-        size = self._file.tell()
-        self._file.close()
+        self._file.flush()
         return WrittenFile(
             self._shard,
             self._path.name,
             self._records,
-            size,
+            self._file.tell(),
             self._quarantine,
             self._first,
             self._last,
         )
 
+    def sync(self) -> None:
+        """Put the content of a finished file on the disk, and close it."""
+        sync_file(self._file)
+        self._file.close()
+
+    def _not_parquet(self, error: Exception) -> TransformError:
+        return TransformError(
+            f"The output of shard {self._shard} cannot be written as Parquet "
+            f"({one_line(str(error))}): return columns of other types."
+        )
+
     def abandon(self) -> None:
         """Close and delete what was begun."""
         # A full disk may be why; what cannot be finished is deleted all the same.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             self._writer.close()
         with contextlib.suppress(OSError):
             self._file.close()

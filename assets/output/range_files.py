@@ -6,6 +6,7 @@ so that nothing has to be sorted out.
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class RangeFiles:
         self._transform = transform
         self._open: dict[bool, OutputFile] = {}
         self._schemas: dict[bool, pa.Schema] = {}
+        self._syncs: list[Future[None]] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take rows in their order; rows with an error go to quarantine.
@@ -49,15 +51,26 @@ class RangeFiles:
             self._take(bad, quarantine=True)
         self._take(good, quarantine=False)
 
-    def close(self) -> list[WrittenFile]:
-        """Finish the files and make their content durable; their names are for the caller to sync.
+    def finish(self, syncs: Executor) -> list[WrittenFile]:
+        """Write all that is left, and begin to put it on the disk.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: it cannot be written.
         """
-        written = [self._open[kind].close() for kind in sorted(self._open)]
-        self._open = {}
+        files = [self._open[kind] for kind in sorted(self._open)]
+        written = [file.finish() for file in files]
+        self._syncs = [syncs.submit(file.sync) for file in files]
         return written
+
+    def settle(self) -> None:
+        """Wait until the content of finished files is durable; their names are not yet.
+
+        Raises:
+            OSError: it cannot be put on the disk.
+        """
+        wait(self._syncs)
+        for sync in self._syncs:
+            sync.result()
 
     def abandon(self) -> None:
         """Close and delete what was begun."""

@@ -6,13 +6,19 @@ sweep's shards in any order.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.assets.output.output_file import OutputFile, quarantined_and_good
+from dagster_leasehold.assets.output.output_file import (
+    SYNCED_AT_ONCE,
+    OutputFile,
+    quarantined_and_good,
+)
 from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import shown
@@ -70,11 +76,13 @@ class ShardFiles:
 
     def close(self) -> list[WrittenFile]:
         """Finish all files, make them durable, and return them in order of their first rows."""
-        written: list[WrittenFile] = []
-        while self._open:
-            written.append(self._open.pop(next(iter(self._open))).close())
+        files = [*self._open.values()]
+        written = [file.finish() for file in files]
         if written:
+            with ThreadPoolExecutor(SYNCED_AT_ONCE) as syncs:
+                deque(syncs.map(OutputFile.sync, files), maxlen=0)
             sync_folder(self._folder)
+        self._open = {}
         return written
 
     def abandon(self) -> None:

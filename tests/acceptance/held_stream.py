@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.arrow_transform import ArrowTransform, arrow_transform
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
 STREAM = "orders"
 KEY = GroupKey.parse("default", STREAM)
 HELD_MAX_S = 120.0
+
+
+def holding_tables(home: Path) -> ArrowTransform:
+    """Return the same transform of Arrow tables, which waits before it returns one."""
+
+    def hold(records: pa.Table) -> pa.Table:
+        deadline = time.monotonic() + HELD_MAX_S
+        if (home / "hold").exists():
+            (home / f"held-{records['shard_id'][0].as_py()}").touch()
+        while (home / "hold").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return records
+
+    return arrow_transform(hold)
 
 
 class HoldingTransform:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
@@ -23,7 +24,19 @@ RECORDS = 30
 PROJECT = Path(__file__).parents[3]
 
 
-def stream_of(home: Path, transform: Transform | None = None) -> ShardStream:
+AnyTransform = Transform | ArrowTransform | None
+
+
+def unchanged(rows: Any) -> Any:
+    """Return a DataFrame as it is: no transform, on the way of DataFrames."""
+    return rows
+
+
+WAYS: dict[str, AnyTransform] = {"arrow": None, "frames": unchanged}
+"""The two ways through Spark, each with a transform that leaves records as they are."""
+
+
+def stream_of(home: Path, transform: AnyTransform = None) -> ShardStream:
     return ShardStream(
         name="orders",
         source=LocalLog.open(home / "log"),
@@ -41,7 +54,7 @@ def consume(
     spark_folder: Path,
     run: str,
     replaces: str | None = None,
-    transform: Transform | None = None,
+    transform: AnyTransform = None,
     mode: str = "connect",
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards of the deployment."""

@@ -18,6 +18,7 @@ from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import ReadRange
+from tests.integration.assets.runs import WAYS
 
 AWKWARD = [b"", b"\r", b"\x00\xff\xfe", "naïve ☃".encode(), b"a,b\tc", b"x" * 100_000]
 
@@ -62,15 +63,10 @@ class Sweeping:
         files = [file for file in outcome.files if file.quarantine == quarantine]
         return pa.concat_tables([pq.read_table(self.output / file.path) for file in files])
 
-    @staticmethod
-    def unchanged(rows: Any) -> Any:
-        """Return a DataFrame as it is: no transform, on the way of DataFrames."""
-        return rows
-
     # -- cases ----------------------------------------------------------------------------------
 
     def check_records_come_out_as_they_went_in(self) -> None:
-        for transform in (None, self.unchanged):
+        for transform in WAYS.values():
             self._check_records_come_out_as_they_went_in(transform)
 
     def _check_records_come_out_as_they_went_in(self, transform: Any) -> None:
@@ -190,7 +186,7 @@ class Sweeping:
 
     def check_a_source_error_names_its_shard(self) -> None:
         gone = ReadRange(ShardId("9"), "0", "5", 5)
-        for transform in (None, self.unchanged):
+        for transform in WAYS.values():
             results = self.run(transform, [*self.ranges("0", "1"), gone])
             assert isinstance(results[ShardId("9")], UnknownShard)
             assert isinstance(results[ShardId("0")], SweepOutcome)

@@ -17,7 +17,7 @@ from dagster_leasehold.assets.output.committed_output import committed_files, it
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
-from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
+from tests.integration.assets.runs import PROJECT, RECORDS, WAYS, consume, store_of, stream_of
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
@@ -37,13 +37,19 @@ POINTS = (
 )
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
+CASES = [
+    *((point, "arrow") for point in POINTS),
+    *((point, "frames") for point in (Failpoint.DURING_WRITE, Failpoint.AFTER_WRITE)),
+]
+
+
+@pytest.mark.parametrize(("point", "way"), CASES, ids=lambda case: getattr(case, "label", case))
 def test_each_record_is_left_once(
-    point: Failpoint, home: Path, spark_folder: Path, connect_session: Any
+    point: Failpoint, way: str, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: SIGKILL at a named step; then a run that knows the dead one to have ended."""
     killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(home), str(spark_folder)],
+        [sys.executable, "-m", __name__, str(home), str(spark_folder), way],
         env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
         cwd=PROJECT,
         capture_output=True,
@@ -52,7 +58,7 @@ def test_each_record_is_left_once(
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-    reports = consume(home, spark_folder, "run-2", replaces="run-1")
+    reports = consume(home, spark_folder, "run-2", replaces="run-1", transform=WAYS[way])
     assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
     stream, store = stream_of(home), store_of(home)
     for shard in reports:
@@ -94,4 +100,4 @@ def test_spark_reads_what_the_ledger_names_and_nothing_else(
 
 
 if __name__ == "__main__":
-    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1")
+    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1", transform=WAYS[sys.argv[3]])

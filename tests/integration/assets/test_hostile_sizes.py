@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits
-from tests.integration.assets.runs import NODE, consume_stream, store_of, stream_of
+from tests.integration.assets.runs import NODE, WAYS, consume_stream, store_of, stream_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ZERO, ONE, TWO = ShardId("0"), ShardId("1"), ShardId("2")
@@ -76,9 +76,14 @@ def measured(server: int) -> Generator[Peak]:
         watcher.join()
 
 
-def test_hostile_sizes_in_one_run(home: Path, spark_folder: Path, connect_session: Any) -> None:
+@pytest.mark.parametrize("way", ["arrow", pytest.param("frames", marks=pytest.mark.long)])
+def test_hostile_sizes_in_one_run(
+    way: str, home: Path, spark_folder: Path, connect_session: Any
+) -> None:
     """A record of 64 MiB, a bound in bytes, 100,000 tiny records, none, and empty closed shards."""
-    stream = replace(stream_of(home), limits=Limits(records_max=50_000, bytes_max=BATCH_BYTES))
+    stream = replace(
+        stream_of(home, WAYS[way]), limits=Limits(records_max=50_000, bytes_max=BATCH_BYTES)
+    )
     log, store = stream.source, store_of(home)
     assert isinstance(log, LocalLog)
     # Shards 0, 1 and 2 hold a few records; 1 is split into two that stay empty, then merged.

@@ -31,12 +31,19 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
-from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
+from tests.integration.assets.runs import NODE, PROJECT, RECORDS, WAYS, store_of, stream_of
 from tests.unit.assets.consumption_world import Beat
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
-POINTS = ("after_intent", "during_write", "after_write", "before_commit", "after_commit")
+POINTS = {
+    "after_intent": "frames",
+    "during_write": "arrow",
+    "after_write": "frames",
+    "before_commit": "arrow",
+    "after_commit": "arrow",
+}
+"""Where the run is killed, and the way through Spark on which it is; the next one goes the same."""
 NEWER = 5
 
 
@@ -74,9 +81,17 @@ def put(home: Path, key: str, value: list[str]) -> None:
 
 
 def consume(
-    home: Path, spark_folder: Path, run: str, *, records_max: int, replaces: str | None = None
+    home: Path,
+    spark_folder: Path,
+    run: str,
+    *,
+    records_max: int,
+    way: str,
+    replaces: str | None = None,
 ) -> dict[ShardId, ConsumptionReport]:
-    stream: ShardStream = replace(stream_of(home), limits=Limits(records_max=records_max))
+    stream: ShardStream = replace(
+        stream_of(home, WAYS[way]), limits=Limits(records_max=records_max)
+    )
     store = store_of(home)
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
     sweeper = SparkSweeper(
@@ -104,7 +119,7 @@ def test_the_sink_holds_each_record_once(
 ) -> None:
     """Method: SIGKILL at a named step; more records, smaller batches; the next tenure."""
     killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(home), str(spark_folder)],
+        [sys.executable, "-m", __name__, str(home), str(spark_folder), POINTS[point]],
         env={**os.environ, ENVIRONMENT_VARIABLE: point},
         cwd=PROJECT,
         capture_output=True,
@@ -124,7 +139,9 @@ def test_the_sink_holds_each_record_once(
         newer = [b"%s:%d" % (listing.shard.encode(), RECORDS + n) for n in range(NEWER)]
         stream.source.append(listing.shard, newer)
 
-    reports = consume(home, spark_folder, "run-2", records_max=7, replaces="run-1")
+    reports = consume(
+        home, spark_folder, "run-2", records_max=7, way=POINTS[point], replaces="run-1"
+    )
 
     assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
     for shard in reports:
@@ -145,4 +162,4 @@ def test_the_sink_holds_each_record_once(
 
 
 if __name__ == "__main__":
-    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1", records_max=12)
+    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1", records_max=12, way=sys.argv[3])

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
+from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.output.committed_output import iter_records
@@ -18,7 +20,14 @@ from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
-from tests.integration.assets.runs import RECORDS, consume, consume_stream, store_of, stream_of
+from tests.integration.assets.runs import (
+    RECORDS,
+    AnyTransform,
+    consume,
+    consume_stream,
+    store_of,
+    stream_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,8 +69,22 @@ def test_csv_lines_that_do_not_fit_keep_their_bytes_cursor_and_error(
     assert {record.batch_id for record in bad} <= {b.batch_id for b in store.batches(key, ZERO)}
 
 
+def todays_frames(records: DataFrame) -> DataFrame:
+    # What the deployment's shards hold from the beginning is no CSV, and not of interest.
+    return parse_csv(records.where("value NOT LIKE '%:%'"), "id INT, name STRING")
+
+
+@arrow_transform
+def todays_tables(records: pa.Table) -> pa.Table:
+    wanted = [b":" not in value for value in records["value"].to_pylist()]
+    rows = records.filter(pa.array(wanted))
+    errors = [None if b"," in value else "no CSV" for value in rows["value"].to_pylist()]
+    return rows.append_column("quarantine_error", pa.array(errors, pa.string()))
+
+
+@pytest.mark.parametrize("todays", [todays_frames, todays_tables], ids=["frames", "arrow"])
 def test_the_poison_of_one_shard_stops_it_alone(
-    home: Path, spark_folder: Path, connect_session: Any
+    todays: AnyTransform, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """More bad records in a batch than the stream allows: that shard waits, the others go on."""
     stream = replace(stream_of(home), quarantined_max=3)
@@ -69,10 +92,6 @@ def test_the_poison_of_one_shard_stops_it_alone(
         stream.source.append(shard, [b"1,a"] * 6)
     stream.source.append(ONE, [b"poison"] * 4)
     stream.source.append(TWO, [b"poison"] * 3)
-
-    def todays(records: DataFrame) -> DataFrame:
-        # What the deployment's shards hold from the beginning is no CSV, and not of interest.
-        return parse_csv(records.where("value NOT LIKE '%:%'"), "id INT, name STRING")
 
     reports = consume_stream(replace(stream, transform=todays), home, spark_folder, "run-1")
     assert reports[ONE].stopped is StopReason.FAILED
@@ -86,17 +105,26 @@ def test_the_poison_of_one_shard_stops_it_alone(
     assert verify(store, stream.key) == []
 
 
+def mended_frames(records: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    number = f.split(f.col("value").cast("string"), ":")[1].cast("int")
+    return records.withColumn("n", number).withColumn("quarantine_error", f.lit(None))
+
+
+@arrow_transform
+def mended_tables(records: pa.Table) -> pa.Table:
+    numbers = [int(value.split(b":")[1]) for value in records["value"].to_pylist()]
+    mended = records.append_column("n", pa.array(numbers, pa.int32()))
+    return mended.append_column("quarantine_error", pa.nulls(records.num_rows, pa.string()))
+
+
+@pytest.mark.parametrize("todays", [mended_frames, mended_tables], ids=["frames", "arrow"])
 def test_another_try_puts_mended_records_where_they_belong(
-    home: Path, spark_folder: Path, connect_session: Any
+    todays: AnyTransform, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     def yesterdays(records: DataFrame) -> DataFrame:
         return parse_json(records, "n INT")
-
-    def todays(records: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as f
-
-        number = f.split(f.col("value").cast("string"), ":")[1].cast("int")
-        return records.withColumn("n", number).withColumn("quarantine_error", f.lit(None))
 
     consume(home, spark_folder, "run-1", transform=yesterdays)
     stream, store, output = stream_of(home, todays), store_of(home), home / "output"

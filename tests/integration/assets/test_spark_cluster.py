@@ -17,10 +17,11 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.spark.spark_session import spark_environment
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.dagster_deployment import wait_for
-from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
+from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of, unchanged
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1200)]
@@ -106,13 +107,18 @@ def test_only_the_address_is_set_and_a_run_works_on_the_cluster(
         ):
             values.setdefault(shard, []).append(value)
     assert values == {
-        shard: [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)] for shard in "012"
+        shard: [*(b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)), b"more"]
+        for shard in "012"
     }
     assert verify(store, key) == []
 
 
 def main(home: Path, folder: Path, master: str) -> None:
-    reports = consume(home, folder, "run-1", mode=master)
+    consume(home, folder, "run-1", mode=master)
+    # The other way through Spark, in the same session.
+    for shard in "012":
+        stream_of(home).source.append(ShardId(shard), [b"more"])
+    reports = consume(home, folder, "run-2", transform=unchanged, mode=master)
     # Executors register one by one; both have by the time that the session ends.
     deadline = time.monotonic() + START_S
     from pyspark.sql import SparkSession

@@ -30,7 +30,7 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
-from tests.acceptance.held_stream import HoldingTransform
+from tests.acceptance.held_stream import HoldingTransform, holding_tables
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -46,9 +46,9 @@ class Home:
         self.home, self.folder = home, folder
         self.runs = 0
 
-    def start(self, abandon_s: float = spark_sweeper.ABANDON_S) -> subprocess.Popen[str]:
+    def start(self, way: str, abandon_s: float = spark_sweeper.ABANDON_S) -> subprocess.Popen[str]:
         self.runs += 1
-        arguments = (self.home, self.folder, f"run-{self.runs}", abandon_s)
+        arguments = (self.home, self.folder, f"run-{self.runs}", way, abandon_s)
         return subprocess.Popen(
             [sys.executable, "-m", __name__, *map(str, arguments)],
             cwd=PROJECT,
@@ -63,10 +63,10 @@ class Home:
         assert process.returncode == 0
         return json.loads(out.strip().splitlines()[-1])
 
-    def stall(self, freeze: Callable[[], None] | None = None) -> None:
+    def stall(self, way: str, freeze: Callable[[], None] | None = None) -> None:
         """A run that stands still in the middle of its batch, and so does what `freeze` stops."""
         (self.home / "hold").touch()
-        process = self.start(ABANDON_S) if freeze else self.start()
+        process = self.start(way, ABANDON_S) if freeze else self.start(way)
         try:
             deadline = time.monotonic() + DEADLINE_S
             while not any(self.home.glob("held-*")):
@@ -124,17 +124,17 @@ def test_whatever_stands_still_the_run_lets_go_and_the_next_one_commits_each_rec
         return world.server()
 
     first = warm_up()
-    world.stall()
+    world.stall("arrow")
     assert world.server() == first, "the user's code hung; Spark itself did not"
 
-    world.stall(world.freeze_python)
+    world.stall("frames", world.freeze_python)
     assert not first.alive()
 
     second = warm_up()
-    world.stall(lambda: os.killpg(second.pid, signal.SIGSTOP))
+    world.stall("arrow", lambda: os.killpg(second.pid, signal.SIGSTOP))
     assert not second.alive()
 
-    again = world.outcome(world.start())
+    again = world.outcome(world.start("frames"))
     assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
     store, key = store_of(world.home), stream_of(world.home).key
     records: dict[str, list[bytes]] = {}
@@ -162,11 +162,12 @@ class Clock:
         return time.monotonic() - self._began if self._began is not None else 0.0
 
 
-def main(home: Path, folder: Path, run: str, abandon_s: float) -> None:
+def main(home: Path, folder: Path, run: str, way: str, abandon_s: float) -> None:
     spark_sweeper.ABANDON_S = node_consumption.ABANDON_S = abandon_s
     node_consumption.time = Clock(home)
     store = store_of(home)
-    stream = replace(stream_of(home, HoldingTransform(home)), stall_limit_s=STALL_LIMIT_S)
+    transform = holding_tables(home) if way == "arrow" else HoldingTransform(home)
+    stream = replace(stream_of(home, transform), stall_limit_s=STALL_LIMIT_S)
     reports, _ = consume_shards(
         stream,
         Deployment(lambda: store, (NODE,), Timing(), lambda _: home / "output"),
@@ -185,4 +186,4 @@ def main(home: Path, folder: Path, run: str, abandon_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], float(sys.argv[5]))

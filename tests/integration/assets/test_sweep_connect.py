@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.spark_sweeper import run_tag
 from dagster_leasehold.assets.errors import SweepInterrupted
 from tests.integration.assets.arrow_sweeping import CASES, ArrowSweeping
@@ -40,14 +42,17 @@ def test_code_that_no_worker_can_import_is_sent_along(
         "def mark(value):\n    return 'VERSION'\n"
         "def transform(rows):\n"
         "    return rows.withColumn('mark', functions.udf(mark, 'string')('value'))\n"
+        "def of_tables(table):\n"
+        "    return table.append_column('mark', [[mark(each) for each in table['value']]])\n"
     )
     for version in ("one", "two!"):
         (folder / "users_transform.py").write_text(text.replace("VERSION", version))
         importlib.invalidate_caches()
         sys.modules.pop("users_transform", None)
-        transform = importlib.import_module("users_transform").transform
-        [outcome] = sweeping.run(transform, sweeping.ranges("1")).values()
-        assert set(sweeping.table(outcome).column("mark").to_pylist()) == {version}
+        module = importlib.import_module("users_transform")
+        for transform in (module.transform, arrow_transform(module.of_tables)):
+            [outcome] = sweeping.run(transform, sweeping.ranges("1")).values()
+            assert set(sweeping.table(outcome).column("mark").to_pylist()) == {version}
 
 
 def test_an_interrupted_run_lets_its_shards_go_and_its_job_end(
@@ -92,7 +97,15 @@ def slow(rows: Any) -> Any:
     return rows.withColumn("slow", wait("value"))
 
 
-def test_a_lost_lease_interrupts_the_job(connect_session: Any, tmp_path: Path) -> None:
+def slow_tables(records: pa.Table) -> pa.Table:
+    time.sleep(0.5 * records.num_rows)
+    return records
+
+
+@pytest.mark.parametrize("transform", [slow, arrow_transform(slow_tables)], ids=["frames", "arrow"])
+def test_a_lost_lease_interrupts_the_job(
+    transform: Any, connect_session: Any, tmp_path: Path
+) -> None:
     """Goal: a stale run must not burn cores. Method: half a second a record, doomed after one."""
     sweeping = Sweeping(connect_session, tmp_path)
     doomed = threading.Event()
@@ -100,7 +113,7 @@ def test_a_lost_lease_interrupts_the_job(connect_session: Any, tmp_path: Path) -
     timer.start()
     began = time.monotonic()
     with pytest.raises(SweepInterrupted, match="interrupted"):
-        sweeping.run(slow, doomed=doomed.is_set)
+        sweeping.run(transform, doomed=doomed.is_set)
     assert time.monotonic() - began < 30, "all records would take minutes"
     assert connect_session.getTags() == set()
     sweeping.check_records_come_out_as_they_went_in()

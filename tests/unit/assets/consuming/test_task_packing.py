@@ -74,6 +74,14 @@ def test_ranges_of_other_sources_stay_whole() -> None:
     assert parts_of([range_], 4, None) == {range_.shard: [range_]}
 
 
+def test_a_range_whose_cursors_are_no_numbers_is_left_to_its_reader() -> None:
+    """Goal: what is wrong with one shard stops no other one."""
+    odd, long = ReadRange(ShardId("a"), "gone", "x"), ranges(8 * PART)[0]
+    parts = parts_of([odd, long], 4, divide_offsets)
+    assert parts["a"] == [odd]
+    assert len(parts[long.shard]) == 4
+
+
 def test_a_range_of_unknown_length_is_cut_by_its_cursors() -> None:
     range_ = ReadRange(ShardId("a"), "10", str(10 + 8 * PART))
     assert [part.records for part in parts_of([range_], 4, divide_offsets)["a"]] == [2 * PART] * 4
