@@ -1,10 +1,13 @@
 """The job of a stream whose runs serve several shards of one node in one Spark session."""
 
 import time
+from contextlib import suppress
 
 import dagster as dg
 
+from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
+from dagster_leasehold.assets.consuming.run_progress import PROGRESS_TAG, RunProgress
 from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
@@ -29,7 +32,7 @@ class ConsumeConfig(dg.Config):
         incarnation: the incarnation under which the node is alive; the run beats for it.
         shards: the shards; one that the node no longer holds is left out.
         follow: True to wait for more records once all are read, until the run's budget is over.
-        definition: an id of the code server's load of the stream's definition that launched it.
+        definition: the mark of the stream's definition where the run was launched.
     """
 
     node: str
@@ -87,7 +90,7 @@ def _consume(
         run=run_id,
         shards=[ShardId(shard) for shard in config.shards],
         after_commit=ProgressReports(done, context, time.monotonic, every_s),
-        requests=_request_box(context.instance, run_id) if config.follow else None,
+        follow=_follow(stream, context.instance, run_id) if config.follow else None,
     )
     done.add(reports, seconds=seconds)
     delivered = done.deliver(context)
@@ -99,9 +102,16 @@ def _consume(
         raise dg.Failure(failure, allow_retries=False)
 
 
-def _request_box(instance: dg.DagsterInstance, run_id: str) -> RequestBox:
+def _follow(stream: ShardStream, instance: dg.DagsterInstance, run_id: str) -> Follow:
+    """Return the way in which a run follows its shards: it is asked, and shows itself, by tags."""
+
     def tags() -> dict[str, str]:
         run = instance.get_run_by_id(run_id)
         return {} if run is None else dict(run.tags)
 
-    return RequestBox(tags)
+    def show(progress: RunProgress) -> None:
+        # What is only for people to look at ends no run, whatever the storage's driver raises.
+        with suppress(Exception):
+            instance.add_run_tags(run_id, {PROGRESS_TAG: progress.sentence})
+
+    return Follow(stream.pace, time.sleep, RequestBox(tags), show)

@@ -83,6 +83,12 @@ class DueTimes:
         rests = earliest > -math.inf
         return max(earliest, self._rested_s) if rests else earliest
 
+    def waits_s(self, now_s: float) -> float | None:
+        """Return the longest that a record may have waited; None where that is not known."""
+        since_s = [self._read_s[shard] for shard in self._due_s if shard in self._read_s]
+        behind = len(since_s) < len(self._due_s)
+        return None if behind or not since_s else now_s - min(since_s)
+
     def see_read(self, shard: ShardId, now_s: float) -> None:
         """Take note that a shard is read to its end."""
         self._read_s[shard] = now_s

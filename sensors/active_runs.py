@@ -46,7 +46,7 @@ class ActiveRun:
         launched: True for a run of `consume_<stream>`, as sensors launch them.
         process: its process, as `assets.run_process` notes it; empty while it has none.
         follows: True if it waits for more records once its shards are read.
-        definition: the load of the stream's definition that launched it.
+        definition: the mark of the stream's definition with which it was launched.
         ending: True if it was asked to end.
     """
 

@@ -24,7 +24,7 @@ OFFER_S = 15.0
 """The time that a run has to take a shard that it was offered."""
 START_S = 60.0
 """The time that shards wait for a launched run to open its own, before they get another one."""
-NEW_DEFINITION = "the stream's definition was loaded anew"
+NEW_DEFINITION = "the stream's definition has changed"
 OTHERS_WAIT = "other shards of its node wait for a run"
 
 
@@ -33,7 +33,7 @@ class FollowingRuns:
     """The following runs of a stream, with a memory of what they were asked.
 
     Attributes:
-        definition: an id of this load of the stream's definition; runs of another one end.
+        definition: the mark of the stream's definition; runs of another one end.
         shards_per_run: the most shards that a run serves.
         clock: monotonic seconds.
         new_id: makes ids of offers.
@@ -75,7 +75,7 @@ class FollowingRuns:
         return starting | self._offered.keys()
 
     def stop_outdated(self, instance: dg.DagsterInstance) -> int:
-        """Ask runs of another load of the definition to end; return the number asked."""
+        """Ask runs of another definition to end; return the number asked."""
         outdated = [
             run for run in self._runs if run.definition != self.definition and not run.ending
         ]

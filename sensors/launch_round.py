@@ -12,6 +12,7 @@ from itertools import islice
 import dagster as dg
 
 from dagster_leasehold.assets.consume_job import ConsumeConfig
+from dagster_leasehold.assets.definition_mark import definition_mark
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
     STREAM_TAG,
@@ -75,7 +76,7 @@ class LaunchRounds:
             address is somebody else's, and so are its runs.
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
-        definition: an id of this load of the stream's definition, for the runs that it launches.
+        definition: the mark of the stream's definition, for the runs that it launches.
     """
 
     stream: ShardStream
@@ -90,7 +91,7 @@ class LaunchRounds:
     _steps: FailingSteps = field(init=False)
 
     def __post_init__(self) -> None:
-        self.definition = self.new_id()
+        self.definition = definition_mark(self.stream)
         self._steps = FailingSteps(self.clock)
         self._reads = ReadMemory(self.stream.commit_interval_s, self.stream.limits.records_max)
         self._following = FollowingRuns(
@@ -310,8 +311,8 @@ def run_request(
 
     It has no run key: Dagster refuses for ever a key that was used once, and the lease keeps two
     runs apart. Nor does Dagster retry it: the next tick launches what is left, for the node that
-    owns it then. With the id of a definition, the run follows its shards; without, it ends once
-    they are read.
+    owns it then. With the mark of a definition, the run follows its shards; without, it ends
+    once they are read.
     """
     config = ConsumeConfig(
         node=launch.node,

@@ -27,7 +27,7 @@ from dagster_leasehold.assets.consuming.following import Follow, Following
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
 from dagster_leasehold.assets.consuming.open_shards import OpenShards
 from dagster_leasehold.assets.consuming.opening import Opening
-from dagster_leasehold.assets.consuming.run_requests import RunRequests, no_requests
+from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.consuming.sweep import (
     Sweeper,
     SweepOutcome,
@@ -71,7 +71,6 @@ class Consumer:
         replaces: for a shard, the run that had it open and is known to have ended.
         bootstrap: for a shard that the node pins, the cursor at which it begins, once.
         follow: the way to wait for more records; None to end once all shards are read.
-        requests: asked about once a second by a run that follows.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Consumer:
         replaces: Mapping[ShardId, str] | None = None,
         bootstrap: Mapping[ShardId, str] | None = None,
         follow: Follow | None = None,
-        requests: Callable[[], RunRequests] = no_requests,
     ) -> None:
         self._stream = stream
         self._store = store
@@ -117,8 +115,8 @@ class Consumer:
         self._planning = BatchPlanning(
             stream, store, self._open, gaps, self._sizes, stays=follow is not None
         )
+        self._follow = follow
         self._following = follow and Following(follow, stream.source, self._open, clock)
-        self._requests = requests
         self._sweeps = 0
 
     def states(self) -> dict[ShardId, ConsumerState]:
@@ -158,10 +156,12 @@ class Consumer:
             self._sweep()
         elif following is not None and self._open:
             following.wait()
+        if following is not None and self._follow is not None and following.show_due():
+            self._follow.show(following.progress(self._open.reports_so_far()))
 
     def _look_up(self, deadline: float, *, due: bool) -> None:
         """Between two batches: continue, hand over, or stop."""
-        asked = self._requests() if self._following is not None else RunRequests()
+        asked = RunRequests() if self._follow is None else self._follow.requests()
         if asked.finish:
             deadline -= max(0.0, self._budget_s - TURN_S)
         idle = asked.finish or (self._following is not None and self._following.idle)

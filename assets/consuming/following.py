@@ -6,12 +6,16 @@ its shards, or for its end, is answered soon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dagster_leasehold.assets.consuming.batch_planning import PlannedBatch
+from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
-from dagster_leasehold.assets.pace import DueTimes, Pace, reached_head
+from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
+from dagster_leasehold.assets.consuming.run_requests import RunRequests, no_requests
+from dagster_leasehold.assets.pace import LOOK_MAX_S, DueTimes, Pace, reached_head
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_for
@@ -19,6 +23,8 @@ from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_f
 ANSWER_S = 1.0
 """The longest time that a waiting run lets somebody wait for its answer, in seconds."""
 FILLED_FRACTION = 0.5
+LOOK_PAUSE = 4.0
+"""The pause between two looks, in times of what a look takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,14 @@ class Follow:
     Attributes:
         pace: of the stream.
         wait: waits for some seconds.
+        requests: asked about once a second.
+        show: gets the run's progress twice a minute.
     """
 
     pace: Pace
     wait: Callable[[float], None]
+    requests: Callable[[], RunRequests] = no_requests
+    show: Callable[[RunProgress], object] = lambda _: None
 
 
 @dataclass(slots=True)
@@ -64,21 +74,31 @@ class Following:
         self._due = DueTimes(follow.pace, clock())
         self._seen: dict[ShardId, _Shard] = {}
         self._look_s = self._answer_s = clock()
+        self._show_s = clock() + SHOW_EVERY_S
 
     @property
     def idle(self) -> bool:
         """True if there has been nothing to read for so long that the run ends."""
         return self._due.idle(self._clock())
 
-    @property
-    def unread(self) -> bool:
-        """True if a batch is due or will be, for all that the run knows."""
-        return bool(self._seen) and self._due.due_s < float("inf")
+    def progress(self, reports: Sequence[ConsumptionReport]) -> RunProgress:
+        """Return the state of the run, whose shards have come as far as the reports say."""
+        now_s, due_s = self._clock(), self._due.due_s
+        lags = [seen.lag for seen in self._seen.values()]
+        return RunProgress(
+            reports=tuple(reports),
+            following=len(self._shards.all()),
+            unread=None if None in lags else sum(lag or 0 for lag in lags),
+            waits_s=self._due.waits_s(now_s),
+            next_s=None if due_s == math.inf else max(0.0, due_s - now_s),
+        )
 
-    @property
-    def due_in_s(self) -> float:
-        """The time until the next batch, in seconds; infinite while nothing is unread."""
-        return max(0.0, self._due.due_s - self._clock())
+    def show_due(self) -> bool:
+        """Return True if it is time to show the run's progress."""
+        if self._clock() < self._show_s:
+            return False
+        self._show_s = self._clock() + SHOW_EVERY_S
+        return True
 
     def batch_due(self) -> bool:
         """Look at the source if it is time to; return True if the run is to make a batch now."""
@@ -150,7 +170,6 @@ class Following:
 
     def _look(self) -> None:
         now_s = self._clock()
-        self._look_s = now_s + self._pace.look_s
         places = {open_.tenure.shard: open_.cursor for open_ in self._shards.all()}
         try:
             bounds = bounds_for(self._source, places) if places else {}
@@ -165,6 +184,10 @@ class Following:
             self._see(open_, now_s)
 
         self._shards.each(take)
+        # Asking may take a while where a service tells one shard at a time.
+        looked_s = self._clock() - now_s
+        pause_s = max(self._pace.look_s, min(LOOK_MAX_S, looked_s * LOOK_PAUSE))
+        self._look_s = self._clock() + pause_s
 
     def _see(self, open_: OpenShard, now_s: float) -> None:
         shard, bounds = open_.tenure.shard, open_.bounds

@@ -11,7 +11,6 @@ from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.following import Follow
-from dagster_leasehold.assets.consuming.run_requests import RunRequests, no_requests
 from dagster_leasehold.assets.consuming.spark_sweeper import ABANDON_S, SparkSweeper
 from dagster_leasehold.assets.consuming.stall_guard import (
     GuardedSweeper,
@@ -39,12 +38,12 @@ def consume_shards(
     run: str,
     shards: Sequence[ShardId],
     after_commit: Callable[[Sequence[BatchCommit]], None],
-    requests: Callable[[], RunRequests] | None = None,
+    follow: Follow | None = None,
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; return a report per shard, and the duration in seconds.
 
-    `after_commit` is called with every batch right after its commit. With `requests`, the run
-    follows its shards and answers what it is asked; without, it ends once all are read.
+    `after_commit` is called with every batch right after its commit. With `follow`, the run
+    waits for more records once all are read; without, it ends then.
 
     The run beats for its node: should the sensor's process die, the node lives on as long as the
     run works, and no shard changes hands for nothing.
@@ -82,11 +81,20 @@ def consume_shards(
                 "Dagster's storage to take events", lambda: after_commit(commits)
             ),
             bootstrap=bootstrap_cursors(pulse, node),
-            follow=None if requests is None else Follow(stream.pace, time.sleep),
-            requests=lambda: guard.call("Dagster's storage to answer", requests or no_requests),
+            follow=follow and _guarded(follow, guard),
         )
         reports = consumer.consume(shards)
     # The shards are free by now: whoever takes them must not find a Spark that stands still.
     if guard.stalled is not None and not sweeper.abandon() and spark.end_server():
         _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
     return list(reports.values()), time.monotonic() - started_s
+
+
+def _guarded(follow: Follow, guard: StallGuard) -> Follow:
+    """Return the way to follow with its calls of Dagster's storage under guard."""
+    answer = "Dagster's storage to answer"
+    return replace(
+        follow,
+        requests=lambda: guard.call(answer, follow.requests),
+        show=lambda progress: guard.call(answer, lambda: follow.show(progress)),
+    )

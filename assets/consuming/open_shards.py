@@ -88,6 +88,10 @@ class OpenShards:
         ended = dict.fromkeys(self.reports, ConsumerState.STOP_COMPLETED)
         return ended | {shard: open_.consumer.state for shard, open_ in self._open.items()}
 
+    def reports_so_far(self) -> list[ConsumptionReport]:
+        """Return the report of each shard of the run, as far as it has come."""
+        return [*self.reports.values(), *(open_.report for open_ in self._open.values())]
+
     def add(self, open_: OpenShard) -> None:
         """Take in a shard whose tenure was just opened."""
         self._open[open_.tenure.shard] = open_

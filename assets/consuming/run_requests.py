@@ -6,7 +6,7 @@ save work and waiting; what keeps a shard safe is its lease.
 * `leasehold/take`: the launcher found work in more shards of the run's node, which join the run.
 * `leasehold/let_go/<shard>`: somebody materializes the shard by hand, and waits for it.
 * `leasehold/finish`: other shards of the node wait for a run, so that this one ends at the head.
-* `leasehold/stop`: the stream's definition was loaded anew, so that the run ends at its checkpoint.
+* `leasehold/stop`: the stream's definition has changed, so that the run ends at its checkpoint.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dagster_leasehold.assets.consuming.consumption import TURN_S
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.following import ANSWER_S, Follow
+from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.pace import REST_MAX_S, Pace
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -39,6 +40,7 @@ class Scene:
     commits: list[tuple[float, str, str]] = field(default_factory=list[tuple[float, str, str]])
     calls: Counter[str] = field(default_factory=Counter[str])
     asked: list[RunRequests] = field(default_factory=list[RunRequests])
+    shown: list[RunProgress] = field(default_factory=list[RunProgress])
 
     def __post_init__(self) -> None:
         self.world.sweeper.before = lambda: self.pass_time(SWEEP_S)
@@ -84,8 +86,7 @@ class Scene:
     ) -> dict[ShardId, ConsumptionReport]:
         consumer = self.world.consumer(
             run,
-            follow=Follow(self.pace, self.wait),
-            requests=self.requests,
+            follow=Follow(self.pace, self.wait, self.requests, self.shown.append),
             after_commit=lambda commits: self.commits.extend(
                 (self.world.now_s, each.tenure.shard, each.end) for each in commits
             ),
@@ -249,6 +250,17 @@ def test_a_run_that_is_to_finish_leaves_the_rest_after_its_turn(tmp_path: Path) 
     reports = scene.follow(budget_s=10 * TURN_S)
     assert {each.stopped for each in reports.values()} == {StopReason.BUDGET_ENDED}
     assert scene.world.now_s == TURN_S
+
+
+def test_a_run_shows_its_progress_twice_a_minute_whatever_it_commits(scene: Scene) -> None:
+    scene.append_at(55.0, ZERO, 3)
+    scene.follow()
+    assert len(scene.shown) == int(scene.world.now_s / SHOW_EVERY_S)
+    first, second = scene.shown[:2]
+    assert first.sentence == "2 shards: 20 records in 2 batches; nothing unread"
+    assert (second.following, second.unread) == (2, 3)
+    assert second.waits_s == pytest.approx(5.5, abs=1.1)
+    assert second.next_s == pytest.approx(4.5, abs=1.1)
 
 
 def test_a_run_ends_with_its_budget_and_the_next_goes_on(scene: Scene) -> None:
