@@ -16,7 +16,7 @@ from dagster_leasehold.simulation.ports import Members
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.stage import Stage
 
-CLOSING = frozenset({"close_tenure", "commit", "finish_empty"})
+CLOSING = frozenset({"close_tenure", "close_tenures", "commit", "finish_empty"})
 FORCING = frozenset({"force_checkpoint", "bootstrap"})
 MOVING = FORCING | {"commit", "save_checkpoint", "finish_empty", "record_gap"}
 
@@ -36,7 +36,12 @@ class Call:
 
     def tenure_of(self, shard: ShardId) -> Tenure:
         """Return the tenure that it was made under."""
-        tenure = self.commit_of(shard).tenure if self.verb == "commit" else self.args[0]
+        tenure: object = self.args[0]
+        if self.verb == "commit":
+            tenure = self.commit_of(shard).tenure
+        elif self.verb == "close_tenures":
+            tenures: Sequence[Tenure] = self.args[0]
+            tenure = next(each for each in tenures if each.shard == shard)
         assert isinstance(tenure, Tenure)
         return tenure
 

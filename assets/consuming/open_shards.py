@@ -123,9 +123,22 @@ class OpenShards:
         return results
 
     def stop_all(self, reason: StopReason, error: str = "") -> None:
-        """Let all shards go at their checkpoints."""
+        """Let all shards go at their checkpoints: in one transaction, but for those in transfer."""
+        for shard in self._closed_together(error or reason.value):
+            self.end(self._open[shard], reason, error)
         for open_ in self.all():
             self.stop(open_, reason, error)
+
+    def _closed_together(self, reason: str) -> set[ShardId]:
+        if len(self._open) < 2 or self._store_silent:
+            return set()
+        try:
+            tenures = [open_.tenure for open_ in self.all()]
+            return self._store.close_tenures(tenures, reason=reason)
+        except LeaseholdError as unanswered:
+            _LOG.warning("%d shards could not be let go: %s", len(self._open), unanswered)
+            self._store_silent = isinstance(unanswered, StoreError)
+            return set()
 
     def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
         """Let a shard go at its checkpoint."""

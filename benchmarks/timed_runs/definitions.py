@@ -20,7 +20,14 @@ from dagster_leasehold.orchestration.resources import declared_streams
 from dagster_leasehold.orchestration.settings import load_settings
 
 T = TypeVar("T")
-STORE_PARTS = ("open_tenure", "open_tenures", "record_intents", "commit", "close_tenure")
+STORE_PARTS = (
+    "open_tenure",
+    "open_tenures",
+    "record_intents",
+    "commit",
+    "close_tenure",
+    "close_tenures",
+)
 
 
 def timed(part: str, work: Callable[..., T]) -> Callable[..., T]:

@@ -89,6 +89,20 @@ class MemoryTenures(MemoryRows, Tenures):
                 rows.bump()
 
     @override
+    def close_tenures(self, tenures: Sequence[Tenure], *, reason: str) -> set[ShardId]:
+        if not tenures:
+            return set()
+        with self._rows("close_tenure", tenures[0].key) as rows:
+            current = (rows.current(tenure) for tenure in tenures)
+            steps = [
+                closed(row, rows.members, reason)
+                for row in current
+                if row is not None and row.state is not ShardState.TRANSFER
+            ]
+            self._write(rows, steps, str(tenures[0].holder))
+            return {step.after.shard for step in steps}
+
+    @override
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
         with self._rows("save_checkpoint", tenure.key) as rows:
             row = held(rows, tenure)

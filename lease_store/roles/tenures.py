@@ -56,6 +56,14 @@ class Tenures(Protocol):
         """
         ...
 
+    def close_tenures(self, tenures: Sequence[Tenure], *, reason: str) -> set[ShardId]:
+        """End tenures of one group in one transaction; return the shards that were let go.
+
+        Left out are shards whose tenure is over and shards in transfer: `close_tenure` raises for
+        the ones, and hands the others over.
+        """
+        ...
+
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
         """Persist a checkpoint without a batch, for clients that keep no ledger.
 

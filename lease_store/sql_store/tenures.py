@@ -133,6 +133,28 @@ class SqlTenures(SqlVerbs, Tenures):
         self._held_still("close_tenure", tenure.key, tenure.shard, work)
 
     @override
+    def close_tenures(self, tenures: Sequence[Tenure], *, reason: str) -> set[ShardId]:
+        if not tenures:
+            return set()
+        key, first = tenures[0].key, tenures[0]
+
+        def work(tx: Transaction) -> set[ShardId]:
+            locked = self._lock_shards(tx, key, [tenure.shard for tenure in tenures])
+            rows = [(locked.get(tenure.shard), tenure) for tenure in tenures]
+            steps = [
+                closed(row, set(), reason)
+                for row, tenure in rows
+                if row is not None and holds(row, tenure) and row.state is not ShardState.TRANSFER
+            ]
+            if not steps:
+                return tx.abandon(set[ShardId]())
+            self._carry_out(tx, key, steps, str(first.holder))
+            return {step.after.shard for step in steps}
+
+        mark = self._journalled_of_shard(key, first.shard)
+        return self._write("close_tenure", work, mark=mark)
+
+    @override
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
         """Save a checkpoint; saving the same again is harmless."""
 

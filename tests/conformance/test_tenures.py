@@ -52,6 +52,26 @@ def test_a_run_known_to_have_ended_is_replaced(ready: World) -> None:
         ready.store.save_checkpoint(old, "1")
 
 
+def test_tenures_close_together_without_those_that_are_over_or_in_transfer(world: World) -> None:
+    z, w = X.__class__("z"), X.__class__("w")
+    world.group()
+    world.join(A, B)
+    world.add(X, Y, z, w)
+    for shard in (X, Y, z, w):
+        world.claim(A, shard)
+    tenures = [world.open(A, shard).tenure for shard in (X, Y, z, w)]
+    world.store.close_tenure(tenures[1], reason="earlier")
+    world.transfer(z, B)
+    lost = replace(tenures[3], epoch=tenures[3].epoch + 1)
+    assert world.store.close_tenures([*tenures[:3], lost], reason="caught up") == {X}
+    runs = {shard: world.shard(shard).consumer_run for shard in (X, Y, z, w)}
+    assert runs == {X: "", Y: "", z: "run-1", w: "run-1"}
+    entry = world.journal(X)[-1]
+    assert (entry.kind, entry.epoch, entry.reason) == ("close", 1, "caught up")
+    assert world.store.close_tenures(tenures[:1], reason="again") == set()
+    assert world.store.close_tenures([], reason="none") == set()
+
+
 def test_only_the_consumer_owner_opens(ready: World) -> None:
     assert ready.store.open_tenure(ready.key, X, B, "run-1") == NotHeld("already_alloc", A)
     assert ready.store.open_tenure(ready.key, Y, A, "run-1") == NotHeld("not_alloc", None)

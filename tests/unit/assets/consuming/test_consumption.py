@@ -355,7 +355,7 @@ def test_a_store_that_goes_away_is_one_sentence_per_shard(world: World) -> None:
         unavailable()
 
     world.store.commit = no_commit
-    world.store.close_tenure = unavailable
+    world.store.close_tenure = world.store.close_tenures = unavailable
     reports = world.consume()
     assert len(closed) == 1
     assert {report.error for report in reports.values()} == {"The database does not answer."}
