@@ -5,8 +5,9 @@ heaviest nodes to the lightest, one at a time, until both are within a twentieth
 move helps. All these moves are made only if together they take more than a tenth off the highest
 load, or add more than a tenth of the mean to the lowest, or if a node carries more than the mean
 and one heaviest shard: so a weight that changes a little moves nothing, and yet no node ever
-carries more than that. They are chosen by loads and weights alone, so that a plan that was carried
-out is followed by an empty one.
+carries more than that. A shard that outweighs the mean by itself is a reason, too: its node gives
+the others away, however light they are beside it. Moves are chosen by loads and weights alone, so
+that a plan that was carried out is followed by an empty one.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class _Levelling:
 
     def level(self) -> None:
         """Move shards from the heaviest nodes to the lightest, and undo that if it helps little."""
-        before = self._extremes()
+        before, crowded = self._extremes(), self._crowded()
         moved: list[tuple[_Share, _Share, float, _Entry]] = []
         # Givers only get lighter and the lightest only heavier: one that cannot help now never can.
         stuck: set[NodeName] = set()
@@ -144,7 +145,8 @@ class _Levelling:
                 continue
             stuck.discard(taker.node)
             moved.append((giver, taker, weight, self._move(giver, taker, weight)))
-        if not self._worth_it(before, self._extremes()):
+        relieved = any(share.load < load for share, load in crowded)
+        if not relieved and not self._worth_it(before, self._extremes()):
             for giver, taker, weight, entry in reversed(moved):
                 taker.remove(weight, entry)
                 giver.put(weight, entry)
@@ -164,6 +166,17 @@ class _Levelling:
     def _extremes(self) -> tuple[float, float]:
         loads = [share.load for share in self.shares.values()]
         return min(loads), max(loads)
+
+    def _crowded(self) -> list[tuple[_Share, float]]:
+        """Return the nodes that have more than one shard that outweighs the mean, and their loads.
+
+        All other shards wait for such a one, or it for them, while other nodes have time.
+        """
+        return [
+            (share, share.load)
+            for share in self.shares.values()
+            if share.count > 1 and max(share.shelves, default=0.0) > self._mean
+        ]
 
     def _worth_it(self, before: tuple[float, float], after: tuple[float, float]) -> bool:
         """Return True if moves relieve the heaviest node, or help the lightest, by over a tenth."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,6 +156,29 @@ def test_a_shard_that_got_busy_sends_others_away() -> None:
     assert all(isinstance(action, BeginTransfer) for action in decided.actions)
     assert (decided.moves, decided.moves_minimum) == (2, 0)
     assert any("2 more lower the loads" in line for line in decided.explain())
+
+
+@pytest.mark.parametrize(("nodes", "others"), [(2, 7), (3, 14), (5, 20)])
+def test_a_shard_with_nine_tenths_of_the_load_is_left_alone_on_its_node(
+    nodes: int, others: int
+) -> None:
+    """Its companions are little beside it, and yet they wait for it, or it for them."""
+    shards: dict[str, tuple[str | None, float]] = {
+        str(number): (f"node-{'abcde'[number % nodes]}", 8.0) for number in range(1, others + 1)
+    }
+    shards["0"] = ("node-a", 8.0 * 9 * others)
+    before = snapshot(shards, nodes)
+    decided = planned(before)
+    assert {action.shard for action in decided.actions} >= {
+        name for name, (owner, _) in shards.items() if owner == "node-a" and name != "0"
+    }
+    after = carried_out(before, decided)
+    assert {row.shard for row in after.shards if row.lease_owner == "node-a"} == {"0"}
+    rest = [load for node, load in loads(after).items() if node != "node-a"]
+    assert max(rest) - min(rest) <= 8
+    assert planned(after).actions == ()
+    lighter = replace(after, weights={**after.weights, ShardId("0"): 8.0 * 7 * others})
+    assert planned(lighter).actions == (), "what was given away does not come back for a little"
 
 
 def test_a_tenth_of_a_load_is_not_worth_a_move() -> None:
