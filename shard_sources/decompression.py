@@ -1,35 +1,30 @@
 """Decompression with a limit: a payload of a few kilobytes must not become gigabytes in memory.
 
-Sources call it on what a service sent, and transforms may call it on a record's value. Nothing
-beyond the limit is ever allocated: streams are expanded piece by piece until they end or pass
-it, and blocks, which do not carry an end, are refused by the size that is declared for them.
+Nothing beyond the limit is ever allocated: streams are expanded piece by piece until they end or
+pass it, and blocks, which do not carry an end, are refused by the size that is declared for them.
 """
 
 from __future__ import annotations
 
 import zlib
 from enum import StrEnum
-from typing import Any
 
 from dagster_leasehold.lease_store.errors import PayloadDamaged, PayloadTooLarge
 
 _PIECE_BYTES = 256 * 1024
-_VARINT_BYTES_MAX = 5
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
 class Codec(StrEnum):
     """How a payload is compressed.
 
-    `gzip` reads zlib's format (RFC 1950) too; `lz4` and `zstd` are their frame formats, `snappy`
-    is the raw format, and `lz4_block` is a block whose expanded size travels beside it.
+    `gzip` reads zlib's format (RFC 1950) too, `zstd` is the frame format, and `lz4_block` is a
+    block whose expanded size travels beside it.
     """
 
     NONE = "none"
     GZIP = "gzip"
-    LZ4 = "lz4"
     LZ4_BLOCK = "lz4_block"
-    SNAPPY = "snappy"
     ZSTD = "zstd"
 
 
@@ -37,7 +32,7 @@ def decompress(data: bytes, codec: Codec, limit: int, *, size: int | None = None
     """The bytes that a payload expands to, at most `limit` of them.
 
     Args:
-        data: the payload; several gzip, lz4 or zstd members behind each other are one.
+        data: the payload; several gzip or zstd members behind each other are one.
         codec: how it is compressed.
         limit: the most bytes that it may expand to.
         size: the bytes that it is declared to expand to, where the service says so; needed for
@@ -54,10 +49,8 @@ def decompress(data: bytes, codec: Codec, limit: int, *, size: int | None = None
             expanded = data
         case Codec.GZIP:
             expanded = _gzip(data, limit)
-        case Codec.LZ4 | Codec.ZSTD:
-            expanded = _frames(data, codec, limit)
-        case Codec.SNAPPY:
-            expanded = _snappy(data, limit)
+        case Codec.ZSTD:
+            expanded = _zstd(data, limit)
         case Codec.LZ4_BLOCK:
             expanded = _lz4_block(data, size)
     if len(expanded) > limit:
@@ -101,70 +94,30 @@ def _gzip(data: bytes, limit: int) -> bytes:
     return bytes(expanded)
 
 
-def _frames(data: bytes, codec: Codec, limit: int) -> bytes:
+def _zstd(data: bytes, limit: int) -> bytes:
     import pyarrow as pa
 
     expanded = bytearray()
     try:
-        with pa.CompressedInputStream(pa.BufferReader(data), str(codec)) as stream:
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
             while piece := stream.read(_PIECE_BYTES):
                 expanded += piece
                 if len(expanded) > limit:
-                    raise _too_large(codec, len(data), limit)
+                    raise _too_large(Codec.ZSTD, len(data), limit)
     except OSError:
-        raise _damaged(codec, len(data)) from None
+        raise _damaged(Codec.ZSTD, len(data)) from None
     return bytes(expanded)
 
 
-def _snappy(data: bytes, limit: int) -> bytes:
-    size = _leading_varint(data)
-    if size is None:
-        raise _damaged(Codec.SNAPPY, len(data))
-    if size > limit:
-        raise _too_large(Codec.SNAPPY, len(data), limit)
-    return _block(data, "snappy", Codec.SNAPPY, size)
-
-
-def _leading_varint(data: bytes) -> int | None:
-    """The number at the head of a snappy block: what it expands to."""
-    number = 0
-    for at, byte in enumerate(data[:_VARINT_BYTES_MAX]):
-        number |= (byte & 0x7F) << (7 * at)
-        if not byte & 0x80:
-            return number
-    return None
-
-
 def _lz4_block(data: bytes, size: int | None) -> bytes:
+    from lz4 import block
+
     if size is None or size < 0:
         raise PayloadDamaged(
             f"An {Codec.LZ4_BLOCK} payload of {len(data)} bytes came without the size that it "
             "expands to."
         )
-    if size == 0:
-        if data not in {b"", b"\0"}:
-            raise _damaged(Codec.LZ4_BLOCK, len(data))
-        return b""
-    # The codec fills a buffer of this size and does not tell how much of it: a block that also
-    # fits into one byte less would leave the rest of the buffer as it found it.
-    if _fits(data, size - 1):
-        raise _damaged(Codec.LZ4_BLOCK, len(data))
-    return _block(data, "lz4_raw", Codec.LZ4_BLOCK, size)
-
-
-def _fits(data: bytes, size: int) -> bool:
     try:
-        _block(data, "lz4_raw", Codec.LZ4_BLOCK, size)
-    except PayloadDamaged:
-        return False
-    return True
-
-
-def _block(data: bytes, name: str, codec: Codec, size: int) -> bytes:
-    import pyarrow as pa
-
-    try:
-        expanded: Any = pa.decompress(data, decompressed_size=size, codec=name, asbytes=True)
-    except (OSError, pa.ArrowInvalid):
-        raise _damaged(codec, len(data)) from None
-    return expanded
+        return block.decompress(data, uncompressed_size=size) if data or size else b""
+    except block.LZ4BlockError:
+        raise _damaged(Codec.LZ4_BLOCK, len(data)) from None

@@ -1,17 +1,40 @@
-"""Places in a shard: as people write them, as counted records, and as the shard still has them."""
+"""Places in a shard: as people write them, as counted records, and where a shard is gone.
+
+Every source answers in the same way for a shard that retention has removed as a whole. A service
+forgets a closed shard with its last record, and then refuses to speak of it. Whoever had not read
+it to its end by then has lost records, or cannot know better. So such a shard is empty, finished,
+and has one place, `gone`, that lies behind all others:
+
+1. `bounds` says so, and `plan` of any other cursor raises `CursorExpired`, as for every record that
+   retention removed. Runs and clients record a gap up to `gone`, as their group's policy says.
+2. `plan` of `gone` is the last batch, an empty one: the shard is over, and its children begin.
+
+A shard that cannot have been there, such as one of another log, is an error as before.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.times import parse_time
-from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+    ShardSource,
+)
 
 OFFSET_MAX = 2**63 - 1
 _DIGITS_MAX = len(str(OFFSET_MAX))
+GONE = "gone"
+"""The cursor behind a shard that was removed."""
 
 
 def parse_position(text: str) -> Position | datetime | None:
@@ -22,11 +45,7 @@ def parse_position(text: str) -> Position | datetime | None:
 
 
 def parse_offset(shard: ShardId, cursor: str) -> int:
-    """Return the offset that a cursor is.
-
-    Raises:
-        CursorInvalid: it is not of that form.
-    """
+    """Return the offset that a cursor is; raise CursorInvalid if it is none."""
     if cursor.isascii() and cursor.isdecimal() and len(cursor) <= _DIGITS_MAX:
         offset = int(cursor)
         if offset <= OFFSET_MAX:
@@ -51,6 +70,32 @@ def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
     ]
 
 
+def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".") -> None:
+    """Refuse a place outside of what a shard holds; places can be compared.
+
+    Args:
+        log: the shard and its log, to begin a sentence with.
+        place: what is to be read from.
+        begin: of the shard.
+        end: of the shard.
+        hint: ends the sentence about a place after the end.
+
+    Raises:
+        CursorExpired, CursorInvalid: it lies before the beginning, or after the end.
+    """
+    if place < begin:
+        raise CursorExpired(
+            f"{log} begins at {begin}: retention has removed the records from {place} on."
+        )
+    if place > end:
+        raise CursorInvalid(f"{log} ends at {end}: the cursor {place} lies after it{hint}")
+
+
+def offsets_left(shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
+    """Return the offsets between a cursor and the end of a shard; holes count."""
+    return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
+
+
 def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
     """Return a cursor that somebody chose, or the nearest that the shard can be read from.
 
@@ -69,3 +114,36 @@ def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
             return end
         raise
     return cursor
+
+
+def was_removed(number: int, listed: Iterable[int]) -> bool:
+    """Return True if a shard was there once, where a service numbers its shards in their order.
+
+    Args:
+        number: of the shard.
+        listed: the numbers of those that the service lists.
+    """
+    numbers = set(listed)
+    return number not in numbers and number < max(numbers, default=-1)
+
+
+def removed_bounds(origin: str) -> ShardBounds:
+    """Return the bounds of a removed shard; `origin` is the first place that it can have had."""
+    return ShardBounds(GONE, GONE, finished=True, origin=origin, removed=True)
+
+
+def removed_error(shard: ShardId) -> CursorExpired:
+    """Return the error for records of a removed shard."""
+    return CursorExpired(f"Retention has removed shard {shard} as a whole.")
+
+
+def removed_plan(shard: ShardId, start: str) -> PlannedRange:
+    """Return the empty batch at the end of a removed shard; raise CursorExpired before it."""
+    if start != GONE:
+        raise removed_error(shard)
+    return PlannedRange(GONE, 0, last=True)
+
+
+def removed_lag(cursor: str) -> int | None:
+    """Return the unread records of a removed shard; None where some may have been lost."""
+    return 0 if cursor == GONE else None

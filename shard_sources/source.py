@@ -92,6 +92,7 @@ class ShardReader(Protocol):
             SourceUnavailable: the service does not answer.
             SourceThrottled: it asks for patience, and asking again did not help.
             SourceRefused: it does not accept the credentials.
+            UnknownShard, LogNotFound: there is no such shard, or no such log.
         """
         ...
 

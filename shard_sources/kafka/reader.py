@@ -7,12 +7,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, SourceUnavailable
+from dagster_leasehold.lease_store.errors import SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
-from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.positions import check_within, parse_offset
 from dagster_leasehold.shard_sources.source import ReadRange, joined, no_attributes, record_schema
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ class KafkaReader:
 
         Compaction and transactions leave holes, so they may be fewer than there are offsets. What
         compaction removes between two reads of a range is missing from the second.
-
-        Raises:
-            CursorExpired: retention has removed the start of the range.
-            CursorInvalid: the range is not within the partition.
-            SourceUnavailable, SourceRefused, UnknownShard: the brokers do not answer for it.
         """
         shard = range_.shard
         self._client.partition(shard)
@@ -67,21 +62,9 @@ class KafkaReader:
         )
 
     def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
-        """Refuse an offset outside of what a partition holds, `[begin, end]`.
-
-        Raises:
-            CursorExpired, CursorInvalid: it lies before it, or after.
-        """
-        if offset < begin:
-            raise CursorExpired(
-                f"Shard {shard} of topic {self.topic} begins at {begin}: retention has removed "
-                f"the records from {offset} on."
-            )
-        if offset > end:
-            raise CursorInvalid(
-                f"Shard {shard} of topic {self.topic} ends at {end}: the cursor {offset} lies "
-                "after it; was the topic made anew?"
-            )
+        """Refuse an offset outside of what a partition holds, `[begin, end]`."""
+        log, hint = f"Shard {shard} of topic {self.topic}", "; was the topic made anew?"
+        check_within(log, offset, begin, end, hint=hint)
 
     def messages(self, shard: ShardId, start: int, end: int) -> Iterator[list[Message]]:
         """The messages of a partition with offsets in `[start, end)`, as they come.

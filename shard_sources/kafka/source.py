@@ -14,7 +14,7 @@ from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.kafka.reader import KafkaReader, payload
-from dagster_leasehold.shard_sources.positions import divide_offsets, parse_offset
+from dagster_leasehold.shard_sources.positions import divide_offsets, offsets_left, parse_offset
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.source import (
     Limits,
@@ -34,19 +34,10 @@ READERS_MAX = 8
 
 
 class KafkaSource(KafkaReader):
-    """A topic of Apache Kafka.
-
-    Args:
-        options: brokers, security, and how records are read.
-        topic: the topic.
-    """
+    """A topic of Apache Kafka."""
 
     def list_shards(self) -> list[ShardListing]:
-        """The topic's partitions. A topic that grows gains shards, which have no parents.
-
-        Raises:
-            UnknownShard: there is no such topic.
-        """
+        """The topic's partitions. A topic that grows gains shards, which have no parents."""
         return [ShardListing(ShardId(str(number))) for number in self._client.partitions()]
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
@@ -118,10 +109,6 @@ class KafkaSource(KafkaReader):
 
         The record limit counts offsets. For the byte limit the first `probe_records` records are
         looked at: it is exact among them, and beyond them counts on records of their mean size.
-
-        Raises:
-            CursorExpired: retention has removed `start`.
-            CursorInvalid: `start` is no offset, or lies after the end.
         """
         first = parse_offset(shard, start)
         bounds = self.bounds([shard])[shard]
@@ -153,12 +140,8 @@ class KafkaSource(KafkaReader):
         return divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
-        """Offsets between a cursor and the end; holes count.
-
-        Raises:
-            CursorInvalid: it is no offset.
-        """
-        return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
+        """Offsets between a cursor and the end; holes count."""
+        return offsets_left(shard, cursor, bounds)
 
     def spark_options(self) -> Mapping[str, str]:
         """Return the options from which a Spark worker builds the reader again.
@@ -177,11 +160,7 @@ class KafkaSource(KafkaReader):
         return self._options.mirror_group is not None
 
     def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
-        """Tell a consumer group of Kafka's how far these shards are committed.
-
-        Raises:
-            SourceError: the group could not be told; telling it again later is safe.
-        """
+        """Tell a consumer group of Kafka's how far these shards are committed."""
         group = self._options.mirror_group
         if group is None or not checkpoints:
             return

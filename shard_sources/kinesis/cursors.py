@@ -58,11 +58,7 @@ class Place:
 
     @classmethod
     def parse(cls, shard: str, text: str) -> Self:
-        """The place that a cursor names.
-
-        Raises:
-            CursorInvalid: the text is no cursor of a Kinesis shard.
-        """
+        """Return the place that a cursor names; raise CursorInvalid for other text."""
         match = _GRAMMAR.fullmatch(text)
         if match is None:
             raise CursorInvalid(

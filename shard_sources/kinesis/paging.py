@@ -129,8 +129,7 @@ class ShardPages:
 
         Raises:
             CursorExpired: records that follow the place may have been removed.
-            CursorInvalid: the service knows no such record.
-            LogNotFound: there is no such shard.
+            CursorInvalid, LogNotFound: the service knows no such record, or no such shard.
         """
         if place.side is Side.GONE:
             yield Page([], True, True, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from dagster_leasehold.shard_sources.kinesis.planned_ranges import PlannedRanges
 from dagster_leasehold.shard_sources.kinesis.service import KinesisService
 from dagster_leasehold.shard_sources.kinesis.shard_list import Shards
 from dagster_leasehold.shard_sources.kinesis.user_records import (
-    HashRange,
     UserRecord,
     batches_of,
     user_records,
@@ -60,14 +58,7 @@ class KinesisReader:
         return type(self), (self._options, self._stream, self._folder)
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order, in batches of `record_schema()`.
-
-        Raises:
-            CursorExpired: retention has removed the start of the range, or may have.
-            CursorInvalid: the range is not within the shard.
-            LogNotFound: there is no such shard.
-            SourceUnavailable, SourceThrottled, SourceRefused: the service does not answer.
-        """
+        """The records of a range, in order, in batches of `record_schema()`."""
         start = Place.parse(range_.shard, range_.start)
         end = Place.parse(range_.shard, range_.end)
         batches = self._planned.read(range_.shard, range_.start, range_.end)
@@ -102,9 +93,11 @@ class KinesisReader:
 
     def _users(self, shard: ShardId, page: Page) -> Iterator[UserRecord]:
         """A page's records as producers sent them."""
-        hashes = _HashesWhenNeeded(self._shards, shard)
+        # The shard's hashes are asked for only where a record may be packed.
+        packed = any(stored.data.startswith(MAGIC) for stored in page.records)
+        hashes = self._shards.hashes(shard) if packed else None
         for stored in page.records:
-            yield from user_records(stored, hashes.of(stored.data))
+            yield from user_records(stored, hashes)
 
     def spark_options(self) -> Mapping[str, str]:
         """Return the options from which a Spark worker builds the reader again."""
@@ -114,18 +107,3 @@ class KinesisReader:
             "folder": str(self._folder),
             "options": self._options.model_dump_json(exclude_defaults=True),
         }
-
-
-class _HashesWhenNeeded:
-    """The hash range of a shard, asked for when the first packed record comes."""
-
-    def __init__(self, shards: Shards, shard: ShardId) -> None:
-        self._shards = shards
-        self._shard = shard
-
-    def of(self, data: bytes) -> HashRange | None:
-        return self._range if data.startswith(MAGIC) else None
-
-    @cached_property
-    def _range(self) -> HashRange | None:
-        return self._shards.hashes(self._shard)

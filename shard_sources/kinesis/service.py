@@ -94,12 +94,6 @@ class KinesisService:
     _client: Any = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "stream": self.stream}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
-
     def call(self, operation: str, **arguments: object) -> dict[str, Any]:
         """One request about the stream, repeated while the service is away or asks for patience.
 

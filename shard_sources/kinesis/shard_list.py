@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis.cursors import created_s
 from dagster_leasehold.shard_sources.kinesis.service import KinesisService, service_time
 from dagster_leasehold.shard_sources.kinesis.user_records import HashRange
-from dagster_leasehold.shard_sources.removed_shards import was_removed
+from dagster_leasehold.shard_sources.positions import was_removed
 
 SUMMARY_AGE_MAX_S = 300.0
 SHARDS_PER_CALL = 1_000
@@ -141,11 +141,7 @@ class Shards:
 
 
 def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
-    """Return True if a shard that is not listed was there once: shards are numbered in order.
-
-    Raises:
-        UnknownShard: it cannot have been.
-    """
+    """Return True if a shard was there once and is no more; raise UnknownShard if it never was."""
     if shard in listed:
         return False
     match = _NUMBERED.fullmatch(shard)

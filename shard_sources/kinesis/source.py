@@ -27,12 +27,8 @@ from dagster_leasehold.shard_sources.kinesis.planning import (
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
 from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS
 from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
+from dagster_leasehold.shard_sources.positions import removed_bounds, removed_error, removed_lag
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
-from dagster_leasehold.shard_sources.removed_shards import (
-    removed_bounds,
-    removed_error,
-    removed_lag,
-)
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -46,15 +42,7 @@ ONE_RECORD = Limits(records_max=1)
 
 
 class KinesisStream(KinesisReader):
-    """A stream of Amazon Kinesis Data Streams.
-
-    Opening it asks the service nothing. Calls may come from many threads.
-
-    Args:
-        options: which stream, where, how fast.
-        stream: the stream's name or ARN.
-        folder: a folder of the stream's own on this host.
-    """
+    """A stream of Amazon Kinesis Data Streams; calls may come from many threads."""
 
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
         super().__init__(options, stream, folder)
@@ -70,18 +58,11 @@ class KinesisStream(KinesisReader):
         """The bounds of these shards: the oldest record and the newest, which must be searched.
 
         Several calls a shard, for many shards at a time; `bounds_after` needs one.
-
-        Raises:
-            UnknownShard: the stream never had a shard of this name.
         """
         return self._of_each(shards, self._bounds)
 
     def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
-        """Bounds as far as readers that stand at these cursors need them, by one read a shard.
-
-        `begin` is the cursor itself; `end` is, too, where nothing follows it now, and otherwise
-        some later cursor.
-        """
+        """Bounds as far as readers that stand at these cursors need them, by one read a shard."""
 
         def look(shard: ShardId, entry: KinesisShard | None) -> ShardBounds:
             cursor = cursors[shard]
@@ -135,9 +116,6 @@ class KinesisStream(KinesisReader):
         """The cursor of the first record at or after a position; the end if there is none.
 
         Times are those at which the service took the records.
-
-        Raises:
-            UnknownShard: the stream never had a shard of this name.
         """
         if removed(shard, listed := self._shards.listed()):
             return str(GONE)
@@ -154,11 +132,6 @@ class KinesisStream(KinesisReader):
         """Find the end of a batch that starts at `start`, by reading it.
 
         The records are kept for Spark's workers on this host, and for the next plan.
-
-        Raises:
-            CursorExpired: records that follow `start` have been removed, or may have.
-            CursorInvalid: `start` is not a cursor of the shard.
-            UnknownShard: the stream never had such a shard.
         """
         return self._plan(shard, start, limits)
 
@@ -202,11 +175,7 @@ class KinesisStream(KinesisReader):
             yield Step(reached, page=page)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """0 at the end, otherwise None: the service does not count records.
-
-        Raises:
-            CursorInvalid: it is not a cursor.
-        """
+        """0 at the end, otherwise None: the service does not count records."""
         if bounds.removed:
             return removed_lag(cursor)
         here, end = Place.parse(shard, cursor), Place.parse(shard, bounds.end)

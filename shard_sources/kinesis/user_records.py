@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.shard_sources.kinesis.aggregation import Part, unpack
@@ -89,39 +89,21 @@ def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRec
     ]
 
 
-@dataclass
-class _Columns:
-    cursors: list[str] = field(default_factory=list[str])
-    times: list[datetime] = field(default_factory=list[datetime])
-    keys: list[bytes] = field(default_factory=list[bytes])
-    values: list[bytes] = field(default_factory=list[bytes])
-    attributes: list[list[tuple[str, str]]] = field(default_factory=list[list[tuple[str, str]]])
-
-
-def batch_of(shard: str, records: Iterable[UserRecord]) -> pa.RecordBatch:
+def batch_of(shard: str, records: Sequence[UserRecord]) -> pa.RecordBatch:
     """Records as one batch of `record_schema()`."""
     import pyarrow as pa
 
-    columns = _Columns()
-    for record in records:
-        columns.cursors.append(str(record.place))
-        columns.times.append(record.arrived.astimezone(UTC))
-        columns.keys.append(record.part.partition_key.encode())
-        columns.values.append(record.part.data)
-        columns.attributes.append(list(record.attributes().items()))
     schema = record_schema()
-    arrays = (
-        [str(shard)] * len(columns.cursors),
-        columns.cursors,
-        columns.times,
-        columns.keys,
-        columns.values,
-        columns.attributes,
-    )
-    return pa.record_batch(
-        [pa.array(values, type=kind.type) for values, kind in zip(arrays, schema, strict=True)],
-        schema=schema,
-    )
+    attributes = [list(record.attributes().items()) for record in records]
+    columns = [
+        pa.repeat(pa.scalar(str(shard)), len(records)),
+        pa.array([str(record.place) for record in records], pa.string()),
+        pa.array([record.arrived for record in records], schema.field("event_time").type),
+        pa.array([record.part.partition_key.encode() for record in records], pa.binary()),
+        pa.array([record.part.data for record in records], pa.binary()),
+        pa.array(attributes, schema.field("attributes").type),
+    ]
+    return pa.record_batch(columns, schema=schema)
 
 
 def batches_of(shard: str, records: Iterable[UserRecord]) -> Iterator[pa.RecordBatch]:

@@ -27,7 +27,7 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, make_heads
-from dagster_leasehold.shard_sources.removed_shards import was_removed
+from dagster_leasehold.shard_sources.positions import was_removed
 
 CATALOG_FILE = "catalog.json"
 _FORMAT = "leasehold-local-log"
@@ -50,11 +50,7 @@ class CatalogShard:
 
     @classmethod
     def parse(cls, row: object) -> Self:
-        """Return a shard from its stored form.
-
-        Raises:
-            ValueError: it does not have that form.
-        """
+        """Return a shard from its stored form; raise ValueError if it has another."""
         if not isinstance(row, dict) or set(row) != {
             "shard", "parents", "hash_begin", "hash_end", "read_only",
         }:  # fmt: skip
@@ -90,11 +86,7 @@ class Catalog:
         object.__setattr__(self, "_by_id", {entry.shard: entry for entry in self.shards})
 
     def find(self, shard: str) -> CatalogShard:
-        """The shard of this id.
-
-        Raises:
-            UnknownShard: the log has none.
-        """
+        """Return the shard of this id; raise UnknownShard if the log has none."""
         entry = self._by_id.get(shard)
         if entry is not None:
             return entry
@@ -183,11 +175,7 @@ def _checksum(shards: object) -> int:
 
 
 def refuse_remains(root: Path) -> None:
-    """Refuse to take a folder that holds segments, but no catalog, for one without a log.
-
-    Raises:
-        LogCorrupt: it holds segments.
-    """
+    """Raise LogCorrupt for a folder that holds segments, but no catalog: a log has been there."""
     if next(root.glob("shards/*/*.arrow"), None) or next(root.glob("shards/*/*.index"), None):
         raise LogCorrupt(
             f"The catalog {root / CATALOG_FILE} is missing, and there are log files below "
@@ -213,11 +201,8 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
 def ensure_heads(root: Path) -> None:
     """Give a log that only version 0.1 wrote to its file of heads, before anything changes in it.
 
-    The heads are unknown at first: the first writer of each shard finds them.
-
-    Raises:
-        LogNotFound, LogCorrupt: see `load_catalog`.
-        SourceUnavailable: the files cannot be written.
+    The heads are unknown at first: the first writer of each shard finds them. SourceUnavailable is
+    raised if the files cannot be written.
     """
     if load_catalog(root).heads:
         return

@@ -12,9 +12,10 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
@@ -92,16 +93,7 @@ class IndexEntry:
 
     def pack(self) -> bytes:
         """Return the entry in its stored form."""
-        body = _ENTRY.pack(
-            self.offset,
-            self.position,
-            self.length,
-            self.records,
-            self.payload,
-            self.time_max,
-            self.time_max_so_far,
-            self.checksum,
-        )
+        body = _ENTRY.pack(*astuple(self))
         return body + _CHECKSUM.pack(zlib.crc32(body))
 
     @classmethod
@@ -137,11 +129,7 @@ class Message:
 
 
 def microseconds(moment: datetime) -> int:
-    """A time as microseconds since 1970, without the rounding of floating point.
-
-    Raises:
-        RecordRefused: the time has no time zone.
-    """
+    """Return a time as microseconds since 1970; raise RecordRefused if it has no time zone."""
     if moment.tzinfo is None:
         raise RecordRefused(f"The time {time_text(moment)} has no time zone: give it one.")
     return (moment - _EPOCH) // _MICROSECOND
@@ -253,7 +241,18 @@ def decode(encoded: bytes, entry: IndexEntry, where: str) -> pa.RecordBatch:
 
 
 def _damaged(entry: IndexEntry, where: str, what: str) -> LogCorrupt:
+    place = f"in the {entry.length} bytes from {entry.position}"
+    return damaged_file(where, f"{what} {place}, offsets {entry.offset} to {entry.end - 1}")
+
+
+def damaged_file(file: Path | str, what: str) -> LogCorrupt:
+    """Return the error for a log file that is not as it was written; `what` is wrong with it."""
+    return LogCorrupt(f"The log file {file} {what}: restore it from a backup.")
+
+
+def missing_offset(folder: Path, offset: int) -> LogCorrupt:
+    """Return the error for a shard's folder that lacks an offset below the head."""
     return LogCorrupt(
-        f"The log file {where} {what} in the {entry.length} bytes from {entry.position}, "
-        f"offsets {entry.offset} to {entry.end - 1}: restore the file from a backup."
+        f"The log files in {folder} do not hold offset {offset}, which was written: restore them "
+        "from a backup."
     )

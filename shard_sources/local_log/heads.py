@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Self
 
 from dagster_leasehold.lease_store.durable_files import replacing
-from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log.format import damaged_file
 
 HEADS_FILE = "heads"
 RECORD_BYTES = 256
@@ -153,9 +153,6 @@ class HeadsFile:
     Args:
         root: the log's folder.
         writable: open it for writing, too.
-
-    Raises:
-        LogCorrupt: on entry: it is missing.
     """
 
     def __init__(self, root: Path, *, writable: bool = False) -> None:
@@ -171,17 +168,11 @@ class HeadsFile:
         self.close()
 
     def open(self) -> None:
-        """Open the file.
-
-        Raises:
-            LogCorrupt: it is missing.
-        """
+        """Open the file; raise LogCorrupt if it is missing."""
         try:
             self._file = os.open(self._path, self._flags)
         except FileNotFoundError:
-            raise LogCorrupt(
-                f"The log file {self._path} is missing: restore it from a backup."
-            ) from None
+            raise damaged_file(self._path, "is missing") from None
 
     def close(self) -> None:
         """Close the file, if it is open."""
@@ -190,22 +181,15 @@ class HeadsFile:
         self._file = -1
 
     def read(self, shard: ShardId) -> Head:
-        """The newest head of a shard.
-
-        Raises:
-            LogCorrupt: its record is damaged.
-        """
+        """Return the newest head of a shard; raise LogCorrupt if its record is damaged."""
         for _ in range(_READS_MAX):
             # Twice, since a reader may look while a slot is written, and then at the other one.
             record = os.pread(self._file, RECORD_BYTES, int(shard) * RECORD_BYTES)
             head = Head.parse(shard, record)
             if head is not None:
                 return head
-        raise LogCorrupt(
-            f"The log file {self._path} is damaged in the {RECORD_BYTES} bytes from "
-            f"{int(shard) * RECORD_BYTES}, the head of shard {shard}: restore the file from a "
-            "backup."
-        )
+        place = f"in the {RECORD_BYTES} bytes from {int(shard) * RECORD_BYTES}"
+        raise damaged_file(self._path, f"is damaged {place}, the head of shard {shard}")
 
     def write(self, shard: ShardId, head: Head, *, durable: bool) -> None:
         """Write a head over the one before the last; its `begin` is not looked at."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused, UserMistake
 from dagster_leasehold.shard_sources.local_log.catalog import CatalogShard
 from dagster_leasehold.shard_sources.local_log.format import RECORD_BYTES_MAX
-from dagster_leasehold.shard_sources.local_log.hash_ranges import hash_of
+from dagster_leasehold.shard_sources.local_log.resharding import hash_of
 from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter
 
 WRITERS_OPEN_MAX = 75
@@ -35,22 +35,7 @@ def append_lines(
     spread: Spread,
     progress: Callable[[int], None],
 ) -> dict[CatalogShard, AppendedRange]:
-    """Append all lines of `files` to `shards`; lines of a file keep their order in each shard.
-
-    Args:
-        files: what to read, in this order.
-        shards: the writable shards, at least one.
-        open_writer: gives the writer of a shard.
-        spread: by turns, or by the hash of the line.
-        progress: called with the number of lines appended so far.
-
-    Returns:
-        The cursors of the lines that were appended, for each shard that got any.
-
-    Raises:
-        UserMistake: a file cannot be read; nothing is appended when that shows at the start.
-        RecordRefused: a line is too long; the message tells how many lines were appended.
-    """
+    """Append all lines of `files`, in this order, to `shards`; see `LocalLog.append_lines`."""
     if not shards:
         raise LogCorrupt("The log has no shard that takes records: its catalog is damaged.")
     for file in files:

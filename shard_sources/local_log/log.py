@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.shard_sources.local_log.catalog import (
     CATALOG_FILE,
     Catalog,
@@ -22,10 +23,10 @@ from dagster_leasehold.shard_sources.local_log.catalog import (
     save_catalog,
 )
 from dagster_leasehold.shard_sources.local_log.format import Record
-from dagster_leasehold.shard_sources.local_log.hash_ranges import even_ranges
 from dagster_leasehold.shard_sources.local_log.heads import Head, make_heads
 from dagster_leasehold.shard_sources.local_log.lines import Spread, append_lines
 from dagster_leasehold.shard_sources.local_log.resharding import (
+    even_ranges,
     merge_children,
     reshard,
     split_children,
@@ -43,11 +44,6 @@ from dagster_leasehold.shard_sources.source import ShardReader
 
 SHARDS_MAX = 100_000
 _RESHARD_WAIT_S = 30.0
-
-
-def utc_now() -> datetime:
-    """The wall clock, which gives records their event time and decides nothing."""
-    return datetime.now(UTC)
 
 
 class LocalLog(LocalLogSource):
@@ -113,12 +109,7 @@ class LocalLog(LocalLogSource):
 
     @classmethod
     def open(cls, root: Path | str, *, clock: Callable[[], datetime] = utc_now) -> Self:
-        """The log in a folder.
-
-        Raises:
-            LogNotFound: there is none.
-            LogCorrupt: its catalog is damaged.
-        """
+        """Return the log in a folder; raise LogNotFound or LogCorrupt if it cannot be read."""
         log = cls(root, clock=clock)
         load_catalog(log.root)
         return log
@@ -131,13 +122,7 @@ class LocalLog(LocalLogSource):
     # --- Writing ---
 
     def writer(self, shard: str, *, durable: bool = True, wait_s: float = 0.0) -> ShardWriter:
-        """The one writer of a shard, to be entered with `with`.
-
-        Args:
-            shard: the shard to append to.
-            durable: wait for the disk at each append; see `ShardWriter`.
-            wait_s: how long to wait for another writer to finish, in seconds.
-        """
+        """The one writer of a shard, to be entered with `with`; see `ShardWriter`."""
         return ShardWriter(
             self.root,
             load_catalog(self.root).find(shard).shard,
@@ -152,8 +137,7 @@ class LocalLog(LocalLogSource):
 
         Raises:
             UnknownShard, ShardReadOnly, ShardBusy: the shard takes no records now.
-            RecordRefused: a record is too large or of another type.
-            SourceUnavailable: the disk did not take them.
+            RecordRefused, SourceUnavailable: see `ShardWriter.append`.
         """
         with self.writer(shard) as writer:
             return writer.append(records)
@@ -208,13 +192,10 @@ class LocalLog(LocalLogSource):
         return self.writer(shard, wait_s=_RESHARD_WAIT_S)
 
     def retain(self, shard: str, before: datetime | str) -> str:
-        """Remove whole segments whose records all lie before a time or a cursor.
+        """Remove whole segments whose records all lie before a time or a cursor of the shard.
 
         Returns:
             The cursor at which the shard now begins.
-
-        Raises:
-            CursorInvalid: the cursor is not one of the shard.
         """
         entry = load_catalog(self.root).find(shard)
         return retain(self._folder(entry.shard), before, self._retaining_writer)

@@ -5,10 +5,15 @@
    reuses them;
 3. the catalog is replaced: from now on the parents are read-only and the children exist;
 4. the locks are released; a writer that waited for one sees a read-only shard and stops.
+
+A shard has a range of hashes, `[begin, end)` over 128 bits, written as 32 hexadecimal digits. The
+last range of a log ends at thirty-two `f`, and includes that last value itself.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +21,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from dagster_leasehold.lease_store.durable_files import sync_folder
-from dagster_leasehold.lease_store.errors import ReshardingRefused, ShardBusy
+from dagster_leasehold.lease_store.errors import ReshardingRefused, ShardBusy, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log.catalog import (
     Catalog,
@@ -26,10 +31,13 @@ from dagster_leasehold.shard_sources.local_log.catalog import (
     load_catalog,
     save_catalog,
 )
-from dagster_leasehold.shard_sources.local_log.hash_ranges import split_point
 from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
 from dagster_leasehold.shard_sources.local_log.segments import shard_folder
 from dagster_leasehold.shard_sources.local_log.writing import ShardWriter
+
+HASH_BITS = 128
+_LAST = (1 << HASH_BITS) - 1
+_HEX = re.compile(r"[0-9a-fA-F]{1,32}", re.ASCII)
 
 Children = Callable[[Catalog, Sequence[CatalogShard]], list[CatalogShard]]
 Writers = Callable[[ShardId], ShardWriter]
@@ -83,11 +91,7 @@ def split_children(at: str | None) -> Children:
 
 
 def merge_children(catalog: Catalog, parents: Sequence[CatalogShard]) -> list[CatalogShard]:
-    """One child of two neighbours.
-
-    Raises:
-        ReshardingRefused: they are the same shard, or their hash ranges do not touch.
-    """
+    """Return one child of two neighbours; raise ReshardingRefused for any other two."""
     low, high = sorted(parents, key=lambda parent: parent.hash_begin)
     if low.shard == high.shard:
         raise ReshardingRefused(f"Shard {low.shard} cannot be merged with itself: name two shards.")
@@ -99,3 +103,42 @@ def merge_children(catalog: Catalog, parents: Sequence[CatalogShard]) -> list[Ca
     (child,) = catalog.next_ids(1)
     lineage = tuple(parent.shard for parent in parents)
     return [CatalogShard(child, lineage, low.hash_begin, high.hash_end)]
+
+
+def hash_text(value: int) -> str:
+    """A hash as 32 hexadecimal digits."""
+    return f"{value:032x}"
+
+
+def even_ranges(count: int) -> list[tuple[str, str]]:
+    """`count` ranges that cover all hashes and differ in size by at most one."""
+    edges = [(number << HASH_BITS) // count for number in range(count)] + [_LAST]
+    return [(hash_text(edges[n]), hash_text(edges[n + 1])) for n in range(count)]
+
+
+def parse_hash(text: str) -> int:
+    """Return the hash that a person wrote; raise ReshardingRefused if it is none."""
+    if not _HEX.fullmatch(text):
+        raise ReshardingRefused(f"{shown(text)} is not a hash: use 1 to 32 hexadecimal digits.")
+    return int(text, 16)
+
+
+def split_point(begin: str, end: str, at: str | None) -> str:
+    """Return the hash at which to split `[begin, end)`: a given one, or the middle.
+
+    Raises:
+        ReshardingRefused: the range is too small, or the hash is not strictly inside it.
+    """
+    first, last = int(begin, 16), int(end, 16)
+    middle = (first + last) // 2 if at is None else parse_hash(at)
+    if not first < middle < last:
+        raise ReshardingRefused(
+            f"A range from {begin} to {end} cannot be split at {hash_text(middle)}: use a hash "
+            "strictly between the two."
+        )
+    return hash_text(middle)
+
+
+def hash_of(key: bytes) -> int:
+    """The hash of a record's key, which decides its shard when a log is loaded by hash."""
+    return int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest(), "big")

@@ -17,7 +17,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from dagster_leasehold.shard_sources.local_log.format import (
     DECODED_BYTES_MAX,
     ENTRY_BYTES,
     IndexEntry,
+    damaged_file,
     decode,
 )
 
@@ -111,9 +111,7 @@ class Segment:
         except FileNotFoundError:
             os.close(self._data)
             if name.data.exists():
-                raise LogCorrupt(
-                    f"The log file {name.index} is missing: restore it from a backup."
-                ) from None
+                raise damaged_file(name.index, "is missing") from None
             raise
         self.size = os.fstat(self._data).st_size
         present = os.fstat(self._index).st_size // ENTRY_BYTES
@@ -122,12 +120,7 @@ class Segment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -141,31 +134,18 @@ class Segment:
         return zlib.crc32(self._stored(0, self.count))
 
     def check_whole(self) -> None:
-        """Prove by its last entry that nothing is missing at its end.
-
-        Raises:
-            LogCorrupt: entries or bytes are missing.
-        """
+        """Raise LogCorrupt if entries or bytes are missing at its end."""
         if self.end != self.span.end:
-            raise LogCorrupt(
-                f"The log file {self.name.index} ends at offset {self.end}, and {self.span.end} "
-                "was written: restore it from a backup."
-            )
+            reason = f"ends at offset {self.end}, and {self.span.end} was written"
+            raise damaged_file(self.name.index, reason)
         if self.count and self.entry(self.count - 1).position_end > self.size:
-            raise LogCorrupt(
-                f"The log file {self.name.data} ends before its last record: restore it from a "
-                "backup."
-            )
+            raise damaged_file(self.name.data, "ends before its last record")
 
     def _stored(self, number: int, count: int) -> bytes:
         return os.pread(self._index, count * ENTRY_BYTES, number * ENTRY_BYTES)
 
     def entry(self, number: int) -> IndexEntry:
-        """Entry `number`, counted from 0.
-
-        Raises:
-            LogCorrupt: it is damaged.
-        """
+        """Return entry `number`, counted from 0; raise LogCorrupt if it is damaged."""
         entry = IndexEntry.unpack(self._stored(number, 1))
         if entry is None:
             raise self.damaged_entry(number)
@@ -178,10 +158,8 @@ class Segment:
 
     def damaged_entry(self, number: int) -> LogCorrupt:
         """The error for entry `number`."""
-        return LogCorrupt(
-            f"The log file {self.name.index} is damaged in the {ENTRY_BYTES} bytes from "
-            f"{number * ENTRY_BYTES}: restore the file from a backup."
-        )
+        place = f"in the {ENTRY_BYTES} bytes from {number * ENTRY_BYTES}"
+        return damaged_file(self.name.index, f"is damaged {place}")
 
     @property
     def end(self) -> int:
@@ -204,11 +182,7 @@ class Segment:
         return bisect_left(range(self.count), time_us, key=lambda n: self.entry(n).time_max_so_far)
 
     def entries(self, number: int) -> Iterator[IndexEntry]:
-        """The entries from `number` on, each proved to follow the one before.
-
-        Raises:
-            LogCorrupt: one is damaged, or does not follow.
-        """
+        """The entries from `number` on; raise LogCorrupt at one that does not follow the last."""
         follows: IndexEntry | None = None
         while number < self.count:
             amount = min(_ENTRIES_PER_READ, self.count - number)
@@ -222,15 +196,9 @@ class Segment:
                 number += 1
 
     def batch(self, entry: IndexEntry) -> pa.RecordBatch:
-        """The records of one message.
-
-        Raises:
-            LogCorrupt: its bytes are not those that were written.
-        """
+        """Return the records of one message; raise LogCorrupt if its bytes are others."""
         if entry.length > DECODED_BYTES_MAX:
-            raise LogCorrupt(
-                f"The log file {self.name.index} names a message of {entry.length} bytes at "
-                f"{entry.position}, more than any has: restore the file from a backup."
-            )
+            message = f"a message of {entry.length} bytes at {entry.position}, more than any has"
+            raise damaged_file(self.name.index, f"names {message}")
         encoded = os.pread(self._data, entry.length, entry.position)
         return decode(encoded, entry, str(self.name.data))

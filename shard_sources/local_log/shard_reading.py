@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, LogCorrupt
+from dagster_leasehold.lease_store.errors import CursorExpired, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log.format import IndexEntry, microseconds
+from dagster_leasehold.shard_sources.local_log.format import (
+    IndexEntry,
+    microseconds,
+    missing_offset,
+)
 from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile
 from dagster_leasehold.shard_sources.local_log.segments import (
     Segment,
@@ -22,7 +27,7 @@ from dagster_leasehold.shard_sources.local_log.segments import (
     shard_folder,
 )
 from dagster_leasehold.shard_sources.local_log.tails import Extent, extent_of
-from dagster_leasehold.shard_sources.positions import parse_offset
+from dagster_leasehold.shard_sources.positions import check_within, parse_offset
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -53,11 +58,7 @@ class ShardFolder:
         return shard_folder(self.root, self.shard)
 
     def head(self) -> Head:
-        """Read the shard's head.
-
-        Raises:
-            LogCorrupt: it is damaged.
-        """
+        """Read the shard's head; raise LogCorrupt if it is damaged."""
         if not self.heads:
             return UNKNOWN
         with HeadsFile(self.root) as file:
@@ -84,22 +85,9 @@ class ShardFolder:
         raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
 
     def offset(self, cursor: str, extent: Extent) -> int:
-        """A cursor as an offset of this shard.
-
-        Raises:
-            CursorExpired: retention has removed its record.
-            CursorInvalid: it is no offset, or lies after the end.
-        """
+        """Return the offset of a cursor; raise CursorExpired or CursorInvalid outside the shard."""
         offset = parse_offset(self.shard, cursor)
-        if offset < extent.begin:
-            raise CursorExpired(
-                f"Shard {self.shard} begins at {extent.begin}: retention has removed the records "
-                f"from {offset} on."
-            )
-        if offset > extent.end:
-            raise CursorInvalid(
-                f"Shard {self.shard} ends at {extent.end}: the cursor {offset} lies after it."
-            )
+        check_within(f"Shard {self.shard}", offset, extent.begin, extent.end)
         return offset
 
     def _entries(self, start: int, extent: Extent) -> Iterator[tuple[Segment, IndexEntry]]:
@@ -133,17 +121,10 @@ class ShardFolder:
                 f"Retention has removed the records from {offset} of shard {self.shard} on, up to "
                 f"{begin}, while they were read."
             )
-        return LogCorrupt(
-            f"The log files in {self.folder} do not hold offset {offset}, which was written: "
-            "restore them from a backup."
-        )
+        return missing_offset(self.folder, offset)
 
     def at_time(self, moment: datetime) -> int:
-        """The first offset whose event time is at or after a time; the end if there is none.
-
-        Raises:
-            LogCorrupt: stored bytes are damaged.
-        """
+        """The first offset whose event time is at or after a time; the end if there is none."""
         time_us = microseconds(moment)
         extent = self.extent()
         expected = extent.begin
@@ -177,13 +158,7 @@ class ShardFolder:
             raise error
 
     def plan(self, start: str, limits: Limits, *, finished: bool) -> PlannedRange:
-        """Return the end of a batch: as many records as both limits allow, and at least one.
-
-        Raises:
-            CursorExpired: retention has removed `start`.
-            CursorInvalid: `start` is not a cursor of the shard.
-            LogCorrupt: stored bytes are damaged.
-        """
+        """Return the end of a batch: as many records as both limits allow, and at least one."""
         extent = self.extent()
         first = self.offset(start, extent)
         stop = min(extent.end, first + limits.records_max)
@@ -193,11 +168,10 @@ class ShardFolder:
             part = entry.payload
             if end > entry.offset or until < entry.end or payload + part > limits.bytes_max:
                 # Only the first and the last message of a batch are looked into.
-                sizes = _payload_sizes(segment.batch(entry))[
-                    end - entry.offset : until - entry.offset
-                ]
-                fitting = _fitting(sizes, limits.bytes_max - payload)
-                part = sum(sizes[:fitting])
+                rows = segment.batch(entry).slice(end - entry.offset, until - end)
+                totals = np.cumsum(_payload_sizes(rows))
+                fitting = int(np.searchsorted(totals, limits.bytes_max - payload, side="right"))
+                part = int(totals[fitting - 1]) if fitting else 0
                 until = end + fitting
             payload += part
             end = until
@@ -207,13 +181,7 @@ class ShardFolder:
         return PlannedRange(end=str(end), records=end - first, last=finished and end == extent.end)
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range as `record_schema()`; small messages are put together.
-
-        Raises:
-            CursorExpired: retention has removed the start of the range.
-            CursorInvalid: the range is not within the shard.
-            LogCorrupt: stored bytes are damaged.
-        """
+        """The records of a range as `record_schema()`; small messages are put together."""
         extent = self.extent()
         end = self.offset(range_.end, extent)
         start = self.offset(range_.start, extent)
@@ -238,15 +206,8 @@ class ShardFolder:
         return pa.record_batch(columns, schema=record_schema())
 
 
-def _payload_sizes(rows: pa.RecordBatch) -> list[int]:
-    columns = (rows.column("value").to_pylist(), rows.column("key").to_pylist())
-    return [len(value) + len(key or b"") for value, key in zip(*columns, strict=True)]
-
-
-def _fitting(sizes: list[int], room: int) -> int:
-    """Return the number of `sizes` that, taken in order, fit into `room` bytes."""
-    for count, size in enumerate(sizes):
-        room -= size
-        if room < 0:
-            return count
-    return len(sizes)
+def _payload_sizes(rows: pa.RecordBatch) -> np.ndarray:
+    """Return the bytes of each row's key and value."""
+    length: Any = pc.binary_length  # pyright: ignore[reportAttributeAccessIssue]
+    keys, values = (length(rows.column(name)).fill_null(0) for name in ("key", "value"))
+    return keys.to_numpy() + values.to_numpy()

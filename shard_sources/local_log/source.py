@@ -11,9 +11,10 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.local_log.catalog import load_catalog
 from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
-from dagster_leasehold.shard_sources.positions import divide_offsets, parse_offset
-from dagster_leasehold.shard_sources.removed_shards import (
+from dagster_leasehold.shard_sources.positions import (
     GONE,
+    divide_offsets,
+    offsets_left,
     removed_bounds,
     removed_error,
     removed_lag,
@@ -51,14 +52,7 @@ class LocalLogReader:
         return ShardFolder(shard, self.root, load_catalog(self.root).heads)
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order, in batches of `record_schema()`.
-
-        Raises:
-            LogNotFound, UnknownShard: there is no such log or shard.
-            CursorExpired: retention has removed the start of the range.
-            CursorInvalid: the range is not within the shard.
-            LogCorrupt: stored bytes are damaged.
-        """
+        """The records of a range, in order, in batches of `record_schema()`."""
         catalog = load_catalog(self.root)
         if catalog.removed(range_.shard):
             if range_.start == range_.end == GONE:
@@ -71,12 +65,7 @@ class LocalLogSource(LocalLogReader):
     """A local log as a source; nothing is written through it."""
 
     def list_shards(self) -> list[ShardListing]:
-        """All shards of the log, in order of creation.
-
-        Raises:
-            LogNotFound: there is no log.
-            LogCorrupt: its catalog is damaged.
-        """
+        """All shards of the log, in order of creation."""
         catalog = load_catalog(self.root)
         return [
             ShardListing(
@@ -116,12 +105,7 @@ class LocalLogSource(LocalLogReader):
         return str(extent.begin if position is Position.BEGIN else extent.end)
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch that starts at `start` ends: exact in records and bytes, at least one.
-
-        Raises:
-            CursorExpired: retention has removed `start`.
-            CursorInvalid: `start` is not a cursor of the shard.
-        """
+        """Where a batch that starts at `start` ends: exact in records and bytes, at least one."""
         catalog = load_catalog(self.root)
         if catalog.removed(shard):
             return removed_plan(shard, start)
@@ -133,14 +117,10 @@ class LocalLogSource(LocalLogReader):
         return divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """Records between a cursor and the end; None where a removed shard may have had some.
-
-        Raises:
-            CursorInvalid: it is not a cursor.
-        """
+        """Records between a cursor and the end; None where a removed shard may have had some."""
         if bounds.removed:
             return removed_lag(cursor)
-        return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
+        return offsets_left(shard, cursor, bounds)
 
     def spark_options(self) -> Mapping[str, str]:
         """Return the options from which a Spark worker builds the reader again."""

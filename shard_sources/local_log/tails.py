@@ -12,7 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from dagster_leasehold.lease_store.errors import LogCorrupt
-from dagster_leasehold.shard_sources.local_log.format import segment_header
+from dagster_leasehold.shard_sources.local_log.format import (
+    damaged_file,
+    missing_offset,
+    segment_header,
+)
 from dagster_leasehold.shard_sources.local_log.heads import Head, Point
 from dagster_leasehold.shard_sources.local_log.segments import (
     Segment,
@@ -36,7 +40,6 @@ def extent_of(head: Head, names: Sequence[SegmentName]) -> Extent:
 
     Raises:
         FileNotFoundError: retention has removed a segment that had to be looked at.
-        LogCorrupt: what is needed in place of the head is damaged.
     """
     begin = names[0].first if head.unknown and names else head.begin
     if head.unknown:
@@ -172,21 +175,18 @@ def writable_tail(folder: Path, head: Head) -> SegmentSpan | None:
         return None
     first = names[0].first if names else None
     if first != head.begin:
-        raise _missing(folder, head.begin)
+        raise missing_offset(folder, head.begin)
     _check_sealed(names)
     last = names[-1]
     if not flushed.is_origin and last.first < max(flushed.first, head.begin):
-        raise _missing(folder, last.first)
+        raise missing_offset(folder, last.first)
     if last.first == flushed.first:
         with Segment(SegmentSpan(last, flushed.end, flushed.entries)) as segment:
             segment.check_whole()
             if segment.index_checksum != flushed.index_checksum:
-                raise LogCorrupt(
-                    f"The log file {last.index} is damaged before offset {flushed.end}: restore "
-                    "it from a backup."
-                )
+                raise damaged_file(last.index, f"is damaged before offset {flushed.end}")
     elif last.first < flushed.end:
-        raise _missing(folder, last.first)
+        raise missing_offset(folder, last.first)
     return whole_tail(last, flushed, verify=True)
 
 
@@ -197,10 +197,3 @@ def _check_sealed(names: Sequence[SegmentName]) -> None:
                 segment.check_whole()
         except FileNotFoundError:
             continue  # retention goes on beside the writer
-
-
-def _missing(folder: Path, offset: int) -> LogCorrupt:
-    return LogCorrupt(
-        f"The log files in {folder} do not hold offset {offset}, which was written: restore them "
-        "from a backup."
-    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import aliyun.log.proto  # noqa: TID253
 from aliyun.log import LogClient  # noqa: TID253
@@ -49,8 +49,6 @@ _OK = 200
 # What the SDK's own annotations leave out: the messages of the wire, and the client's inside.
 _MESSAGES: Any = aliyun.log.proto
 _SdkClient: Any = LogClient
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)

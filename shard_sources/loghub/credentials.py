@@ -41,15 +41,15 @@ class AccessKey:
     token: str = field(default="", repr=False)
 
     def get_access_key_id(self) -> str:
-        """Return the name of the key, under the method that the SDK calls."""
+        """Return the name of the key; the SDK calls this and the next two."""
         return self.id
 
     def get_access_key_secret(self) -> str:
-        """Return the secret, under the method that the SDK calls."""
+        """Return the secret."""
         return self.secret
 
     def get_security_token(self) -> str:
-        """Return the token, under the method that the SDK calls."""
+        """Return the token."""
         return self.token
 
 

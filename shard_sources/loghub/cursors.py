@@ -35,11 +35,7 @@ class GroupCursor:
 
     @classmethod
     def parse(cls, shard: ShardId, text: str) -> Self:
-        """Return the place that a stored cursor names.
-
-        Raises:
-            CursorInvalid: it is not of the form.
-        """
+        """Return the place that a stored cursor names; raise CursorInvalid for other text."""
         match = _TEXT.fullmatch(text)
         if match is None or int(match[1]) > _NUMBER_MAX:
             raise CursorInvalid(f"{shown(text)} is not a cursor of LogHub shard {shard}.")
@@ -47,11 +43,7 @@ class GroupCursor:
 
     @classmethod
     def from_service(cls, shard: ShardId, text: str) -> Self:
-        """Return the place that one of the service's cursors names.
-
-        Raises:
-            CursorInvalid: it is not of the form.
-        """
+        """Return the place of one of the service's cursors; raise CursorInvalid for other text."""
         try:
             cursor = cls.parse(shard, base64.b64decode(text, validate=True).decode("ascii"))
         except (binascii.Error, ValueError, CursorInvalid):

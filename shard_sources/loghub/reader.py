@@ -13,20 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_leasehold.lease_store.errors import (
-    CursorExpired,
-    CursorInvalid,
-    LogCorrupt,
-    UnknownShard,
-    shown,
-)
+from dagster_leasehold.lease_store.errors import CursorInvalid, LogCorrupt, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvider
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns
-from dagster_leasehold.shard_sources.removed_shards import GONE, removed_error, was_removed
+from dagster_leasehold.shard_sources.positions import GONE, check_within, removed_error, was_removed
 from dagster_leasehold.shard_sources.source import Position, ReadRange
 
 if TYPE_CHECKING:
@@ -78,32 +72,17 @@ class LogHubReader:
         return made
 
     def number_of(self, shard: ShardId) -> str:
-        """The service's name of a shard: a number.
-
-        Raises:
-            UnknownShard: it is none.
-        """
+        """Return the number that is the service's name of a shard; raise UnknownShard if none."""
         if shard.isdecimal() and len(shard) <= _SHARD_DIGITS_MAX and str(int(shard)) == shard:
             return str(shard)
         raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
 
     def removed(self, shard: ShardId, listed: Sequence[ListedShard]) -> bool:
-        """Return True if retention has removed a shard as a whole.
-
-        Raises:
-            UnknownShard: it is no shard of a logstore.
-        """
+        """Return True if retention has removed a shard as a whole."""
         return was_removed(int(self.number_of(shard)), (each.number for each in listed))
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order, in batches of `record_schema()`.
-
-        Raises:
-            CursorExpired: retention has removed the start of the range.
-            CursorInvalid: the range is not within the shard.
-            LogCorrupt: what the service sent cannot be read, or ends before the range.
-            SourceUnavailable, SourceThrottled, SourceRefused: see `ShardReader.read`.
-        """
+        """The records of a range, in order, in batches of `record_schema()`."""
         self.number_of(range_.shard)
         if range_.start == range_.end == GONE:
             return
@@ -122,11 +101,7 @@ class LogHubReader:
             yield columns.batch()
 
     def _range(self, shard: ShardId, start: GroupCursor, end: GroupCursor) -> Iterator[PlacedGroup]:
-        """All groups that hold records of a range.
-
-        Raises:
-            LogCorrupt: the log ends before the range does.
-        """
+        """All groups that hold records of a range; raise CursorInvalid if it ends after the log."""
         if start >= end:
             # Nothing to read, but a place that the shard never had is still a mistake.
             self._check_within(shard, start.group)
@@ -149,14 +124,10 @@ class LogHubReader:
         """The LogGroups from a cursor's number up to another, or as far as the log goes.
 
         Args:
-            shard: which one.
+            shard: of the logstore.
             start: the number in the first cursor.
             end: the number in the cursor to stop at; None goes to the end of the log.
             count: the most groups of one pull.
-
-        Raises:
-            CursorExpired: retention has removed the start.
-            CursorInvalid: it lies after the end of the shard.
         """
         count = min(count or GROUPS_MAX, GROUPS_MAX)
         stop = None if end is None else GroupCursor(end).service
@@ -214,24 +185,9 @@ class LogHubReader:
             raise
 
     def _check_within(self, shard: ShardId, at: int) -> None:
-        """Prove, after a read, that its place is in the shard, so that no record was left out.
-
-        Raises:
-            CursorExpired: it lies before the first record that is kept.
-            CursorInvalid: it lies after the last.
-        """
-        begin = self._cursor(shard, Position.BEGIN)
-        if at < begin.group:
-            raise CursorExpired(
-                f"Shard {shard} of {self.options.logstore} begins at {begin}: retention has "
-                f"removed the records from {GroupCursor(at)} on."
-            )
-        end = self._cursor(shard, Position.END)
-        if at > end.group:
-            raise CursorInvalid(
-                f"Shard {shard} of {self.options.logstore} ends at {end}: the cursor "
-                f"{GroupCursor(at)} lies after it."
-            )
+        """Prove, after a read, that its place is in the shard, so that no record was left out."""
+        begin, end = self._cursor(shard, Position.BEGIN), self._cursor(shard, Position.END)
+        check_within(f"Shard {shard} of {self.options.logstore}", GroupCursor(at), begin, end)
 
     def _cursor(self, shard: ShardId, at: Position | int) -> GroupCursor:
         place = at if isinstance(at, int) else at.value

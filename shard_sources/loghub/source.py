@@ -13,13 +13,13 @@ from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard, with_parents
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.loghub.reader import LogHubReader
-from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
-from dagster_leasehold.shard_sources.removed_shards import (
+from dagster_leasehold.shard_sources.positions import (
     GONE,
     removed_bounds,
     removed_lag,
     removed_plan,
 )
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -85,10 +85,6 @@ class LogHub(LogHubReader):
 
         It ends between LogGroups where it holds the whole rest of one, because the service sends
         whole groups and its consumer groups cannot point into one. Otherwise it ends within one.
-
-        Raises:
-            CursorExpired: retention has removed `start`.
-            CursorInvalid: `start` is not a cursor of the shard.
         """
         self.number_of(shard)
         if start == GONE and self.removed(shard, self.client.shards()):
@@ -127,11 +123,7 @@ class LogHub(LogHubReader):
         return self._listed(listed, shard).read_only and cursor >= self._end(shard)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """0 at the end; None before it, because the service counts LogGroups, not records.
-
-        Raises:
-            CursorInvalid: it is not a cursor.
-        """
+        """0 at the end; None before it, because the service counts LogGroups, not records."""
         if bounds.removed:
             return removed_lag(cursor)
         end = GroupCursor.parse(shard, bounds.end)

@@ -9,7 +9,7 @@ from datetime import datetime
 from dagster_leasehold.lease_store.errors import CursorExpired, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.shard_sources.removed_shards import (
+from dagster_leasehold.shard_sources.positions import (
     GONE,
     removed_bounds,
     removed_lag,

@@ -14,7 +14,7 @@ from dagster_leasehold.sensors.launch_choice import (
     choose_launches,
     work_left,
 )
-from dagster_leasehold.shard_sources.removed_shards import removed_bounds
+from dagster_leasehold.shard_sources.positions import removed_bounds
 from dagster_leasehold.shard_sources.source import ShardBounds
 
 A, B = NodeName("a"), NodeName("b")
