@@ -69,7 +69,8 @@ def measure_ours(
 def measure_rival(folder: Path, interval_s: float, rate: int, minutes: float, noted: Noted) -> None:
     """Measure a query at one rate."""
     folder.mkdir()
-    with file_flow(folder / "input", rate), LiveStreaming(folder, interval_s) as query:
+    flow = file_flow(folder / "input", rate)
+    with LiveStreaming(folder, interval_s) as query, flow:
         time.sleep(min(WARM_UP_S, 60 * minutes))
         stretch = query.measure(60 * minutes)
     noted(_row(stretch, RIVAL, interval_s, rate, 0.0))

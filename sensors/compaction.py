@@ -12,6 +12,7 @@ from dagster_leasehold.assets.compact_job import CompactConfig
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
+    PROCESS_TAG,
     STREAM_TAG,
     compact_job_name,
     compact_op_name,
@@ -19,7 +20,7 @@ from dagster_leasehold.assets.partitions import (
 )
 from dagster_leasehold.assets.rewriting.continued_compaction import old_until
 from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, finished, keepers
-from dagster_leasehold.assets.run_process import rewriter_ended
+from dagster_leasehold.assets.run_process import process_gone, rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -36,6 +37,7 @@ from dagster_leasehold.sensors.compaction_choice import (
 )
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import MAX_RETRIES_TAG, MAX_RUNTIME_TAG, OVERTIME_S
+from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
 
 INTERVAL_S = 60
 RUNS_READ_MAX = 20
@@ -95,8 +97,7 @@ class CompactionRounds:
 
     def _free(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> list[NodeName]:
         """Return the nodes that compact nothing of the stream now and have a slot for a run."""
-        compacting = dg.RunsFilter(job_name=compact_job_name(self.stream), statuses=ACTIVE)
-        busy = {run.tags.get(NODE_TAG) for run in instance.get_runs(compacting)}
+        busy = self._compacting(instance)
         free: list[NodeName] = []
         for node in nodes:
             of_node = dg.RunsFilter(tags={NODE_TAG: node}, statuses=ACTIVE)
@@ -106,6 +107,21 @@ class CompactionRounds:
             if node not in busy and fits:
                 free.append(node)
         return free
+
+    def _compacting(self, instance: dg.DagsterInstance) -> set[str | None]:
+        """Return the nodes with a compaction of the stream; fail those whose process is gone.
+
+        The janitor looks after runs that consume, and an agent after all runs of its node: where
+        there is none, such a run would keep its node from being chosen for ever.
+        """
+        compacting = dg.RunsFilter(job_name=compact_job_name(self.stream), statuses=ACTIVE)
+        nodes: set[str | None] = set()
+        for run in instance.get_runs(compacting, limit=RUNS_READ_MAX):
+            if process_gone(run.tags.get(PROCESS_TAG, "")):
+                instance.report_run_failed(run, PROCESS_ENDED)
+            else:
+                nodes.add(run.tags.get(NODE_TAG))
+        return nodes
 
     def _unclaimed(
         self, store: LeaseStore, instance: dg.DagsterInstance, chosen: Iterable[Candidate]

@@ -13,7 +13,8 @@ from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.deployment import ensure_instance_address
-from dagster_leasehold.assets.partitions import NODE_TAG, STREAM_TAG
+from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.run_process import process_note
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -108,9 +109,9 @@ class Scene:
         return request.run_config["ops"]["compact__orders_eu"]["config"]
 
     def add_run(
-        self, status: DagsterRunStatus, job: str = "consume_orders_eu", node: NodeName = A
+        self, status: DagsterRunStatus, job: str = "consume_orders_eu", process: str = ""
     ) -> str:
-        tags = {NODE_TAG: node, STREAM_TAG: self.stream.name}
+        tags = {NODE_TAG: A, STREAM_TAG: self.stream.name, PROCESS_TAG: process}
         run = dg.DagsterRun(job_name=job, status=status, tags=tags)
         self.instance.add_run(run)
         return run.run_id
@@ -207,6 +208,14 @@ def test_a_node_without_a_free_slot_is_waited_for(
 def test_one_compaction_of_a_stream_at_a_time_on_a_node(scene: Scene):
     scene.add_run(DagsterRunStatus.STARTED, "compact_orders_eu")
     assert scene.tick() == []
+
+
+def test_a_compaction_whose_process_is_gone_is_failed_and_followed(scene: Scene):
+    """Goal: without an agent nobody else sees it, and its node would never compact again."""
+    place = process_note().partition("|")[0]
+    run = scene.add_run(DagsterRunStatus.STARTED, "compact_orders_eu", f"{place}|999999999|1")
+    assert len(scene.tick()) == 1
+    assert scene.instance.get_run_by_id(run).status is DagsterRunStatus.FAILURE
 
 
 def test_a_shard_that_somebody_rewrites_is_left_alone(scene: Scene):
