@@ -24,6 +24,10 @@ LOOK_MIN_S = 0.2
 LOOK_MAX_S = 5.0
 REST_MAX_S = 0.5
 """The longest rest at the head of the log where the interval asks for none, in seconds."""
+BATCH_EVERY_S = 0.8
+"""The time from one batch to the next at the head, where a batch takes less, in seconds."""
+REST_FRACTION = 0.25
+"""The rest after a batch that takes longer, as a part of its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +111,10 @@ class DueTimes:
         self._due_s[shard] = -math.inf
 
     def committed(self, now_s: float, *, took_s: float) -> None:
-        """Take note of a batch; at the head of the log, the run rests for as long as it took."""
+        """Take note of a batch, after which the run rests if it is at the head of the log."""
         self.active_s = now_s
-        self._rested_s = now_s + min(took_s, REST_MAX_S)
+        rest_s = max(BATCH_EVERY_S - took_s, took_s * REST_FRACTION)
+        self._rested_s = now_s + min(rest_s, REST_MAX_S)
 
     def forget(self, shard: ShardId) -> None:
         """Forget a shard that the run has let go."""

@@ -21,7 +21,7 @@ from dagster_leasehold.assets.consuming.consumption_report import ConsumptionRep
 from dagster_leasehold.assets.consuming.following import ANSWER_S, Follow
 from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
-from dagster_leasehold.assets.pace import REST_MAX_S, Pace
+from dagster_leasehold.assets.pace import BATCH_EVERY_S, REST_MAX_S, Pace
 from dagster_leasehold.lease_store.identifiers import ShardId
 from tests.unit.assets.consumption_world import NODE, OTHER, World
 
@@ -153,7 +153,7 @@ def test_an_interval_of_zero_commits_at_once_but_rests_between_batches(tmp_path:
         scene.append_at(10.0 + number * 0.25, ZERO)
     scene.follow()
     gaps = [after[0] - before[0] for before, after in pairwise(scene.commits[3:])]
-    assert gaps[:-1] == pytest.approx([SWEEP_S + REST_MAX_S] * (len(gaps) - 1))
+    assert gaps[:-1] == pytest.approx([BATCH_EVERY_S] * (len(gaps) - 1))
 
 
 def test_catching_up_waits_for_nothing(tmp_path: Path) -> None:
