@@ -16,18 +16,12 @@ from typing import Any, cast
 import dagster as dg
 import sqlalchemy as sa
 from dagster import DagsterEventType, EventLogEntry
-from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
-from dagster._core.storage.event_log.schema import (
-    AssetCheckExecutionsTable,
-    SqlEventLogStorageTable,
-)
 from dagster._serdes import serialize_value
 
 EVENTS_MAX = 200
 """The most events of one insert, so that no statement grows beyond what a server takes."""
 
 _TOGETHER = (DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_CHECK_EVALUATION)
-_BATCHED = (SqlEventLogStorage.store_event, SqliteEventLogStorage.store_event)
 
 
 @contextmanager
@@ -38,8 +32,12 @@ def stored_together(instance: dg.DagsterInstance) -> Generator[None]:
     threads and other events go on as ever, and so does everything in a storage that has its own
     way to store an event: only those of SQLite and MySQL are known here.
     """
+    # Dagster's storage is slow to import, and a code location that loads needs none.
+    from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
+
+    batched = (SqlEventLogStorage.store_event, SqliteEventLogStorage.store_event)
     storage: Any = instance.event_log_storage
-    if getattr(type(storage), "store_event", None) not in _BATCHED:
+    if getattr(type(storage), "store_event", None) not in batched:
         yield
         return
     owner, store_event = threading.get_ident(), storage.store_event
@@ -62,6 +60,8 @@ def stored_together(instance: dg.DagsterInstance) -> Generator[None]:
 
 def _store(storage: Any, entries: Sequence[EventLogEntry]) -> None:
     """Store events of one run; the tables are those that Dagster's `store_event` fills."""
+    from dagster._core.storage.event_log import SqliteEventLogStorage
+
     run = entries[0].run_id
     insert = storage.prepare_insert_event_batch(entries)
     with storage.run_connection(run) as connection:
@@ -83,6 +83,8 @@ def _store(storage: Any, entries: Sequence[EventLogEntry]) -> None:
 
 def _inserted(connection: sa.Connection, insert: sa.Insert, run: str) -> list[int]:
     """Insert events of a run; return their numbers, which rise in the order of the events."""
+    from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+
     table = SqlEventLogStorageTable.c
     newest = connection.scalar(sa.select(sa.func.max(table.id)).where(table.run_id == run))
     connection.execute(insert)
@@ -101,6 +103,8 @@ def _inserted(connection: sa.Connection, insert: sa.Insert, run: str) -> list[in
 
 def _store_checks(storage: Any, run: str, numbered: Sequence[tuple[EventLogEntry, int]]) -> None:
     """Store the outcomes of checks; those that the run planned or stored before are replaced."""
+    from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+
     table = AssetCheckExecutionsTable
     rows = {number: _check_row(entry, number) for entry, number in numbered}
     with storage.index_connection() as connection:
