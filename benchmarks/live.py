@@ -63,7 +63,8 @@ def measure_ours(
                 stretch = deployment.measure(60 * minutes)
                 unread = deployment.unread()
             noted(_row(stretch, OURS, interval, rate, idle) | {"unread at end": unread})
-            deployment.settle()
+            if rate != rates[-1]:
+                deployment.catch_up()
 
 
 def measure_rival(folder: Path, interval_s: float, rate: int, minutes: float, noted: Noted) -> None:

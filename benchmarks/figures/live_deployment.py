@@ -125,8 +125,12 @@ class LiveDeployment:
 
     def settle(self) -> None:
         """Wait until everything is committed and no run is at work."""
-        self._until("all was committed", lambda: self.unread() == 0)
+        self.catch_up()
         self._until("all runs ended", self._without_runs)
+
+    def catch_up(self) -> None:
+        """Wait until everything is committed."""
+        self._until("all was committed", lambda: self.unread() == 0)
 
     def measure(self, seconds: float) -> Stretch:
         """Return the work of the next so many seconds."""
