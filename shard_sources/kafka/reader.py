@@ -13,7 +13,8 @@ from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.positions import check_within, parse_offset
-from dagster_leasehold.shard_sources.source import ReadRange, joined, no_attributes, record_schema
+from dagster_leasehold.shard_sources.record_columns import RecordColumns
+from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,13 +54,16 @@ class KafkaReader:
         if start >= end:
             self.check_within(shard, start, *self._client.watermarks(shard))
             return
-        # At once: thousands of messages that live on would make Python's garbage collector look
-        # at all objects of the process, again and again.
-        yield from joined(
-            record_batch(shard, messages)
-            for messages in self.messages(shard, start, end)
-            if messages
-        )
+        columns = RecordColumns(shard)
+        for messages in self.messages(shard, start, end):
+            # Taken apart at once: thousands of messages that live on would make Python's garbage
+            # collector look at all objects of the process, again and again.
+            add_messages(columns, messages)
+            if columns.full:
+                yield columns.batch()
+                columns = RecordColumns(shard)
+        if len(columns):
+            yield columns.batch()
 
     def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
         """Refuse an offset outside of what a partition holds, `[begin, end]`."""
@@ -106,33 +110,28 @@ def payload(message: Message) -> int:
     return len(message) + len(message.key() or b"")
 
 
-def record_batch(shard: ShardId, messages: Sequence[Message]) -> pa.RecordBatch:
-    """Messages in the columns of every source.
+def add_messages(columns: RecordColumns, messages: Sequence[Message]) -> None:
+    """Append messages to the columns of their shard.
 
     A tombstone's value is null. A header's value is its text; one that is not UTF-8 goes under its
     name with `_base64` added. Of headers with one name the last counts, as for Kafka's own clients.
     """
-    import pyarrow as pa
-
-    schema = record_schema()
-    times = [
-        None if (stamp := message.timestamp())[0] == NO_TIME else stamp[1] for message in messages
+    columns.cursors += [message.offset() for message in messages]
+    columns.times += [
+        None if (stamp := message.timestamp())[0] == NO_TIME else stamp[1] * 1000
+        for message in messages
     ]
+    columns.keys += [message.key() for message in messages]
+    columns.add_values([message.value() for message in messages])
     headers = [message.headers() for message in messages]
-    columns = [
-        pa.repeat(pa.scalar(str(shard)), len(messages)),
-        pa.array([message.offset() for message in messages], pa.int64()).cast(pa.string()),
-        pa.array(times, pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
-        pa.array([attributes(each) for each in headers], schema.field("attributes").type)
-        if any(headers)
-        else no_attributes(len(messages)),
-    ]
-    return pa.record_batch(columns, schema=schema)
+    if any(headers):
+        for each in headers:
+            columns.add_attributes(attributes(each))
+    else:
+        columns.add_no_attributes(len(messages))
 
 
-def attributes(headers: HeadersType | None) -> list[tuple[str, str | None]]:
+def attributes(headers: HeadersType | None) -> dict[str, str | None]:
     """Return headers as attributes: texts by name."""
     texts: dict[str, str | None] = {}
     for name, value in headers.items() if isinstance(headers, dict) else headers or ():
@@ -143,4 +142,4 @@ def attributes(headers: HeadersType | None) -> list[tuple[str, str | None]]:
                 texts[name + BASE64_SUFFIX] = b64encode(value).decode("ascii")
         else:
             texts[name] = value
-    return list(texts.items())
+    return texts

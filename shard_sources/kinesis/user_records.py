@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.aggregation import Part, unpack
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, at
 from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
-from dagster_leasehold.shard_sources.source import record_schema
+from dagster_leasehold.shard_sources.record_columns import RecordColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,19 +92,14 @@ def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRec
 
 def batch_of(shard: str, records: Sequence[UserRecord]) -> pa.RecordBatch:
     """Records as one batch of `record_schema()`."""
-    import pyarrow as pa
-
-    schema = record_schema()
-    attributes = [list(record.attributes().items()) for record in records]
-    columns = [
-        pa.repeat(pa.scalar(str(shard)), len(records)),
-        pa.array([str(record.place) for record in records], pa.string()),
-        pa.array([record.arrived for record in records], schema.field("event_time").type),
-        pa.array([record.part.partition_key.encode() for record in records], pa.binary()),
-        pa.array([record.part.data for record in records], pa.binary()),
-        pa.array(attributes, schema.field("attributes").type),
-    ]
-    return pa.record_batch(columns, schema=schema)
+    columns = RecordColumns(ShardId(shard))
+    columns.cursors += [str(record.place) for record in records]
+    columns.times += [record.arrived for record in records]
+    columns.keys += [record.part.partition_key.encode() for record in records]
+    columns.add_values([record.part.data for record in records])
+    for record in records:
+        columns.add_attributes(record.attributes())
+    return columns.batch()
 
 
 def batches_of(shard: str, records: Iterable[UserRecord]) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,7 @@ from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvid
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
-from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns
+from dagster_leasehold.shard_sources.loghub.record_columns import Fields, LogColumns
 from dagster_leasehold.shard_sources.positions import GONE, check_within, removed_error, was_removed
 from dagster_leasehold.shard_sources.source import Position, ReadRange
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.loghub.client import LogHubClient, Pulled
 
 Answer = TypeVar("Answer")
-_YIELD_RECORDS = 8192
-_YIELD_BYTES = 4 * 1024 * 1024
 _SHARD_DIGITS_MAX = 9
 GROUPS_MAX = 1000
 """The most LogGroups that the service sends at once."""
@@ -88,15 +86,15 @@ class LogHubReader:
             return
         start = GroupCursor.parse(range_.shard, range_.start)
         end = GroupCursor.parse(range_.shard, range_.end)
-        columns = RecordColumns(range_.shard, self._fields)
+        columns = LogColumns(range_.shard, self._fields)
         for placed in self._range(range_.shard, start, end):
             first = start.index if placed.number == start.group else 0
             stop = end.index if placed.number == end.group else None
             self._check_index(range_.shard, placed, max(first, stop or 0))
             columns.add(placed.group, placed.number, first, stop)
-            if len(columns) >= _YIELD_RECORDS or columns.bytes >= _YIELD_BYTES:
+            if columns.full:
                 yield columns.batch()
-                columns = RecordColumns(range_.shard, self._fields)
+                columns = LogColumns(range_.shard, self._fields)
         if len(columns):
             yield columns.batch()
 

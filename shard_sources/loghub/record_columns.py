@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-from dagster_leasehold.shard_sources.source import record_schema
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from dagster_leasehold.shard_sources.record_columns import RecordColumns
 
 TOPIC, SOURCE, TAG, NANOSECONDS = "__topic__", "__source__", "__tag__:", "__time_ns_part__"
 
@@ -30,75 +27,38 @@ class Fields:
     key: str = ""
 
 
-class RecordColumns:
-    """Records on their way into an Arrow batch.
+class LogColumns(RecordColumns):
+    """The columns of logs.
 
     `event_time` is the log's own time, cut to microseconds. Attributes are the group's topic,
     source and tags, under the names by which the service's queries know them, and the log's
     nanoseconds where microseconds do not hold them.
-
-    Attributes:
-        bytes: the size of the values so far.
     """
 
     def __init__(self, shard: ShardId, fields: Fields) -> None:
-        self._shard = shard
+        super().__init__(shard)
         self._fields = fields
-        self._cursors: list[str] = []
-        self._times: list[int] = []
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        # A map for each record, as Arrow lays them out: it is slow at taking them from dicts.
-        self._names: list[str] = []
-        self._texts: list[str] = []
-        self._map_ends = [0]
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._cursors)
 
     def add(self, group: Any, number: int, first: int, stop: int | None) -> None:
         """Add records `[first, stop)` of the LogGroup that the cursor `number` is before."""
         logs = group.Logs[first:stop]
         text = str(GroupCursor(number))
         places = range(first, first + len(logs))
-        self._cursors += [f"{text}.{index}" if index else text for index in places]
+        self.cursors += [f"{text}.{index}" if index else text for index in places]
         moments = [(log.Time, log.Time_ns) for log in logs]
-        self._times += [seconds * 1_000_000 + rest // 1000 for seconds, rest in moments]
+        self.times += [seconds * 1_000_000 + rest // 1000 for seconds, rest in moments]
         key, value = self._fields.key, self._fields.value
         contents = [_contents(log) for log in logs] if key or value else []
-        self._keys += [each.get(key) for each in contents] if key else [None] * len(logs)
-        values = [each.pop(value, None) for each in contents] if value else _json_values(logs)
-        self._values += values
-        self.bytes += sum(len(each) for each in values if each)
+        self.keys += [each.get(key) for each in contents] if key else [None] * len(logs)
+        self.add_values(
+            [each.pop(value, None) for each in contents] if value else _json_values(logs)
+        )
         common = group_attributes(group)
         for at, (_, rest) in enumerate(moments):
             attributes = {**_as_text(contents[at]), **common} if value else common
             if rest % 1000:
                 attributes = {**attributes, NANOSECONDS: str(rest)}
-            self._names += attributes
-            self._texts += attributes.values()
-            self._map_ends.append(len(self._names))
-
-    def batch(self) -> pa.RecordBatch:
-        """The records as `record_schema()`."""
-        import pyarrow as pa
-
-        schema = record_schema()
-        attributes = pa.MapArray.from_arrays(
-            pa.array(self._map_ends, pa.int32()),
-            pa.array(self._names, pa.string()),
-            pa.array(self._texts, pa.string()),
-        )
-        columns = [
-            pa.repeat(pa.scalar(str(self._shard)), len(self)),
-            pa.array(self._cursors, pa.string()),
-            pa.array(self._times, schema.field("event_time").type),
-            pa.array(self._keys, pa.binary()),
-            pa.array(self._values, pa.binary()),
-            attributes,
-        ]
-        return pa.record_batch(columns, schema=schema)
+            self.add_attributes(attributes)
 
 
 def group_attributes(group: Any) -> dict[str, str]:
@@ -115,7 +75,7 @@ def _contents(log: Any) -> dict[str, bytes]:
     return {field.Key: field.Value for field in log.Contents}
 
 
-def _json_values(logs: Sequence[Any]) -> list[bytes]:
+def _json_values(logs: Sequence[Any]) -> list[bytes | None]:
     """Each log's fields as one JSON object: the same fields are the same bytes.
 
     Names are sorted, nothing is escaped that need not be, there are no blanks, and every value is
@@ -125,7 +85,7 @@ def _json_values(logs: Sequence[Any]) -> list[bytes]:
     from msgspec.json import Encoder
 
     encode = Encoder(order="sorted").encode
-    values: list[bytes] = []
+    values: list[bytes | None] = []
     for log in logs:
         try:
             text = {field.Key: field.Value.decode() for field in log.Contents}

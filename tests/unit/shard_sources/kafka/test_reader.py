@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.kafka.reader import NO_TIME, record_batch
+from dagster_leasehold.shard_sources.kafka.reader import NO_TIME, add_messages
+from dagster_leasehold.shard_sources.record_columns import RecordColumns
 from dagster_leasehold.shard_sources.source import record_schema
 
 AT = 1_767_225_600_123
@@ -41,7 +42,9 @@ class StoredMessage:
 
 
 def columns_of(*messages: Any) -> dict[str, list[Any]]:
-    batch = record_batch(ShardId("3"), messages)
+    columns = RecordColumns(ShardId("3"))
+    add_messages(columns, messages)
+    batch = columns.batch()
     assert batch.schema.equals(record_schema())
     batch.validate(full=True)
     return batch.to_pydict()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.loghub.record_columns import Fields, RecordColumns
+from dagster_leasehold.shard_sources.loghub.record_columns import Fields, LogColumns
 from dagster_leasehold.shard_sources.source import record_schema
 
 NUMBER = 1447299606896632356
@@ -29,7 +29,7 @@ def group(*logs: dict[str, bytes], nanoseconds: int = 0, tags: dict[str, str] | 
 
 
 def rows(made: Any, fields: Fields | None = None, first: int = 0, stop: int | None = None) -> Any:
-    columns = RecordColumns(ShardId("3"), fields or Fields())
+    columns = LogColumns(ShardId("3"), fields or Fields())
     columns.add(made, NUMBER, first, stop)
     batch = columns.batch()
     assert batch.schema.equals(record_schema())
@@ -94,7 +94,7 @@ def test_a_part_of_a_group_has_the_cursors_of_the_whole() -> None:
 
 
 def test_the_same_logs_give_the_same_columns() -> None:
-    columns = RecordColumns(ShardId("3"), Fields(key="user"))
+    columns = LogColumns(ShardId("3"), Fields(key="user"))
     columns.add(
         group(
             {"user": b"u", "text": 'ä "\\/\x00\x1f\x7f\u2028\r\n\t😀'.encode()},
