@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,11 @@ from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import ROW_DDL, RangeTasks
 from dagster_leasehold.assets.consuming.spark_work import SweepJob, failed_job, watched
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
-from dagster_leasehold.assets.consuming.task_packing import pack, parts_of
+from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
 from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.transform_mark import name_of
+from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def takes_ranges(job: SweepJob) -> bool:
-    """Return True if a sweep goes the Arrow way."""
-    return job.transform is None or isinstance(job.transform, ArrowTransform)
+def takes_ranges(transform: Transform | ArrowTransform | None) -> bool:
+    """Return True if sweeps with this transform go the Arrow way."""
+    return transform is None or isinstance(transform, ArrowTransform)
 
 
 def attempt_ranges(
@@ -57,7 +59,7 @@ def attempt_ranges(
     parts = parts_of(ranges, job.tasks_max, job.divide)
     tasks = RangeTasks(
         job.source_options,
-        tuple(pack([part for cut in parts.values() for part in cut], job.tasks_max)),
+        tuple(pack([*chain.from_iterable(parts.values())], job.tasks_max, RECORDS_PER_PART_MIN)),
         str(folder),
         transform,
         name_of(job.transform),

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-TASKS_PER_CORE = 2
+FRAME_TASKS_PER_CORE = 2
+RANGE_TASKS_PER_CORE = 1
+"""Each task costs Spark's worker some hundredths of a second, as much as 100,000 records do on the
+Arrow way, where long ranges are divided anyway."""
 ABANDON_S = 60.0
 SAME_FAILURE_MAX = 4
 """So many shards that fail alone with one sentence, and none that succeeds: so will the rest."""
@@ -56,7 +59,7 @@ def run_sweep(
         SparkUnavailable: Spark went away, and no shard has an outcome.
         SweepInterrupted: `job.doomed` became true.
     """
-    attempt = attempt_ranges if takes_ranges(job) else attempt_frames
+    attempt = attempt_ranges if takes_ranges(job.transform) else attempt_frames
     results: dict[ShardId, SweepResult] = {}
     alone: list[str] = []
     pending: list[Sequence[ReadRange]] = [tuple(ranges)] if ranges else []
@@ -104,7 +107,8 @@ class SparkSweeper:
         doomed: asked while a job runs; once it is true, the job is interrupted.
         progressed: called while a job makes progress.
         new_attempt: gives a name that was never used, for an attempt's folder.
-        tasks_max: the most tasks of a job; by default two per core of this machine.
+        tasks_max: the most tasks of a job; by default one per core of this machine, or two where
+            the transform is one of DataFrames.
     """
 
     def __init__(
@@ -121,6 +125,8 @@ class SparkSweeper:
     ) -> None:
         self._session = session
         self._opened: SparkSession | None = None
+        ranges = takes_ranges(stream.transform)
+        per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
         self._job = SweepJob(
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
@@ -128,7 +134,7 @@ class SparkSweeper:
             output_root=output_root.absolute(),
             new_attempt=new_attempt or (lambda: attempt_name(run)),
             tag=run_tag(run),
-            tasks_max=tasks_max or TASKS_PER_CORE * cores(),
+            tasks_max=tasks_max or per_core * cores(),
             doomed=doomed,
             progressed=progressed,
             divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,

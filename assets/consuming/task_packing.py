@@ -13,9 +13,10 @@ Divide = Callable[[ReadRange, int], Sequence[ReadRange]]
 """A source's way to cut a range; see `DivisibleRanges.divide`."""
 
 RECORDS_PER_TASK_MIN = 10_000
-"""A task costs as much as reading this many records."""
+"""A task costs as much as moving this many records through a DataFrame."""
 RECORDS_PER_PART_MIN = 50_000
-"""Smaller parts would leave small files and save no time worth having."""
+"""A task costs more than reading and writing this many records where they stand; smaller parts
+would leave small files, too."""
 UNEVEN_MAX = 1.25
 """A range may be this much longer than a task's fair share and still stay whole."""
 
@@ -55,15 +56,22 @@ def _sized(range_: ReadRange, divide: Divide) -> ReadRange:
         return range_  # its reader says better what is wrong with it
 
 
-def pack(ranges: Sequence[ReadRange], tasks_max: int) -> list[tuple[ReadRange, ...]]:
+def pack(
+    ranges: Sequence[ReadRange], tasks_max: int, records_min: int = RECORDS_PER_TASK_MIN
+) -> list[tuple[ReadRange, ...]]:
     """Share ranges among at most `tasks_max` tasks: longest first, to the task with the least.
 
     A range of unknown length counts as long.
+
+    Args:
+        ranges: to share; each stays whole.
+        tasks_max: the most tasks.
+        records_min: the number of records, on average, that makes a task worth its cost.
     """
     sizes = [range_.records for range_ in ranges if range_.records > 0]
-    unknown = max([RECORDS_PER_TASK_MIN, *sizes])
+    unknown = max([records_min, *sizes])
     sized = [(range_.records or unknown, range_) for range_ in ranges]
-    worth = max(1, sum(size for size, _ in sized) // RECORDS_PER_TASK_MIN)
+    worth = max(1, sum(size for size, _ in sized) // records_min)
     tasks = max(1, min(tasks_max, len(sized), worth))
     bins: list[list[ReadRange]] = [[] for _ in range(tasks)]
     loads = [(0, index) for index in range(tasks)]

@@ -29,6 +29,11 @@ def test_few_records_are_one_task() -> None:
     assert len(pack(ranges(10, 10, 10), 4)) == 1
 
 
+def test_a_way_says_what_a_task_is_worth() -> None:
+    few = ranges(MANY, MANY, MANY, MANY)
+    assert [len(pack(few, 4, worth)) for worth in (MANY, 2 * MANY, 9 * MANY)] == [4, 2, 1]
+
+
 def test_long_ranges_are_spread_evenly() -> None:
     packed = pack(ranges(8 * MANY, MANY, MANY, MANY, MANY, 4 * MANY), 2)
     assert sorted(sum(range_.records for range_ in task) for task in packed) == [8 * MANY] * 2
