@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, Executable, MappingResult, event
+from sqlalchemy import Connection, Engine, Executable, MappingResult, RowMapping, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
@@ -41,6 +41,7 @@ _GROWING = wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S)
 KIND_OPTION = "leasehold_kind"
 
 Outcome = TypeVar("Outcome")
+Value = TypeVar("Value")
 
 
 class Raced(Exception):
@@ -64,6 +65,14 @@ class Transaction:
     def rows(self, statement: Executable) -> MappingResult:
         """Send a statement that reads, and return its rows by the names of their columns."""
         return self.connection.execute(statement).mappings()
+
+    def all(self, statement: Executable, read: Callable[[RowMapping], Value]) -> list[Value]:
+        """Send a statement that reads, and return what `read` makes of each row."""
+        return [read(row) for row in self.rows(statement)]
+
+    def value(self, statement: Executable) -> Any:
+        """Send a statement that reads, and return the first column of its first row, or None."""
+        return self.connection.execute(statement).scalar()
 
     def abandon(self, outcome: Outcome) -> Outcome:
         """Undo what was written so far; `outcome` is the verb's."""

@@ -6,11 +6,11 @@ A module per role has its verbs. Simulations and tests call it; no deployment do
 """
 
 from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches
-from dagster_leasehold.lease_store.memory_store.expiry import MemoryExpiry
 from dagster_leasehold.lease_store.memory_store.groups import MemoryGroups
 from dagster_leasehold.lease_store.memory_store.ledger import MemoryLedger
 from dagster_leasehold.lease_store.memory_store.nodes import MemoryNodes
 from dagster_leasehold.lease_store.memory_store.outbox import MemoryOutbox
+from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
 from dagster_leasehold.lease_store.memory_store.rewrites import MemoryRewrites
 from dagster_leasehold.lease_store.memory_store.shards import MemoryShards
 from dagster_leasehold.lease_store.memory_store.tenures import MemoryTenures
@@ -29,7 +29,7 @@ class MemoryStore(
     MemoryRewrites,
     MemoryOutbox,
     MemoryWindows,
-    MemoryExpiry,
+    MemoryRetention,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 

@@ -12,17 +12,7 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.roles.tenures import Tenures
-from dagster_leasehold.lease_store.rules.ledger import (
-    already_committed,
-    check_intended,
-    check_next_in_line,
-    committed_batch,
-    events_of,
-    group_of,
-    intended_batch,
-    may_advance,
-    raised,
-)
+from dagster_leasehold.lease_store.rules import ledger as rules
 from dagster_leasehold.lease_store.rules.lineage import PARENTS_OVER, freed_to_start
 from dagster_leasehold.lease_store.rules.transitions import FINISHED, finished
 from dagster_leasehold.lease_store.shard_rows import Tenure
@@ -35,7 +25,7 @@ class MemoryBatches(MemoryRows, Tenures):
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
         if not intents:
             return {}
-        key = group_of([intent.tenure for intent in intents])
+        key = rules.group_of([intent.tenure for intent in intents])
         with self._rows("record_intents", key) as rows:
             outcomes: dict[ShardId, Changed | Stale] = {}
             recorded: dict[tuple[ShardId, int], Batch] = {}
@@ -45,13 +35,13 @@ class MemoryBatches(MemoryRows, Tenures):
                 if row is None:
                     outcomes[shard] = Stale()
                     continue
-                check_next_in_line(
+                rules.check_next_in_line(
                     intent,
                     intended=rows.batches.get((shard, intent.sequence)),
                     next_sequence=rows.next_sequence(shard),
                     check_point=row.check_point,
                 )
-                recorded[shard, intent.sequence] = intended_batch(intent)
+                recorded[shard, intent.sequence] = rules.intended_batch(intent)
                 outcomes[shard] = Changed((shard,))
             rows.batches.update(recorded)
             return outcomes
@@ -60,13 +50,13 @@ class MemoryBatches(MemoryRows, Tenures):
     def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
         if not commits:
             return {}
-        key = group_of([commit.tenure for commit in commits])
+        key = rules.group_of([commit.tenure for commit in commits])
         with self._rows("commit", key) as rows:
             # A contradiction of the ledger is found before anything is written.
             for commit in commits:
                 batch = rows.batches.get((commit.tenure.shard, commit.sequence))
-                if rows.current(commit.tenure) and not already_committed(batch, commit):
-                    check_intended(batch, commit)
+                if rows.current(commit.tenure) and not rules.already_committed(batch, commit):
+                    rules.check_intended(batch, commit)
             before = self._sequence
             outcomes = {commit.tenure.shard: self._commit(rows, commit) for commit in commits}
             if self._sequence != before and any(commit.finished for commit in commits):
@@ -75,18 +65,18 @@ class MemoryBatches(MemoryRows, Tenures):
 
     def _commit(self, rows: GroupRows, commit: BatchCommit) -> Changed | Stale:
         shard = commit.tenure.shard
-        if already_committed(rows.batches.get((shard, commit.sequence)), commit):
+        if rules.already_committed(rows.batches.get((shard, commit.sequence)), commit):
             return Changed()
         row = rows.current(commit.tenure)
-        if row is None or not may_advance(row.check_point, commit.start):
+        if row is None or not rules.may_advance(row.check_point, commit.start):
             return Stale()
-        batch = replace(committed_batch(commit), committed_at=self._clock())
+        batch = replace(rules.committed_batch(commit), committed_at=self._clock())
         rows.batches[shard, commit.sequence] = batch
-        for event in events_of(batch, commit):
+        for event in rules.events_of(batch, commit):
             sequence = self._next_sequence()
             rows.outbox[sequence] = replace(event, sequence=sequence)
         rows.totals[shard] = rows.totals.get(shard, ShardTotals(shard)).after(commit.statistics)
-        watermark = raised(row.watermark, commit.watermark)
+        watermark = rules.raised(row.watermark, commit.watermark)
         rows.shards[shard] = replace(row, check_point=commit.end, watermark=watermark)
         return self._finish(rows, commit.tenure, commit.end) if commit.finished else Changed()
 
@@ -94,7 +84,7 @@ class MemoryBatches(MemoryRows, Tenures):
     def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
         with self._rows("finish_empty", tenure.key) as rows:
             row = rows.current(tenure)
-            if row is None or not may_advance(row.check_point, cursor):
+            if row is None or not rules.may_advance(row.check_point, cursor):
                 return Stale()
             rows.abandon_intents(tenure.shard)
             rows.bump()

@@ -12,8 +12,8 @@ from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.rules import refusals
 from dagster_leasehold.lease_store.rules.lineage import UNORDERED, freed_to_start
-from dagster_leasehold.lease_store.rules.refusals import group_exists, group_in_use, group_limit
 from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
 
@@ -25,10 +25,10 @@ class MemoryGroups(MemoryRows, Groups):
     def create_group(self, group: Group) -> None:
         with self._verb("create_group"):
             if group.key in self._groups:
-                raise group_exists(group.key)
+                raise refusals.group_exists(group.key)
             siblings = sum(key.stream == group.key.stream for key in self._groups)
             if siblings >= self._groups_per_stream_max:
-                raise group_limit(group.key, siblings)
+                raise refusals.group_limit(group.key, siblings)
             self._groups[group.key] = GroupRows(replace(group, generation=0))
 
     @override
@@ -57,7 +57,7 @@ class MemoryGroups(MemoryRows, Groups):
     def delete_group(self, key: GroupKey, *, force: bool = False) -> None:
         with self._rows("delete_group", key) as rows:
             if rows.members and not force:
-                raise group_in_use(key, rows.members)
+                raise refusals.group_in_use(key, rows.members)
             del self._groups[key]
 
     @override

@@ -18,12 +18,8 @@ from dagster_leasehold.lease_store.outcomes import (
     Stale,
 )
 from dagster_leasehold.lease_store.roles.nodes import Nodes
+from dagster_leasehold.lease_store.rules import registration as rules
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
-from dagster_leasehold.lease_store.rules.registration import (
-    departure_note,
-    displacement_reason,
-    registration,
-)
 from dagster_leasehold.lease_store.rules.transitions import departed
 
 
@@ -35,13 +31,13 @@ class MemoryNodes(MemoryRows, Nodes):
         self, key: GroupKey, node: Node, *, observer: str, displaced_lease_id: int | None = None
     ) -> Registered | NameTaken:
         with self._rows("register", key) as rows:
-            entry = registration(rows.nodes.get(node.name), node, displaced_lease_id)
+            entry = rules.registration(rows.nodes.get(node.name), node, displaced_lease_id)
             if isinstance(entry, NameTaken):
                 return entry
             if entry.note:
                 check_member(rows.group, rows.nodes.values(), node)
             if entry.displaces:
-                self._depart(rows, node.name, "evict", displacement_reason(node), observer)
+                self._depart(rows, node.name, "evict", rules.displacement_reason(node), observer)
             rows.nodes[node.name] = entry.after
             if entry.note:
                 rows.bump()
@@ -83,6 +79,6 @@ class MemoryNodes(MemoryRows, Nodes):
     ) -> Changed:
         row = rows.nodes[node]
         rows.nodes[node] = replace(row, incarnation="")
-        self._note(rows, departure_note(row, kind, reason), observer)
+        self._note(rows, rules.departure_note(row, kind, reason), observer)
         shards = [rows.shards[shard] for shard in sorted(rows.shards)]
         return Changed(self._write(rows, departed(shards, node, reason), observer))

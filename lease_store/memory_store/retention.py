@@ -1,4 +1,4 @@
-"""Deleting history in memory."""
+"""Deleting history and expired output in memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
-from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.rules import deletable_history as rules
+from dagster_leasehold.lease_store.rules import expiry
 from dagster_leasehold.lease_store.rules.order_proof import check_order
 from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
@@ -25,7 +26,7 @@ from dagster_leasehold.lease_store.shard_summary import (
 
 
 class MemoryRetention(MemoryRows, Retention):
-    """The verbs that delete history."""
+    """The verbs of `Retention`."""
 
     @override
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
@@ -121,6 +122,34 @@ class MemoryRetention(MemoryRows, Retention):
                     return Portion(len(own), more=len(old) > len(own))
             return Portion()
 
+    @override
+    def expirable(self, key: GroupKey, shard: ShardId, *, before: datetime) -> list[Batch]:
+        with self._rows("expirable", key) as rows:
+            ripe = _ripe(rows, shard, before)
+            return [row for row in ripe if row.state is BatchState.COMMITTED]
+
+    @override
+    def expire_batches(
+        self, key: GroupKey, shard: ShardId, *, before: datetime, through: int
+    ) -> Portion:
+        with self._rows("expire_batches", key) as rows:
+            rows.shard(shard)
+            ripe = _ripe(rows, shard, before, through)
+            if not ripe:
+                return Portion()
+            summary = rows.summary(shard)
+            outcome = expiry.expire(
+                summary,
+                ripe,
+                journal=rows.journal.of(shard),
+                gaps=[gap for gap in rows.gaps if gap.shard == shard],
+            )
+            rows.summaries[shard] = replace(outcome.summary, version=summary.version + 1)
+            for number in outcome.gone:
+                del rows.batches[shard, number]
+            rows.versions[shard] += 1
+            return Portion(len(outcome.gone), more=True)
+
 
 def _sequence(entry: JournalEntry) -> int:
     return entry.sequence
@@ -134,3 +163,18 @@ def _too_early(rows: GroupRows, shard: ShardId, last: int) -> str:
     for other in (*parents[shard], None):
         journal += rows.journal.of(other)
     return dict(check_order(parents, journal, ordered=rows.group.ordered)).get(shard, "")
+
+
+def _ripe(
+    rows: GroupRows, shard: ShardId, before: datetime, through: int | None = None
+) -> list[Batch]:
+    ledger = rows.batches.of(shard)
+    committed = [row.sequence for row in ledger if row.state is BatchState.COMMITTED]
+    if not committed or shard in rows.rewrites:
+        return []
+    below = committed[-1] if through is None else min(committed[-1], through + 1)
+    return expiry.expirable(
+        [row for row in ledger if row.sequence < below],
+        before=before,
+        undelivered={event.batch_id for event in rows.outbox.values()},
+    )

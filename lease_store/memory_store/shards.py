@@ -13,23 +13,11 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
-from dagster_leasehold.lease_store.rules.lineage import (
-    PARENTS_OVER,
-    freed_to_start,
-    listed_again,
-    shards_first_seen,
-)
 from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force
 from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason, may_bootstrap
-from dagster_leasehold.lease_store.rules.transitions import (
-    Step,
-    claimed,
-    orphan_freed,
-    transfer_begun,
-    transfer_cancelled,
-    transfer_completed,
-)
+from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.rules.withdrawal import ledger_of, withdrawal
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
@@ -46,10 +34,10 @@ class MemoryShards(MemoryRows, Shards):
             listed = {entry.shard: entry for entry in listing}
             for shard, entry in sorted(listed.items()):
                 before = rows.shards.get(shard)
-                if before and (after := listed_again(before, entry, listed)) != before:
+                if before and (after := lineage.listed_again(before, entry, listed)) != before:
                     rows.shards[shard] = after
                     changed.append(shard)
-            added = shards_first_seen(listing, rows.shards, ordered=rows.group.ordered)
+            added = lineage.shards_first_seen(listing, rows.shards, ordered=rows.group.ordered)
             for shard, note in added:
                 rows.shards[shard.shard] = shard
                 self._note(rows, note, observer)
@@ -72,7 +60,7 @@ class MemoryShards(MemoryRows, Shards):
                 row = rows.shards.get(shard)
                 step = None
                 if row and row.lease_id == seen_lease_id and node in rows.members:
-                    step = None if rows.group.paused else claimed(row, node, reason)
+                    step = None if rows.group.paused else transitions.claimed(row, node, reason)
                 outcomes[shard] = self._owned(rows, step, observer, bump=False)
             if any(isinstance(outcome, Changed) for outcome in outcomes.values()):
                 rows.bump()
@@ -91,7 +79,9 @@ class MemoryShards(MemoryRows, Shards):
     ) -> Changed | Stale:
         with self._rows("begin_transfer", key) as rows:
             row = _seen(rows, shard, seen_lease_id)
-            step = transfer_begun(row, to, reason) if row and to in rows.members else None
+            step = (
+                transitions.transfer_begun(row, to, reason) if row and to in rows.members else None
+            )
             return self._owned(rows, step, observer)
 
     @override
@@ -100,7 +90,9 @@ class MemoryShards(MemoryRows, Shards):
     ) -> Changed | Stale:
         with self._rows("cancel_transfer", key) as rows:
             row = _seen(rows, shard, seen_lease_id)
-            return self._owned(rows, transfer_cancelled(row, reason) if row else None, observer)
+            return self._owned(
+                rows, transitions.transfer_cancelled(row, reason) if row else None, observer
+            )
 
     @override
     def complete_transfer(
@@ -108,7 +100,7 @@ class MemoryShards(MemoryRows, Shards):
     ) -> Changed | Stale:
         with self._rows("complete_transfer", key) as rows:
             row = _seen(rows, shard, seen_lease_id)
-            step = transfer_completed(row, reason) if row else None
+            step = transitions.transfer_completed(row, reason) if row else None
             if step and step.after.lease_owner not in rows.members:
                 step = None
             return self._owned(rows, step, observer)
@@ -117,8 +109,12 @@ class MemoryShards(MemoryRows, Shards):
     def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
         with self._rows("free_orphans", key) as rows:
             shards = [rows.shards[shard] for shard in sorted(rows.shards)]
-            freed = [step for shard in shards if (step := orphan_freed(shard, rows.members))]
-            freed += freed_to_start(shards, ordered=rows.group.ordered, reason=PARENTS_OVER)
+            freed = [
+                step for shard in shards if (step := transitions.orphan_freed(shard, rows.members))
+            ]
+            freed += lineage.freed_to_start(
+                shards, ordered=rows.group.ordered, reason=lineage.PARENTS_OVER
+            )
             if freed:
                 rows.bump()
             return Changed(self._write(rows, freed, observer))

@@ -12,13 +12,8 @@ from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.rules import refusals
 from dagster_leasehold.lease_store.rules.ledger import is_before
-from dagster_leasehold.lease_store.rules.refusals import (
-    batch_border_inside_file,
-    batch_border_unknown,
-    batch_divided,
-    output_expired,
-)
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 NUMBERS_END = 2**62
@@ -76,7 +71,7 @@ def first_withdrawn(
     if begin is not None and cursor not in (begin, row.check_point):
         comparable = cursor.isdecimal() and begin.isdecimal()
         if is_before(cursor, begin) or (first is None and not comparable):
-            raise output_expired(key, row.shard, cursor, begin)
+            raise refusals.output_expired(key, row.shard, cursor, begin)
     if first is None or last is None or cursor == row.check_point:
         return None
     try:
@@ -85,11 +80,11 @@ def first_withdrawn(
         else:
             border = _by_equality(ledger, cursor)
     except ValueError:
-        raise batch_border_unknown(key, row.shard, cursor, first.start, last.end) from None
+        raise refusals.batch_border_unknown(key, row.shard, cursor, first.start, last.end) from None
     if border is None:
         return None
     if border.start != cursor and border.start.isdecimal() and int(border.start) < int(cursor):
-        raise batch_divided(key, border, cursor)
+        raise refusals.batch_divided(key, border, cursor)
     _check_whole_files(ledger, border, cursor, key)
     return border
 
@@ -164,7 +159,7 @@ def _check_whole_files(ledger: Ledger, border: Batch, cursor: str, key: GroupKey
                 before += last.batches
                 if before >= together:
                     break
-            raise batch_border_inside_file(key, batch, last, cursor)
+            raise refusals.batch_border_inside_file(key, batch, last, cursor)
         # Quarantined records lie in files of their own, also within a merged file's batches.
         if any(not file.quarantine for file in batch.files):
             return

@@ -9,12 +9,12 @@ columns and values, `verbs` has the pieces that all of them use. `lease_store.op
 """
 
 from dagster_leasehold.lease_store.sql_store.batches import SqlBatches
-from dagster_leasehold.lease_store.sql_store.expiry import SqlExpiry
 from dagster_leasehold.lease_store.sql_store.forced_checkpoints import SqlForcedCheckpoints
 from dagster_leasehold.lease_store.sql_store.groups import SqlGroups
 from dagster_leasehold.lease_store.sql_store.ledger import SqlLedger
 from dagster_leasehold.lease_store.sql_store.nodes import SqlNodes
 from dagster_leasehold.lease_store.sql_store.outbox import SqlOutbox
+from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
 from dagster_leasehold.lease_store.sql_store.shards import SqlShards
 from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
@@ -34,6 +34,6 @@ class SqlStore(
     SqlRewrites,
     SqlOutbox,
     SqlWindows,
-    SqlExpiry,
+    SqlRetention,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""

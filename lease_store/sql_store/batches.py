@@ -13,30 +13,13 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.roles.tenures import Tenures
-from dagster_leasehold.lease_store.rules.ledger import (
-    already_committed,
-    check_intended,
-    check_next_in_line,
-    committed_batch,
-    events_of,
-    group_of,
-    intended_batch,
-    may_advance,
-    next_in_line,
-    raised,
-)
+from dagster_leasehold.lease_store.rules import ledger as rules
 from dagster_leasehold.lease_store.rules.lineage import PARENTS_OVER, freed_to_start
 from dagster_leasehold.lease_store.rules.transitions import FINISHED, finished, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import history_statements as history
-from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store import ledger_statements, mapping, shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.mapping import (
-    batch_from,
-    batch_row,
-    batch_values,
-    event_row,
-)
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
@@ -51,7 +34,7 @@ class SqlBatches(SqlVerbs, Tenures):
         """Record intents; recording the same ones again is harmless."""
         if not intents:
             return {}
-        key = group_of([intent.tenure for intent in intents])
+        key = rules.group_of([intent.tenure for intent in intents])
         wanted = {intent.tenure.shard: intent for intent in intents}
 
         def work(tx: Transaction) -> dict[ShardId, Changed | Stale]:
@@ -66,14 +49,14 @@ class SqlBatches(SqlVerbs, Tenures):
                 if row is None or not holds(row, intent.tenure):
                     outcomes[shard] = Stale()
                     continue
-                next_sequence, open_intent = next_in_line(newest.get(shard))
-                check_next_in_line(
+                next_sequence, open_intent = rules.next_in_line(newest.get(shard))
+                rules.check_next_in_line(
                     intent,
                     intended=open_intent,
                     next_sequence=next_sequence,
                     check_point=row.check_point,
                 )
-                (adopted if open_intent else new).append(intended_batch(intent))
+                (adopted if open_intent else new).append(rules.intended_batch(intent))
                 outcomes[shard] = Changed((shard,))
             self._insert_batches(tx, key, new)
             self._write_intended(tx, key, adopted)
@@ -83,16 +66,20 @@ class SqlBatches(SqlVerbs, Tenures):
 
     def _insert_batches(self, tx: Transaction, key: GroupKey, batches: Sequence[Batch]) -> None:
         if batches:
-            rows = [batch_row(key, batch) for batch in batches]
+            rows = [mapping.batch_row(key, batch) for batch in batches]
             tx.connection.execute(insert_into(tables.batch), rows)
 
     def _write_intended(self, tx: Transaction, key: GroupKey, batches: Sequence[Batch]) -> None:
         if batches:
             rows: list[dict[str, Any]] = [
-                {"seen_shard": batch.shard, "seen_sequence": batch.sequence, **batch_values(batch)}
+                {
+                    "seen_shard": batch.shard,
+                    "seen_sequence": batch.sequence,
+                    **mapping.batch_values(batch),
+                }
                 for batch in batches
             ]
-            names = batch_values(batches[0])
+            names = mapping.batch_values(batches[0])
             result = tx.connection.execute(ledger_statements.update_intended(key, names), rows)
             if result.rowcount != len(rows):
                 raise Raced
@@ -103,7 +90,7 @@ class SqlBatches(SqlVerbs, Tenures):
     def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
         if not commits:
             return {}
-        key = group_of([commit.tenure for commit in commits])
+        key = rules.group_of([commit.tenure for commit in commits])
         wanted = {commit.tenure.shard: commit for commit in commits}
         finishing = any(commit.finished for commit in commits)
         last_accepted: set[ShardId] = set()
@@ -120,11 +107,11 @@ class SqlBatches(SqlVerbs, Tenures):
             for shard, commit in wanted.items():
                 batch = batches.get(shard)
                 row = rows.get(shard)
-                if already_committed(batch, commit):
+                if rules.already_committed(batch, commit):
                     outcomes[shard] = Changed()
                 elif row is not None and holds(row, commit.tenure):
-                    check_intended(batch, commit)
-                    if may_advance(row.check_point, commit.start):
+                    rules.check_intended(batch, commit)
+                    if rules.may_advance(row.check_point, commit.start):
                         accepted.append(commit)
             if not accepted:
                 return tx.abandon(outcomes)
@@ -137,7 +124,8 @@ class SqlBatches(SqlVerbs, Tenures):
             self._lock_shards(tx, key, wanted)
             batches = self._numbered(tx, key, commits)
             return all(
-                already_committed(batches.get(shard), wanted[shard]) for shard in last_accepted
+                rules.already_committed(batches.get(shard), wanted[shard])
+                for shard in last_accepted
             )
 
         return self._write("commit", work, mark=mark)
@@ -150,21 +138,21 @@ class SqlBatches(SqlVerbs, Tenures):
         rows: dict[ShardId, ShardLease],
     ) -> dict[ShardId, Changed | Stale]:
         at = self._clock()
-        batches = [replace(committed_batch(commit), committed_at=at) for commit in commits]
+        batches = [replace(rules.committed_batch(commit), committed_at=at) for commit in commits]
         self._write_intended(tx, key, batches)
         outcomes: dict[ShardId, Changed | Stale] = {}
         for commit in commits:
             shard = commit.tenure.shard
-            watermark = raised(rows[shard].watermark, commit.watermark)
+            watermark = rules.raised(rows[shard].watermark, commit.watermark)
             values = {"check_point": commit.end, "watermark": watermark}
             values |= shard_statements.raised_totals(commit.statistics)
             self._write_current(tx, commit.tenure, values)
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
             outcomes[shard] = Changed()
         events = [
-            event_row(key, event, at)
+            mapping.event_row(key, event, at)
             for batch, commit in zip(batches, commits, strict=True)
-            for event in events_of(batch, commit)
+            for event in rules.events_of(batch, commit)
         ]
         tx.connection.execute(insert_into(tables.outbox), events)
         for commit in commits:
@@ -181,7 +169,7 @@ class SqlBatches(SqlVerbs, Tenures):
         for part in portions(numbers):
             wanted = [(shard, numbers[shard]) for shard in part]
             rows = tx.rows(history.select_numbered(key, wanted))
-            batches |= {batch.shard: batch for batch in map(batch_from, rows)}
+            batches |= {batch.shard: batch for batch in map(mapping.batch_from, rows)}
         return batches
 
     @override
@@ -190,7 +178,11 @@ class SqlBatches(SqlVerbs, Tenures):
 
         def work(tx: Transaction) -> Changed | Stale:
             row = self._lock_shards(tx, key, [tenure.shard]).get(tenure.shard)
-            if row is None or not holds(row, tenure) or not may_advance(row.check_point, cursor):
+            if (
+                row is None
+                or not holds(row, tenure)
+                or not rules.may_advance(row.check_point, cursor)
+            ):
                 return tx.abandon(Stale())
             self._abandon_intent(tx, key, tenure.shard)
             return self._finish(tx, row, tenure, cursor)

@@ -14,26 +14,12 @@ from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.rules import refusals
 from dagster_leasehold.lease_store.rules.lineage import UNORDERED, freed_to_start
-from dagster_leasehold.lease_store.rules.refusals import (
-    group_exists,
-    group_in_use,
-    group_limit,
-    unknown_group,
-)
 from dagster_leasehold.lease_store.rules.transitions import settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
+from dagster_leasehold.lease_store.sql_store import group_statements, mapping, shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import insert_into, lock_rows
-from dagster_leasehold.lease_store.sql_store.mapping import (
-    NODE,
-    PROGRESS,
-    SHARD,
-    group_from,
-    group_values,
-    joined_group,
-    key_values,
-)
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import GROUP_TABLES, consumer_group
 from dagster_leasehold.lease_store.transactions import Transaction
@@ -49,29 +35,27 @@ class SqlGroups(SqlVerbs, Groups):
         key = group.key
 
         def work(tx: Transaction) -> None:
-            rows = tx.rows(group_statements.lock_stream_groups(key.stream))
-            siblings = [group_from(row) for row in rows]
+            siblings = tx.all(group_statements.lock_stream_groups(key.stream), mapping.group_from)
             if any(sibling.key == key for sibling in siblings):
-                raise group_exists(key)
+                raise refusals.group_exists(key)
             if len(siblings) >= self._groups_per_stream_max:
-                raise group_limit(key, len(siblings))
-            values = key_values(key) | group_values(group) | {"generation": 0}
+                raise refusals.group_limit(key, len(siblings))
+            values = mapping.key_values(key) | mapping.group_values(group) | {"generation": 0}
             try:
                 tx.connection.execute(insert_into(consumer_group), values)
             except IntegrityError as error:
-                raise group_exists(key) from error
+                raise refusals.group_exists(key) from error
 
         def mark(tx: Transaction) -> bool:
             row = tx.rows(lock_rows(consumer_group, key)).first()
-            return row is not None and group_from(row) == replace(group, generation=0)
+            return row is not None and mapping.group_from(row) == replace(group, generation=0)
 
         self._write("create_group", work, mark=mark)
 
     @override
     def groups(self, stream: StreamName | None = None) -> list[Group]:
         def work(tx: Transaction) -> list[Group]:
-            rows = tx.rows(group_statements.select_groups(stream))
-            return [group_from(row) for row in rows]
+            return tx.all(group_statements.select_groups(stream), mapping.group_from)
 
         return self._read("groups", work)
 
@@ -81,7 +65,9 @@ class SqlGroups(SqlVerbs, Groups):
 
         def work(tx: Transaction) -> Group:
             before = self._group(tx, key)
-            tx.connection.execute(group_statements.update_settings(key, group_values(group)))
+            tx.connection.execute(
+                group_statements.update_settings(key, mapping.group_values(group))
+            )
             self._journal(tx, key, [settings_note(before, group)], observer)
             if before.ordered and not group.ordered:
                 shards = self._all_shards(tx, key)
@@ -101,10 +87,10 @@ class SqlGroups(SqlVerbs, Groups):
             if row is None:
                 if started:
                     return  # an earlier attempt of this call did it, and its reply was lost
-                raise unknown_group(key)
+                raise refusals.unknown_group(key)
             members = self._members(tx, key)
             if members and not force:
-                raise group_in_use(key, members)
+                raise refusals.group_in_use(key, members)
             started = True
             for table in GROUP_TABLES:
                 tx.connection.execute(group_statements.delete_rows(table, key))
@@ -116,9 +102,9 @@ class SqlGroups(SqlVerbs, Groups):
         def work(tx: Transaction) -> Pulse:
             rows = tx.rows(group_statements.pulse(key)).all()
             if not rows:
-                raise unknown_group(key)
-            nodes = [NODE.read(row) for row in rows if row["worker_instance"] is not None]
-            return Pulse(joined_group(rows[0]), tuple(nodes))
+                raise refusals.unknown_group(key)
+            nodes = [mapping.NODE.read(row) for row in rows if row["worker_instance"] is not None]
+            return Pulse(mapping.joined_group(rows[0]), tuple(nodes))
 
         return self._read("pulse", work)
 
@@ -139,14 +125,15 @@ class SqlGroups(SqlVerbs, Groups):
         group, nodes, shards = self._read("snapshot", work)
         # Ten thousand rows take a slow machine seconds, and the server ends idle transactions.
         return Snapshot(
-            group, tuple(NODE.read(row) for row in nodes), tuple(SHARD.read(row) for row in shards)
+            group,
+            tuple(mapping.NODE.read(row) for row in nodes),
+            tuple(mapping.SHARD.read(row) for row in shards),
         )
 
     @override
     def draining(self, key: GroupKey) -> Draining:
         def work(tx: Transaction) -> Draining:
-            rows = tx.rows(shard_statements.select_shards(key, lock=True))
-            shards = [SHARD.read(row) for row in rows]
+            shards = tx.all(shard_statements.select_shards(key, lock=True), mapping.SHARD.read)
             newest = self._newest(tx, key, [row.shard for row in shards]).values()
             intents = [batch for batch in newest if batch.state is BatchState.INTENT]
             return draining_of(self._group(tx, key), shards, intents)
@@ -158,8 +145,8 @@ class SqlGroups(SqlVerbs, Groups):
         def work(tx: Transaction) -> dict[ShardId, Progress]:
             rows = tx.rows(shard_statements.progress(key, nodes)).all()
             if not rows:
-                raise unknown_group(key)
-            served = [PROGRESS.read(row) for row in rows if row["shard_id"] is not None]
+                raise refusals.unknown_group(key)
+            served = [mapping.PROGRESS.read(row) for row in rows if row["shard_id"] is not None]
             return {row.shard: row for row in served}
 
         return self._read("progress", work)

@@ -24,17 +24,8 @@ from dagster_leasehold.lease_store.rules.event_spans import may_hold, spans_with
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
-from dagster_leasehold.lease_store.sql_store import ledger_statements
+from dagster_leasehold.lease_store.sql_store import ledger_statements, mapping
 from dagster_leasehold.lease_store.sql_store.history_statements import Listing, page_sizes
-from dagster_leasehold.lease_store.sql_store.mapping import (
-    ENTRY,
-    GAP,
-    THROUGHPUT,
-    TOTALS,
-    batch_from,
-    head_from,
-    summary_from,
-)
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
 from dagster_leasehold.lease_store.transactions import Transaction
 
@@ -56,12 +47,15 @@ class SqlLedger(SqlVerbs, Ledger):
         heads: dict[ShardId, LedgerHead] = {}
         for part in portions(shards):
             rows = self._all(key, "heads", statements.select_heads(key, part))
-            heads |= {head.shard: head for head in map(head_from, rows)}
+            heads |= {head.shard: head for head in map(mapping.head_from, rows)}
         return heads
 
     @override
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        return [TOTALS.read(row) for row in self._all(key, "totals", statements.select_totals(key))]
+        return [
+            mapping.TOTALS.read(row)
+            for row in self._all(key, "totals", statements.select_totals(key))
+        ]
 
     @override
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
@@ -73,7 +67,9 @@ class SqlLedger(SqlVerbs, Ledger):
         sums: list[Throughput] = []
         for part in portions(newest):
             statement = statements.throughput(key, window, {each: newest[each] for each in part})
-            sums += [THROUGHPUT.read(row) for row in self._all(key, "throughput", statement)]
+            sums += [
+                mapping.THROUGHPUT.read(row) for row in self._all(key, "throughput", statement)
+            ]
         return sums
 
     # -- ledger ---------------------------------------------------------------------------------
@@ -94,7 +90,7 @@ class SqlLedger(SqlVerbs, Ledger):
             listing = statements.batches_of(
                 key, shard, state, numbers or ALL_NUMBERS, newest_first=newest_first
             )
-        return self._each(key, listing, batch_from)
+        return self._each(key, listing, mapping.batch_from)
 
     @override
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
@@ -110,7 +106,7 @@ class SqlLedger(SqlVerbs, Ledger):
         before = statements.batches_of(
             key, shard, BatchState.COMMITTED, range(number), newest_first=True
         )
-        rows = self._each(key, before, batch_from, limit=1) if number else iter(())
+        rows = self._each(key, before, mapping.batch_from, limit=1) if number else iter(())
         return (batch for batch in rows if batch.last >= number)
 
     @override
@@ -123,7 +119,7 @@ class SqlLedger(SqlVerbs, Ledger):
         shards: Collection[ShardId] | None = None,
     ) -> Iterator[Batch]:
         batches = chain.from_iterable(
-            self._each(key, statements.batches_of_span(key, first, last), batch_from)
+            self._each(key, statements.batches_of_span(key, first, last), mapping.batch_from)
             for first, last in spans_within(since, until)
         )
         return (
@@ -148,7 +144,7 @@ class SqlLedger(SqlVerbs, Ledger):
         listing = statements.entries(
             key, shard=shard, after=after, until=until, newest_first=newest_first
         )
-        return self._each(key, listing, ENTRY.read)
+        return self._each(key, listing, mapping.ENTRY.read)
 
     @override
     def journal(
@@ -161,7 +157,7 @@ class SqlLedger(SqlVerbs, Ledger):
         newest: bool = False,
     ) -> list[JournalEntry]:
         listing = statements.entries(key, shard=shard, after=after, until=None, newest_first=newest)
-        entries = list(self._each(key, listing, ENTRY.read, limit=limit))
+        entries = list(self._each(key, listing, mapping.ENTRY.read, limit=limit))
         return entries[::-1] if newest else entries
 
     # -- gaps -----------------------------------------------------------------------------------
@@ -175,7 +171,9 @@ class SqlLedger(SqlVerbs, Ledger):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        return list(self._each(key, statements.all_gaps(key, shard, start, acknowledged), GAP.read))
+        return list(
+            self._each(key, statements.all_gaps(key, shard, start, acknowledged), mapping.GAP.read)
+        )
 
     @override
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
@@ -188,8 +186,7 @@ class SqlLedger(SqlVerbs, Ledger):
     def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
         def work(tx: Transaction) -> list[ShardSummary]:
             self._group(tx, key)
-            rows = tx.rows(ledger_statements.select_summaries(key, shard))
-            return [summary_from(row) for row in rows]
+            return tx.all(ledger_statements.select_summaries(key, shard), mapping.summary_from)
 
         return self._read("summaries", work)
 

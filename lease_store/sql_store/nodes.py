@@ -18,13 +18,9 @@ from dagster_leasehold.lease_store.outcomes import (
     Stale,
 )
 from dagster_leasehold.lease_store.roles.nodes import Nodes
+from dagster_leasehold.lease_store.rules import registration as rules
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
-from dagster_leasehold.lease_store.rules.registration import (
-    Registration,
-    departure_note,
-    displacement_reason,
-    registration,
-)
+from dagster_leasehold.lease_store.rules.registration import Registration
 from dagster_leasehold.lease_store.rules.transitions import departed
 from dagster_leasehold.lease_store.sql_store import group_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows
@@ -47,13 +43,13 @@ class SqlNodes(SqlVerbs, Nodes):
 
         def work(tx: Transaction) -> Registered | NameTaken:
             row = self._node(tx, key, node.name)
-            entry = registration(row, node, displaced_lease_id)
+            entry = rules.registration(row, node, displaced_lease_id)
             if isinstance(entry, NameTaken):
                 return tx.abandon(entry)
             if entry.note:
                 check_member(self._group(tx, key), self._nodes(tx, key), node)
             if row and entry.displaces:
-                reason = displacement_reason(node)
+                reason = rules.displacement_reason(node)
                 self._depart(tx, key, row, kind="evict", reason=reason, observer=observer)
                 entry = replace(entry, before=replace(row, incarnation=""))
             self._write_node(tx, key, entry)
@@ -68,7 +64,7 @@ class SqlNodes(SqlVerbs, Nodes):
         def work(tx: Transaction) -> Registered | None:
             self._group(tx, key)
             row = self._node(tx, key, node.name)
-            entry = registration(row, node, None)
+            entry = rules.registration(row, node, None)
             if row is None or isinstance(entry, NameTaken) or entry.note:
                 return tx.abandon(None)
             self._write_node(tx, key, entry)
@@ -121,7 +117,7 @@ class SqlNodes(SqlVerbs, Nodes):
         return NODE.read(row) if row else None
 
     def _nodes(self, tx: Transaction, key: GroupKey) -> list[Node]:
-        return [NODE.read(row) for row in tx.rows(group_statements.select_nodes(key))]
+        return tx.all(group_statements.select_nodes(key), NODE.read)
 
     def _write_node(self, tx: Transaction, key: GroupKey, entry: Registration) -> None:
         if entry.before is None:
@@ -140,7 +136,7 @@ class SqlNodes(SqlVerbs, Nodes):
         self, tx: Transaction, key: GroupKey, row: Node, *, kind: str, reason: str, observer: str
     ) -> Changed:
         self._change_node(tx, key, row, {"incarnation": ""})
-        self._journal(tx, key, [departure_note(row, kind, reason)], observer)
+        self._journal(tx, key, [rules.departure_note(row, kind, reason)], observer)
         # Who owns what cannot change while the group's row is locked; the tenures can, hence the
         # locks on the shards themselves.
         owned = tx.connection.execute(shard_statements.select_shards_of(key, row.name)).scalars()

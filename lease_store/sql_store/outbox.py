@@ -36,7 +36,7 @@ class SqlOutbox(SqlVerbs, Outbox):
         def work(tx: Transaction) -> list[OutboxEvent]:
             self._group(tx, key)
             statement = statements.select_pending(key, kind, run=run, shard=shard, limit=limit)
-            return [EVENT.read(row) for row in tx.rows(statement)]
+            return tx.all(statement, EVENT.read)
 
         return self._read("pending_events", work)
 

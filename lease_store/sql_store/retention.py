@@ -1,10 +1,10 @@
-"""Deleting history in SQL: each verb is one transaction of bounded size."""
+"""Deleting history and expired output in SQL: each verb is one transaction of bounded size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from operator import itemgetter
 
 from typing_extensions import override
 
@@ -13,6 +13,7 @@ from dagster_leasehold.lease_store.journal_rows import EventKind, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.rules import deletable_history as rules
+from dagster_leasehold.lease_store.rules import expiry
 from dagster_leasehold.lease_store.rules.journal_proof import Force
 from dagster_leasehold.lease_store.rules.order_proof import check_order
 from dagster_leasehold.lease_store.shard_summary import (
@@ -23,34 +24,27 @@ from dagster_leasehold.lease_store.shard_summary import (
     Portion,
     ShardSummary,
 )
+from dagster_leasehold.lease_store.sql_store import mapping, shard_statements
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
-from dagster_leasehold.lease_store.sql_store import shard_statements
-from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows
-from dagster_leasehold.lease_store.sql_store.mapping import (
-    ENTRY,
-    GAP,
-    batch_from,
-    batch_values,
-    key_values,
-    summary_from,
-    summary_values,
-)
+from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows, rows_of
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
-from dagster_leasehold.lease_store.tables import shard_summary
+from dagster_leasehold.lease_store.tables import gap, shard_summary
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 BATCH_ROWS = 200
 """The most ledger rows that one transaction proves or folds: their lists of files are long."""
+EXPIRY_ROWS = (200, 1_000, 5_000)
+"""The numbers of rows to read for expiry: more, if all that were read share one merged file."""
 
 
 class SqlRetention(SqlVerbs, Retention):
-    """The verbs that delete history. Shards' rows are locked first, then their summaries."""
+    """The verbs of `Retention`. Shards' rows are locked first, then their summaries."""
 
     @override
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
         def work(tx: Transaction) -> list[datetime]:
             self._group(tx, key)
-            return list(tx.connection.execute(statements.newest_times(key, number)).scalars())
+            return tx.all(statements.newest_times(key, number), itemgetter("recorded_at"))
 
         return self._read("newest_times", work)
 
@@ -60,7 +54,7 @@ class SqlRetention(SqlVerbs, Retention):
     ) -> Portion:
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
-            below = tx.connection.execute(statements.first_kept_entry(key, shard, keep)).scalar()
+            below = tx.value(statements.first_kept_entry(key, shard, keep))
             if below is None:
                 return tx.abandon(Portion())
             summary = self._locked_summary(tx, key, shard)
@@ -68,11 +62,11 @@ class SqlRetention(SqlVerbs, Retention):
             statement = statements.select_entries(
                 key, shard, after=after, below=below, limit=PORTION_ROWS
             )
-            read = [ENTRY.read(row) for row in tx.rows(statement)]
+            read = tx.all(statement, mapping.ENTRY.read)
             unproven = None
             if shard is not None:
                 looked = statements.first_unproven_epoch(key, shard, summary.proven_until)
-                unproven = tx.connection.execute(looked).scalar()
+                unproven = tx.value(looked)
             entries = rules.old_entries(read, before=before, unproven_epoch=unproven)
             if not entries:
                 return tx.abandon(Portion())
@@ -89,12 +83,12 @@ class SqlRetention(SqlVerbs, Retention):
         self, tx: Transaction, key: GroupKey, shard: ShardId, entries: Sequence[JournalEntry]
     ) -> str:
         """Return how a shard started before its parents were over, if these entries show that."""
-        names = tx.connection.execute(statements.select_parents(key, shard)).scalar()
+        names = tx.value(statements.select_parents(key, shard))
         if not names:
             return ""
         parents = [ShardId(parent) for parent in names]
         statement = statements.select_lineage(key, [shard, *parents])
-        lineage = [ENTRY.read(row) for row in tx.rows(statement)]
+        lineage = tx.all(statement, mapping.ENTRY.read)
         together = {entry.sequence: entry for entry in (*lineage, *entries)}
         last = entries[-1].sequence
         journal = [
@@ -109,7 +103,7 @@ class SqlRetention(SqlVerbs, Retention):
     ) -> Portion:
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
-            below = tx.connection.execute(statements.first_kept_batch(key, shard, keep)).scalar()
+            below = tx.value(statements.first_kept_batch(key, shard, keep))
             if below is None:
                 return tx.abandon(Portion())
             self._lock_shard(tx, key, shard)
@@ -133,12 +127,12 @@ class SqlRetention(SqlVerbs, Retention):
             state=BatchState.COMMITTED,
             limit=BATCH_ROWS,
         )
-        batches = rules.provable(self._batches_in(tx, statement), before=before)
+        batches = rules.provable(tx.all(statement, mapping.batch_from), before=before)
         if not batches:
             return None
         epochs = {batch.epoch for batch in batches}
-        opened = tx.connection.execute(statements.select_openings(key, summary.shard, epochs))
-        tenures = rules.tenures_of(map(ENTRY.read, opened.mappings()), summary)
+        opened = statements.select_openings(key, summary.shard, epochs)
+        tenures = rules.tenures_of(tx.all(opened, mapping.ENTRY.read), summary)
         self._write_summary(tx, key, summary, rules.proven(summary, batches, tenures))
         return Portion(0, more=True)
 
@@ -148,19 +142,15 @@ class SqlRetention(SqlVerbs, Retention):
         """Fold the next rows."""
         shard = summary.shard
         assert shard is not None
-        claim = tx.connection.execute(statements.select_open_claim(key, shard)).first()
-        statement = statements.select_rows(
-            key, shard, since=summary.folded_until, below=below, state=None, limit=BATCH_ROWS
+        rows, undelivered = self._rewritable(
+            tx, key, shard, since=summary.folded_until, below=below, limit=BATCH_ROWS
         )
-        rows = [] if claim is not None else self._batches_in(tx, statement)
         if not rows:
             return tx.abandon(Portion())
-        ids = [row.batch_id for row in rows]
-        undelivered = set(tx.connection.execute(statements.select_undelivered(key, ids)).scalars())
         forced: list[Force] = []
         if any(row.state is BatchState.WITHDRAWN for row in rows):
-            looked = tx.rows(statements.select_forced(key, shard))
-            forced = rules.forces_of(map(ENTRY.read, looked))
+            entries = tx.all(statements.select_forced(key, shard), mapping.ENTRY.read)
+            forced = rules.forces_of(entries)
         outcome = rules.folding(
             summary, rows, before=before, undelivered=undelivered, forced=forced
         )
@@ -168,14 +158,16 @@ class SqlRetention(SqlVerbs, Retention):
             return tx.abandon(Portion())
         self._write_summary(tx, key, summary, outcome.summary)
         if outcome.grown:
-            values = [{"seen_sequence": row.sequence, **batch_values(row)} for row in outcome.grown]
-            names = batch_values(outcome.grown[0])
+            names = mapping.batch_values(outcome.grown[0])
+            grown = [
+                {"seen_sequence": row.sequence, **mapping.batch_values(row)}
+                for row in outcome.grown
+            ]
             growing = statements.grow_batches(key, shard, names)
-            if tx.connection.execute(growing, values).rowcount != len(values):
+            if tx.connection.execute(growing, grown).rowcount != len(grown):
                 raise Raced
         if outcome.gone:
-            tx.connection.execute(statements.delete_batches(key, shard, outcome.gone))
-            tx.connection.execute(shard_statements.raise_version(key, shard))
+            self._delete_batches(tx, key, shard, outcome.gone)
         return Portion(len(outcome.gone), len(rows) == BATCH_ROWS)
 
     @override
@@ -184,7 +176,7 @@ class SqlRetention(SqlVerbs, Retention):
             self._group(tx, key)
             for kind in EventKind:
                 first = statements.first_kept_event(key, kind, keep)
-                below = tx.connection.execute(first).scalar()
+                below = tx.value(first)
                 if below is None:
                     continue
                 chosen = statements.select_delivered(key, kind, below=below, limit=PORTION_ROWS)
@@ -201,38 +193,110 @@ class SqlRetention(SqlVerbs, Retention):
         def work(tx: Transaction) -> Portion:
             self._group(tx, key)
             statement = statements.select_old_gaps(key, before=before, limit=PORTION_ROWS)
-            old = [GAP.read(row) for row in tx.rows(statement)]
-            for shard in dict.fromkeys(gap.shard for gap in old):
+            old = tx.all(statement, mapping.GAP.read)
+            for shard in dict.fromkeys(each.shard for each in old):
                 self._lock_shard(tx, key, shard)
                 summary = self._locked_summary(tx, key, shard)
-                own = [gap for gap in old if gap.shard == shard][: rules.skips_left(summary)]
+                own = [each for each in old if each.shard == shard][: rules.skips_left(summary)]
                 if not own:
                     continue
                 self._write_summary(tx, key, summary, rules.skipping(summary, own))
-                ranges = [(gap.start, gap.end) for gap in own]
+                ranges = [(each.start, each.end) for each in own]
                 tx.connection.execute(statements.delete_gaps(key, shard, ranges))
                 return Portion(len(own), more=len(old) > len(own))
             return tx.abandon(Portion())
 
         return self._write("prune_gaps", work)
 
+    @override
+    def expirable(self, key: GroupKey, shard: ShardId, *, before: datetime) -> list[Batch]:
+        def work(tx: Transaction) -> list[Batch]:
+            self._group(tx, key)
+            return self._ripe(tx, key, shard, before)
+
+        rows = self._read("expirable", work)
+        return [row for row in rows if row.state is BatchState.COMMITTED]
+
+    @override
+    def expire_batches(
+        self, key: GroupKey, shard: ShardId, *, before: datetime, through: int
+    ) -> Portion:
+        def work(tx: Transaction) -> Portion:
+            self._group(tx, key)
+            self._lock_shard(tx, key, shard)
+            ripe = self._ripe(tx, key, shard, before, through)
+            if not ripe:
+                return tx.abandon(Portion())
+            summary = self._locked_summary(tx, key, shard)
+            epochs = {row.epoch for row in ripe if row.sequence >= summary.proven_until}
+            opened = statements.select_openings(key, shard, epochs)
+            journal = tx.all(opened, mapping.ENTRY.read) if epochs else []
+            journal += tx.all(statements.select_forced(key, shard), mapping.ENTRY.read)
+            gaps = tx.all(rows_of(gap, key, shard_id=shard), mapping.GAP.read)
+            outcome = expiry.expire(summary, ripe, journal=journal, gaps=gaps)
+            self._write_summary(tx, key, summary, outcome.summary)
+            self._delete_batches(tx, key, shard, outcome.gone)
+            return Portion(len(outcome.gone), more=True)
+
+        return self._write("expire_batches", work)
+
+    def _ripe(
+        self,
+        tx: Transaction,
+        key: GroupKey,
+        shard: ShardId,
+        before: datetime,
+        through: int | None = None,
+    ) -> list[Batch]:
+        """Read the rows that may go; those that share a file are looked at together."""
+        below = tx.value(statements.newest_committed(key, shard))
+        if below is None:
+            return []
+        below = below if through is None else min(below, through + 1)
+        for limit in EXPIRY_ROWS:
+            rows, undelivered = self._rewritable(tx, key, shard, since=0, below=below, limit=limit)
+            batches = expiry.expirable(rows, before=before, undelivered=undelivered)
+            if batches or len(rows) < limit:
+                return batches
+        return []
+
     # -- pieces -------------------------------------------------------------------------------
 
-    def _batches_in(self, tx: Transaction, statement: Any) -> list[Batch]:
-        return [batch_from(row) for row in tx.rows(statement)]
+    def _rewritable(
+        self, tx: Transaction, key: GroupKey, shard: ShardId, *, since: int, below: int, limit: int
+    ) -> tuple[list[Batch], set[str]]:
+        """Return the oldest rows between two numbers, and which of them have events to deliver.
+
+        None while a run holds the claim to rewrite the shard's output.
+        """
+        if tx.rows(statements.select_open_claim(key, shard)).first() is not None:
+            return [], set()
+        statement = statements.select_rows(
+            key, shard, since=since, below=below, state=None, limit=limit
+        )
+        rows = tx.all(statement, mapping.batch_from)
+        undelivered = statements.select_undelivered(key, [row.batch_id for row in rows])
+        ids: list[str] = tx.all(undelivered, itemgetter("batch_id")) if rows else []
+        return rows, set(ids)
+
+    def _delete_batches(
+        self, tx: Transaction, key: GroupKey, shard: ShardId, numbers: Sequence[int]
+    ) -> None:
+        tx.connection.execute(statements.delete_batches(key, shard, numbers))
+        tx.connection.execute(shard_statements.raise_version(key, shard))
 
     def _locked_summary(
         self, tx: Transaction, key: GroupKey, shard: ShardId | None
     ) -> ShardSummary:
         row = tx.rows(lock_rows(shard_summary, key, shard_id=shard or "")).first()
-        return ShardSummary(shard) if row is None else summary_from(row)
+        return ShardSummary(shard) if row is None else mapping.summary_from(row)
 
     def _write_summary(
         self, tx: Transaction, key: GroupKey, before: ShardSummary, after: ShardSummary
     ) -> None:
-        values = summary_values(after) | {"version": before.version + 1}
+        values = mapping.summary_values(after) | {"version": before.version + 1}
         own = {"shard_id": before.shard or ""}
         if before.version:
             self._change_row(tx, shard_summary, key, values, version=before.version, **own)
         else:
-            self._add_row(tx, shard_summary, key_values(key) | own | values)
+            self._add_row(tx, shard_summary, mapping.key_values(key) | own | values)

@@ -74,7 +74,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
         def work(tx: Transaction) -> list[RewriteClaim]:
             self._group(tx, key)
-            return [CLAIM.read(row) for row in tx.rows(statements.select_claims(key))]
+            return tx.all(statements.select_claims(key), CLAIM.read)
 
         return self._read("rewrites", work)
 

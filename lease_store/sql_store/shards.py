@@ -11,21 +11,9 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
-from dagster_leasehold.lease_store.rules.lineage import (
-    PARENTS_OVER,
-    freed_to_start,
-    listed_again,
-    shards_first_seen,
-)
-from dagster_leasehold.lease_store.rules.transitions import (
-    Step,
-    claimed,
-    orphan_freed,
-    transfer_begun,
-    transfer_cancelled,
-    transfer_completed,
-)
+from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 from dagster_leasehold.lease_store.sql_store import shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import rows_of
@@ -48,7 +36,7 @@ class SqlShards(SqlVerbs, Shards):
             self._group(tx, key)
             rows = {row.shard: row for row in self._all_shards(tx, key)}
             return all(
-                shard in rows and listed_again(rows[shard], entry, listed) == rows[shard]
+                shard in rows and lineage.listed_again(rows[shard], entry, listed) == rows[shard]
                 for shard, entry in listed.items()
             )
 
@@ -58,15 +46,15 @@ class SqlShards(SqlVerbs, Shards):
             stale = [
                 shard
                 for shard, row in rows.items()
-                if shard in listed and listed_again(row, listed[shard], listed) != row
+                if shard in listed and lineage.listed_again(row, listed[shard], listed) != row
             ]
             relisted = [
-                Step(row, listed_again(row, listed[shard], listed), ())
+                Step(row, lineage.listed_again(row, listed[shard], listed), ())
                 for shard, row in self._lock_shards(tx, key, stale).items()
             ]
             self._carry_out(tx, key, relisted, observer)
             rows |= {step.after.shard: step.after for step in relisted}
-            added = shards_first_seen(listing, rows, ordered=group.ordered)
+            added = lineage.shards_first_seen(listing, rows, ordered=group.ordered)
             self._insert_shards(tx, key, [row for row, _ in added])
             self._journal(tx, key, [note for _, note in added], observer)
             synced = ShardsSynced(tuple(row.shard for row, _ in added), tuple(stale))
@@ -108,7 +96,7 @@ class SqlShards(SqlVerbs, Shards):
             for shard, row in self._lock_shards(tx, key, claims).items():
                 node, seen_lease_id = claims[shard]
                 if row.lease_id == seen_lease_id and node in members and not paused:
-                    step = claimed(row, node, reason)
+                    step = transitions.claimed(row, node, reason)
                     steps += [step] if step else []
             if not steps:
                 return tx.abandon(outcomes)
@@ -129,7 +117,7 @@ class SqlShards(SqlVerbs, Shards):
         reason: str,
     ) -> Changed | Stale:
         def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
-            return transfer_begun(row, to, reason) if to in members else None
+            return transitions.transfer_begun(row, to, reason) if to in members else None
 
         return self._step("begin_transfer", key, shard, seen_lease_id, rule, observer=observer)
 
@@ -138,7 +126,7 @@ class SqlShards(SqlVerbs, Shards):
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
         def rule(row: ShardLease, _members: set[NodeName]) -> Step | None:
-            return transfer_cancelled(row, reason)
+            return transitions.transfer_cancelled(row, reason)
 
         return self._step("cancel_transfer", key, shard, seen_lease_id, rule, observer=observer)
 
@@ -147,7 +135,9 @@ class SqlShards(SqlVerbs, Shards):
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
         def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
-            return transfer_completed(row, reason) if row.lease_owner in members else None
+            return (
+                transitions.transfer_completed(row, reason) if row.lease_owner in members else None
+            )
 
         return self._step("complete_transfer", key, shard, seen_lease_id, rule, observer=observer)
 
@@ -180,10 +170,11 @@ class SqlShards(SqlVerbs, Shards):
         def steps(tx: Transaction, *, lock: bool) -> list[Step]:
             ordered = self._group(tx, key).ordered
             members = self._members(tx, key)
-            rows = tx.rows(shard_statements.select_shards(key, lock=lock))
-            shards = [SHARD.read(row) for row in rows]
-            freed = [step for row in shards if (step := orphan_freed(row, members))]
-            return freed + freed_to_start(shards, ordered=ordered, reason=PARENTS_OVER)
+            shards = tx.all(shard_statements.select_shards(key, lock=lock), SHARD.read)
+            freed = [step for row in shards if (step := transitions.orphan_freed(row, members))]
+            return freed + lineage.freed_to_start(
+                shards, ordered=ordered, reason=lineage.PARENTS_OVER
+            )
 
         def work(tx: Transaction) -> Changed:
             freed = steps(tx, lock=True)

@@ -178,8 +178,7 @@ class SqlTenures(SqlVerbs, Tenures):
 
         def work(tx: Transaction) -> None:
             row = self._held(tx, tenure)
-            rows = tx.rows(ledger_statements.select_gaps_at(key, gap.shard, start))
-            gaps = [GAP.read(row) for row in rows]
+            gaps = tx.all(ledger_statements.select_gaps_at(key, gap.shard, start), GAP.read)
             write = gap_write(gap, gaps, check_point=row.check_point, accepted=skip)
             if write is None:
                 return tx.abandon(None)

@@ -77,7 +77,7 @@ class SqlVerbs(SqlReadiness):
         }
 
     def _all_shards(self, tx: Transaction, key: GroupKey) -> list[ShardLease]:
-        return [SHARD.read(row) for row in tx.rows(shard_statements.select_shards(key))]
+        return tx.all(shard_statements.select_shards(key), SHARD.read)
 
     def _lock_shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]

@@ -32,7 +32,7 @@ class SqlWindows(SqlVerbs, Windows):
         def work(tx: Transaction) -> list[EventWindow]:
             self._group(tx, key)
             statement = statements.select_windows(key, asset, since, until)
-            return [WINDOW.read(row) for row in tx.rows(statement)]
+            return tx.all(statement, WINDOW.read)
 
         return self._read("windows", work)
 

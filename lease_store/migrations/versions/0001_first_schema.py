@@ -39,14 +39,7 @@ from dagster_leasehold.lease_store.columns import (
 )
 from dagster_leasehold.lease_store.database_errors import error_number
 from dagster_leasehold.lease_store.errors import StoreError
-from dagster_leasehold.lease_store.migrations.repeatable import (
-    OPTIONS,
-    create_index,
-    cursor,
-    group_key,
-    identifier,
-    short_text,
-)
+from dagster_leasehold.lease_store.migrations import repeatable as make
 
 revision = "0001"
 down_revision = None
@@ -83,7 +76,7 @@ def _grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
 Table(
     "consumer_group",
     metadata,
-    *group_key(),
+    *make.group_key(),
     Column("ordered", Boolean, nullable=False),
     Column("timeout_s", Double, nullable=False),
     Column("handoff_limit_s", Double, nullable=False),
@@ -95,91 +88,91 @@ Table(
     Column("generation", BigInteger, nullable=False),
     *_times(),
     *_grammar_checks("consumer_group", "consume_group", "logstream_sig"),
-    **OPTIONS,
+    **make.OPTIONS,
 )
 
 Table(
     "loghub_client_worker_instance",
     metadata,
-    *group_key(),
-    identifier("worker_instance"),
+    *make.group_key(),
+    make.identifier("worker_instance"),
     Column("lease_id", BigInteger, nullable=False),
-    short_text("incarnation"),
-    short_text("address"),
+    make.short_text("incarnation"),
+    make.short_text("address"),
     Column("source_count", Integer),
     Column("node_id", Integer),
     Column("pinned", JsonText),
     Column("accepts_runs", Boolean, nullable=False),
     *_times(),
     *_grammar_checks("worker_instance", "worker_instance"),
-    **OPTIONS,
+    **make.OPTIONS,
 )
 
 Table(
     "loghub_client_shard_lease",
     metadata,
-    *group_key(),
-    identifier("shard_id"),
+    *make.group_key(),
+    make.identifier("shard_id"),
     Column("lease_id", BigInteger, nullable=False),
-    identifier("lease_owner", key=False, nullable=True),
-    identifier("consumer_owner", key=False, nullable=True),
-    cursor("check_point", nullable=True),
+    make.identifier("lease_owner", key=False, nullable=True),
+    make.identifier("consumer_owner", key=False, nullable=True),
+    make.cursor("check_point", nullable=True),
     Column("state", String(16), nullable=False),
     Column("consumer_epoch", BigInteger, nullable=False),
-    short_text("consumer_run"),
+    make.short_text("consumer_run"),
     Column("handoff_eta_s", Double),
     Column("parents", JsonText, nullable=False),
-    short_text("hash_begin"),
-    short_text("hash_end"),
+    make.short_text("hash_begin"),
+    make.short_text("hash_end"),
     Column("read_only", Boolean, nullable=False),
     Column("subscribable", Boolean, nullable=False),
     Column("watermark", EventTime),
     *_times(),
     Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     *_grammar_checks("shard_lease", "shard_id"),
-    **OPTIONS,
+    **make.OPTIONS,
 )
 
 Table(
     "lease_journal",
     metadata,
     Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
-    identifier("consume_group", key=False),
-    identifier("logstream_sig", key=False),
+    make.identifier("consume_group", key=False),
+    make.identifier("logstream_sig", key=False),
     Column("kind", String(16), nullable=False),
     Column("reason", Text, nullable=False),
-    short_text("observer"),
+    make.short_text("observer"),
     Column("recorded_at", EventTime, nullable=False),
-    identifier("shard_id", key=False, nullable=True),
+    make.identifier("shard_id", key=False, nullable=True),
     Column("edge", Integer),
     Column("from_state", String(16)),
     Column("to_state", String(16)),
-    identifier("from_owner", key=False, nullable=True),
-    identifier("to_owner", key=False, nullable=True),
+    make.identifier("from_owner", key=False, nullable=True),
+    make.identifier("to_owner", key=False, nullable=True),
     Column("epoch", BigInteger, nullable=False),
-    short_text("run"),
-    cursor("check_point", nullable=True),
+    make.short_text("run"),
+    make.cursor("check_point", nullable=True),
     # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
-    short_text("transaction_id"),
+    make.short_text("transaction_id"),
     Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
     Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
     Index("lease_journal_by_transaction", "transaction_id"),
     sqlite_autoincrement=True,
-    **OPTIONS,
+    **make.OPTIONS,
 )
 
 Table(
     "batch",
     metadata,
-    *group_key(),
-    identifier("shard_id"),
+    *make.group_key(),
+    make.identifier("shard_id"),
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    cursor("start_cursor"),
-    cursor("end_cursor"),
+    make.cursor("start_cursor"),
+    make.cursor("end_cursor"),
     Column("state", String(16), nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    short_text("run"),
-    identifier("holder", key=False),
+    make.short_text("run"),
+    make.identifier("holder", key=False),
     Column("attempt", Text, nullable=False),
     Column("generation", Integer, nullable=False),
     Column("files", JsonText, nullable=False),
@@ -191,37 +184,37 @@ Table(
     Column("last_event_time", EventTime),
     Column("finished", Boolean, nullable=False),
     Column("committed_at", EventTime),
-    **OPTIONS,
+    **make.OPTIONS,
 )
 
 Table(
     "outbox",
     metadata,
     Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
-    identifier("consume_group", key=False),
-    identifier("logstream_sig", key=False),
-    identifier("shard_id", key=False),
+    make.identifier("consume_group", key=False),
+    make.identifier("logstream_sig", key=False),
+    make.identifier("shard_id", key=False),
     Column("kind", String(32), nullable=False),
-    short_text("batch_id"),
+    make.short_text("batch_id"),
     Column("payload", JsonText, nullable=False),
-    short_text("run"),
+    make.short_text("run"),
     Column("delivered", Boolean, nullable=False),
     Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
     sqlite_autoincrement=True,
-    **OPTIONS,
+    **make.OPTIONS,
 )
 
 Table(
     "gap",
     metadata,
-    *group_key(),
-    identifier("shard_id"),
-    cursor("start_cursor", key=True),
-    cursor("end_cursor", key=True),
+    *make.group_key(),
+    make.identifier("shard_id"),
+    make.cursor("start_cursor", key=True),
+    make.cursor("end_cursor", key=True),
     Column("reason", Text, nullable=False),
     Column("recorded_at", EventTime, nullable=False),
     Column("acknowledged", Boolean, nullable=False),
-    **OPTIONS,
+    **make.OPTIONS,
 )
 
 
@@ -256,7 +249,7 @@ def upgrade() -> None:
     metadata.create_all(connection, checkfirst=True)
     for each in metadata.sorted_tables:
         for index in sorted(each.indexes, key=lambda index: str(index.name)):
-            create_index(str(index.name), each.name, index.columns.keys())
+            make.create_index(str(index.name), each.name, index.columns.keys())
     if not _guarded(connection):
         _guard(connection)
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Integer
 
 from dagster_leasehold.lease_store.columns import ExactText
-from dagster_leasehold.lease_store.migrations.repeatable import (
-    add_column,
-    create_table,
-    group_key,
-    short_text,
-)
+from dagster_leasehold.lease_store.migrations import repeatable as make
 
 revision = "0004"
 down_revision = "0003"
@@ -18,12 +13,12 @@ down_revision = "0003"
 
 def upgrade() -> None:
     """No hook was called before: no attempt has failed, and nobody delivers."""
-    add_column("outbox", Column("attempts", Integer, nullable=False, server_default="0"))
-    add_column("outbox", Column("error", ExactText(300), nullable=False, server_default=""))
-    create_table(
+    make.add_column("outbox", Column("attempts", Integer, nullable=False, server_default="0"))
+    make.add_column("outbox", Column("error", ExactText(300), nullable=False, server_default=""))
+    make.create_table(
         "delivery_claim",
-        *group_key(),
-        short_text("worker_instance"),
-        short_text("incarnation"),
+        *make.group_key(),
+        make.short_text("worker_instance"),
+        make.short_text("incarnation"),
         Column("epoch", BigInteger, nullable=False),
     )

@@ -25,12 +25,7 @@ from sqlalchemy import (
 
 from dagster_leasehold.lease_store.columns import ExactText
 from dagster_leasehold.lease_store.ledger_rows import DataFile
-from dagster_leasehold.lease_store.migrations.repeatable import (
-    SHARDS,
-    add_column,
-    create_index,
-    drop_index,
-)
+from dagster_leasehold.lease_store.migrations import repeatable as make
 from dagster_leasehold.lease_store.rules.event_spans import span_of
 
 revision = "0007"
@@ -73,7 +68,7 @@ _batch = Table(
     Column("event_span", BigInteger),
 )
 _shards = Table(
-    SHARDS,
+    make.SHARDS,
     _metadata,
     *(Column(name, ExactText(64), primary_key=True) for name in _KEY),
     *(Column(name, BigInteger) for name in _TOTALS),
@@ -82,9 +77,9 @@ _shards = Table(
 
 def upgrade() -> None:
     """Look once through the rows that the ledger holds already, in pages."""
-    add_column("batch", Column("event_span", BigInteger))
+    make.add_column("batch", Column("event_span", BigInteger))
     for name in ("ledger_version", *_TOTALS):
-        add_column(SHARDS, Column(name, BigInteger, nullable=False, server_default="0"))
+        make.add_column(make.SHARDS, Column(name, BigInteger, nullable=False, server_default="0"))
     connection = op.get_bind()
     shards = connection.execute(select(*(_shards.c[name] for name in _KEY))).mappings().all()
     for shard in shards:
@@ -100,9 +95,9 @@ def upgrade() -> None:
         own = [_shards.c[name] == shard[name] for name in _KEY]
         connection.execute(update(_shards).where(*own).values(totals))
     for name, (table, columns) in _INDEXES.items():
-        create_index(name, table, columns)
+        make.create_index(name, table, columns)
     # Its columns are the first ones of the two that take its place.
-    drop_index("outbox_pending", "outbox")
+    make.drop_index("outbox_pending", "outbox")
 
 
 def _pages(

@@ -5,13 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Integer
 
 from dagster_leasehold.lease_store.columns import EventTime, JsonText
-from dagster_leasehold.lease_store.migrations.repeatable import (
-    add_column,
-    create_table,
-    group_key,
-    identifier,
-    short_text,
-)
+from dagster_leasehold.lease_store.migrations import repeatable as make
 
 revision = "0010"
 down_revision = "0009"
@@ -19,23 +13,23 @@ down_revision = "0009"
 
 def upgrade() -> None:
     """Nothing was deleted before this release, and every row stands for itself."""
-    add_column("batch", Column("last_sequence", BigInteger))
-    add_column("batch", Column("last_epoch", BigInteger))
-    add_column("batch", Column("batches", Integer, nullable=False, server_default="1"))
+    make.add_column("batch", Column("last_sequence", BigInteger))
+    make.add_column("batch", Column("last_epoch", BigInteger))
+    make.add_column("batch", Column("batches", Integer, nullable=False, server_default="1"))
     # Events of earlier releases count as old: those that were delivered are needed no more.
-    add_column("outbox", Column("recorded_at", EventTime, nullable=False, server_default="0"))
-    create_table(
+    make.add_column("outbox", Column("recorded_at", EventTime, nullable=False, server_default="0"))
+    make.create_table(
         "shard_summary",
-        *group_key(),
-        identifier("shard_id"),
+        *make.group_key(),
+        make.identifier("shard_id"),
         Column("version", BigInteger, nullable=False),
         Column("journal_until", BigInteger, nullable=False),
         Column("entries", JsonText, nullable=False),
         Column("epoch", BigInteger, nullable=False),
         Column("opened", BigInteger),
         Column("opened_epoch", BigInteger),
-        short_text("opened_run"),
-        identifier("opened_by", key=False, nullable=True),
+        make.short_text("opened_run"),
+        make.identifier("opened_by", key=False, nullable=True),
         Column("open", Boolean, nullable=False),
         Column("proven_until", BigInteger, nullable=False),
         Column("proven_epoch", BigInteger, nullable=False),
