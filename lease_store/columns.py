@@ -131,6 +131,11 @@ def identifier_column(name: str, *, key: bool = True, nullable: bool = False) ->
     return Column(name, column, primary_key=key, nullable=nullable and not key)
 
 
+def group_key() -> tuple[Column[str], Column[str]]:
+    """Return the first two columns of every key."""
+    return identifier_column("consume_group"), identifier_column("logstream_sig")
+
+
 def cursor_column(name: str, *, nullable: bool = False) -> Column[str]:
     """Return a column for a cursor of a shard."""
     return Column(name, ExactText(CURSOR_LENGTH_MAX), nullable=nullable)

@@ -39,27 +39,31 @@ def history_age(days: float | Literal["forever"]) -> timedelta | None:
     """
     if days == FOREVER:
         return None
-    if not HISTORY_DAYS_MIN <= days <= HISTORY_DAYS_MAX:
-        raise InvalidSetting(
-            f"History cannot be kept for {days:g} days: use {HISTORY_DAYS_MIN:g} to "
-            f"{HISTORY_DAYS_MAX:g} days, or {FOREVER!r} to keep all of it."
-        )
-    return timedelta(days=days)
+    return _age(
+        days,
+        f"History cannot be kept for {days:g} days: use {HISTORY_DAYS_MIN:g} to "
+        f"{HISTORY_DAYS_MAX:g} days, or {FOREVER!r} to keep all of it.",
+    )
 
 
 def output_age(days: float | None) -> timedelta | None:
-    """The age from which on committed output expires; None where it is kept for good.
+    """Return the age from which committed output expires; None where it is kept for good.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
     """
     if days is None:
         return None
+    return _age(
+        days,
+        f"Committed output cannot expire after {days:g} days: use {HISTORY_DAYS_MIN:g} to "
+        f"{HISTORY_DAYS_MAX:g} days, or leave output_days out to keep it for good.",
+    )
+
+
+def _age(days: float, refusal: str) -> timedelta:
     if not HISTORY_DAYS_MIN <= days <= HISTORY_DAYS_MAX:
-        raise InvalidSetting(
-            f"Committed output cannot expire after {days:g} days: use {HISTORY_DAYS_MIN:g} to "
-            f"{HISTORY_DAYS_MAX:g} days, or leave output_days out to keep it for good."
-        )
+        raise InvalidSetting(refusal)
     return timedelta(days=days)
 
 

@@ -30,6 +30,7 @@ from dagster_leasehold.lease_store.columns import (
     count_column,
     cursor_column,
     grammar_checks,
+    group_key,
     identifier_column,
     name_column,
     times,
@@ -49,8 +50,7 @@ TABLE_OPTIONS: dict[str, Any] = {
 consumer_group = Table(
     "consumer_group",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     Column("ordered", Boolean, nullable=False),
     Column("timeout_s", Double, nullable=False),
     Column("handoff_limit_s", Double, nullable=False),
@@ -69,8 +69,7 @@ consumer_group = Table(
 worker_instance = Table(
     "loghub_client_worker_instance",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     identifier_column("worker_instance"),
     Column("lease_id", BigInteger, nullable=False),
     name_column("incarnation"),
@@ -87,8 +86,7 @@ worker_instance = Table(
 shard_lease = Table(
     "loghub_client_shard_lease",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     identifier_column("shard_id"),
     Column("lease_id", BigInteger, nullable=False),
     identifier_column("lease_owner", key=False, nullable=True),
@@ -150,8 +148,7 @@ lease_journal = Table(
 batch = Table(
     "batch",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     identifier_column("shard_id"),
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
     cursor_column("start_cursor"),
@@ -214,8 +211,7 @@ outbox = Table(
 gap = Table(
     "gap",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     identifier_column("shard_id"),
     Column("start_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
     Column("end_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
@@ -230,8 +226,7 @@ gap = Table(
 rewrite_claim = Table(
     "rewrite_claim",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     identifier_column("shard_id"),
     # Empty where nobody is rewriting: the account of a running node may not delete rows.
     name_column("run"),
@@ -246,8 +241,7 @@ rewrite_claim = Table(
 delivery_claim = Table(
     "delivery_claim",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     # Empty where nobody is delivering: the account of a running node may not delete rows.
     name_column("worker_instance"),
     name_column("incarnation"),
@@ -258,8 +252,7 @@ delivery_claim = Table(
 event_window = Table(
     "event_window",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     Column("asset", ExactText(NAME_LENGTH_MAX), primary_key=True),
     Column("window_start", EventTime, primary_key=True, autoincrement=False),
     Column("window_end", EventTime, nullable=False),
@@ -279,8 +272,7 @@ event_window = Table(
 window_attempt = Table(
     "window_attempt",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     # Rows are used again: there are as many as attempts were ever under way at once.
     Column("slot", Integer, primary_key=True, autoincrement=False),
     # Empty where none is under way: the account of a running node may not delete rows.
@@ -293,8 +285,7 @@ window_attempt = Table(
 shard_summary = Table(
     "shard_summary",
     metadata,
-    identifier_column("consume_group"),
-    identifier_column("logstream_sig"),
+    *group_key(),
     # Empty for the journal entries that concern no shard.
     identifier_column("shard_id"),
     Column("version", BigInteger, nullable=False),

@@ -58,8 +58,7 @@ class ByShard(MutableMapping[tuple[S, int], V], Generic[S, V]):
         """Return all rows, those of a shard together and in the order of their numbers."""
         return [row for shard in self._shards for row in self.of(shard)]
 
-    def copy(self) -> ByShard[S, V]:
-        """Return the rows as they are now; the rows themselves are shared."""
+    def __copy__(self) -> ByShard[S, V]:
         copied = ByShard[S, V]()
         copied._shards = {shard: dict(rows) for shard, rows in self._shards.items()}
         return copied

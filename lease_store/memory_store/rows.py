@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from threading import RLock
@@ -57,24 +58,7 @@ class GroupRows:
 
     def copy(self) -> GroupRows:
         """Return a copy of the rows as they are now."""
-        return GroupRows(
-            self.group,
-            dict(self.nodes),
-            dict(self.shards),
-            self.batches.copy(),
-            self.journal.copy(),
-            dict(self.outbox),
-            list(self.gaps),
-            dict(self.rewrites),
-            dict(self.compacted),
-            Counter(self.versions),
-            dict(self.totals),
-            self.turn_of,
-            self.turn_epoch,
-            dict(self.windows),
-            dict(self.window_attempts),
-            dict(self.summaries),
-        )
+        return GroupRows(**{each.name: copy(getattr(self, each.name)) for each in fields(self)})
 
     @property
     def members(self) -> Collection[NodeName]:

@@ -16,7 +16,12 @@ from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards
 from dagster_leasehold.lease_store.rules.refusals import gap_refused, lease_lost
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.transitions import closed, opened
+from dagster_leasehold.lease_store.rules.transitions import (
+    closed,
+    opened,
+    opening_refused,
+    tenure_view,
+)
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
 
@@ -35,12 +40,9 @@ class MemoryTenures(MemoryRows, Tenures):
     ) -> Opened | OpenByOther | NotHeld:
         with self._rows("open_tenure", key) as rows:
             row = rows.shard(shard)
-            if not row.state.held or row.consumer_owner != node:
-                return NotHeld(row.state.value, row.consumer_owner)
-            if rows.group.paused:
-                return NotHeld("paused", row.consumer_owner)
-            if row.consumer_run and row.consumer_run != replaces:
-                return OpenByOther(row.consumer_run)
+            refused = opening_refused(row, node, replaces, paused=rows.group.paused)
+            if refused is not None:
+                return refused
             if row.state is ShardState.TRANSFER:
                 # The holder's run died before it let go: nobody else would hand the shard over.
                 step = closed(row, rows.members, f"its run {row.consumer_run} had ended")
@@ -61,16 +63,11 @@ class MemoryTenures(MemoryRows, Tenures):
         if not tenures:
             return {}
         with self._rows("review", tenures[0].key) as rows:
-            views: dict[ShardId, TenureView] = {}
-            for tenure in tenures:
-                row = rows.current(tenure)
-                moving = row is not None and row.state is ShardState.TRANSFER
-                views[tenure.shard] = TenureView(
-                    current=row is not None,
-                    transfer_to=row.lease_owner if row and moving else None,
-                    paused=rows.group.paused,
-                )
-            return views
+            shards, paused = rows.shards, rows.group.paused
+            return {
+                tenure.shard: tenure_view(shards.get(tenure.shard), tenure, paused=paused)
+                for tenure in tenures
+            }
 
     @override
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:

@@ -105,7 +105,6 @@ class Proven:
         open: the tenure that was open at the covered journal's end.
         tenures: openings of the covered journal under which batches that are not covered may
             have been committed.
-        forces: forced checkpoints of the covered journal with a higher epoch than `last`.
         last: the last covered batch.
         entries_until: entries up to this number are covered, although some of them are still there.
         fenced_until: of batches with lower numbers, which are still there, the tenures are covered.
@@ -117,7 +116,6 @@ class Proven:
     epoch: int = 0
     open: Opening | None = None
     tenures: tuple[Opening, ...] = ()
-    forces: tuple[Force, ...] = ()
     last: End | None = None
     entries_until: int = 0
     fenced_until: int = 0
@@ -149,7 +147,7 @@ class JournalProof:
         self.current = proven.open
         self.newest = max(proven.tenures, key=lambda each: each.epoch, default=proven.open)
         self.tenures = HashedTenures()
-        self.forces = list(proven.forces)
+        self.forces: list[Force] = []
         self._shard = shard
         self._until = proven.entries_until
         for each in (*proven.tenures, *([self.current] if self.current else [])):

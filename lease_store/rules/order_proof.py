@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
@@ -52,8 +52,8 @@ class _Course:
 
     parents: Mapping[ShardId, Sequence[ShardId]]
     children: Mapping[ShardId, Sequence[ShardId]]
-    lives: dict[ShardId, Life]
     ordered: bool
+    lives: dict[ShardId, Life] = field(default_factory=dict[ShardId, Life])
     early: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
 
     def take(self, entry: JournalEntry, shard: ShardId) -> None:
@@ -115,23 +115,14 @@ class OrderProof:
 
     Args:
         parents: of every shard of the group.
-        lives: what came before the first entry, where that was removed.
     """
 
-    def __init__(
-        self,
-        parents: Mapping[ShardId, Sequence[ShardId]],
-        lives: Mapping[ShardId, Life] | None = None,
-    ) -> None:
-        self._parents = parents
+    def __init__(self, parents: Mapping[ShardId, Sequence[ShardId]]) -> None:
         children: dict[ShardId, list[ShardId]] = {}
         for child, named in parents.items():
             for parent in named:
                 children.setdefault(parent, []).append(child)
-        self._courses = {
-            ordered: _Course(parents, children, _copied(lives or {}), ordered)
-            for ordered in (True, False)
-        }
+        self._courses = {ordered: _Course(parents, children, ordered) for ordered in (True, False)}
 
     def take(self, entry: JournalEntry) -> None:
         """Take the next entry of the group."""
@@ -144,10 +135,6 @@ class OrderProof:
         if entry.shard is not None:
             for course in self._courses.values():
                 course.take(entry, entry.shard)
-
-    def lives(self, *, ordered: bool) -> dict[ShardId, Life]:
-        """Return the life of each shard by the entries, for a proof that goes on from here."""
-        return _copied(self._course(ordered).lives)
 
     def violations(self, *, ordered: bool) -> list[tuple[ShardId, str]]:
         """List every shard that could start, was claimed or was opened too early, once, and how.
@@ -169,13 +156,6 @@ def _excused(parent: Life, accepted: int | None) -> bool:
     if parent.reopened < 0:
         return False
     return not parent.reopened_in_order or (accepted is not None and accepted > parent.over)
-
-
-def _copied(lives: Mapping[ShardId, Life]) -> dict[ShardId, Life]:
-    return {
-        shard: replace(life, accepted=dict(life.accepted), without=dict(life.without))
-        for shard, life in lives.items()
-    }
 
 
 def check_order(

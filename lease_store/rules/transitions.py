@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import Note
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, TenureView
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
@@ -83,18 +84,23 @@ def _edge(before: ShardLease, after: ShardLease, reason: str, *, closes: bool) -
     return Step(before, after, (_closing(before, reason) if closes else ()) + notes)
 
 
+def _given(shard: ShardLease, state: ShardState, owner: NodeName | None) -> ShardLease:
+    """Return a shard's row once it is an owner's, or nobody's, and no run has it open."""
+    return replace(
+        shard,
+        state=state,
+        lease_owner=owner,
+        consumer_owner=owner,
+        consumer_run="",
+        handoff_eta_s=None,
+    )
+
+
 def claimed(shard: ShardLease, node: NodeName, reason: str) -> Step | None:
     """Edge 3, or None where the shard is not free."""
     if shard.state is not ShardState.NOT_ALLOC:
         return None
-    after = replace(
-        shard,
-        state=ShardState.ALREADY_ALLOC,
-        lease_owner=node,
-        consumer_owner=node,
-        consumer_run="",
-        handoff_eta_s=None,
-    )
+    after = _given(shard, ShardState.ALREADY_ALLOC, node)
     return _edge(shard, after, reason, closes=False)
 
 
@@ -102,15 +108,7 @@ def released(shard: ShardLease, reason: str) -> Step | None:
     """Edges 4 and 9: the holder is gone."""
     if not shard.state.held:
         return None
-    after = replace(
-        shard,
-        state=ShardState.NOT_ALLOC,
-        lease_owner=None,
-        consumer_owner=None,
-        consumer_run="",
-        handoff_eta_s=None,
-    )
-    return _edge(shard, after, reason, closes=True)
+    return _edge(shard, _given(shard, ShardState.NOT_ALLOC, None), reason, closes=True)
 
 
 def transfer_begun(shard: ShardLease, to: NodeName, reason: str) -> Step | None:
@@ -140,27 +138,13 @@ def transfer_completed(shard: ShardLease, reason: str) -> Step | None:
 
 
 def _handed_over(shard: ShardLease, reason: str) -> Step:
-    after = replace(
-        shard,
-        state=ShardState.ALREADY_ALLOC,
-        consumer_owner=shard.lease_owner,
-        consumer_run="",
-        handoff_eta_s=None,
-    )
+    after = _given(shard, ShardState.ALREADY_ALLOC, shard.lease_owner)
     return _edge(shard, after, reason, closes=True)
 
 
 def finished(shard: ShardLease, cursor: str, reason: str) -> Step:
     """Edge 8: the checkpoint of a read-only shard reached its end at `cursor`."""
-    after = replace(
-        shard,
-        state=ShardState.OVER,
-        lease_owner=None,
-        consumer_owner=None,
-        consumer_run="",
-        handoff_eta_s=None,
-        check_point=cursor,
-    )
+    after = replace(_given(shard, ShardState.OVER, None), check_point=cursor)
     return _edge(shard, after, reason, closes=True)
 
 
@@ -215,8 +199,8 @@ def closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> Ste
     if shard.state is ShardState.TRANSFER:
         if shard.lease_owner in members:
             return _handed_over(shard, reason)
-        back = replace(shard, state=ShardState.ALREADY_ALLOC, lease_owner=shard.consumer_owner)
-        return _edge(shard, replace(back, consumer_run="", handoff_eta_s=None), reason, closes=True)
+        back = _given(shard, ShardState.ALREADY_ALLOC, shard.consumer_owner)
+        return _edge(shard, back, reason, closes=True)
     after = replace(shard, consumer_run="", handoff_eta_s=None)
     return Step(shard, after, _closing(shard, reason))
 
@@ -273,3 +257,27 @@ def holds(shard: ShardLease | None, tenure: Tenure) -> bool:
         and shard.consumer_epoch == tenure.epoch
         and shard.consumer_run == tenure.run
     )
+
+
+def tenure_view(shard: ShardLease | None, tenure: Tenure, *, paused: bool) -> TenureView:
+    """Return a holder's view of its shard; `shard` is its row, if it has one."""
+    if shard is None or not holds(shard, tenure):
+        return TenureView(current=False, paused=paused)
+    moving = shard.state is ShardState.TRANSFER
+    return TenureView(True, shard.lease_owner if moving else None, paused)
+
+
+def opening_refused(
+    shard: ShardLease, node: NodeName, replaces: str | None, *, paused: bool
+) -> NotHeld | OpenByOther | None:
+    """Return why a run of a node may not open a shard; None if it may.
+
+    `replaces` names a run that has ended, and may have left the shard open.
+    """
+    if not shard.state.held or shard.consumer_owner != node:
+        return NotHeld(shard.state.value, shard.consumer_owner)
+    if paused:
+        return NotHeld("paused", shard.consumer_owner)
+    if shard.consumer_run and shard.consumer_run != replaces:
+        return OpenByOther(shard.consumer_run)
+    return None

@@ -113,7 +113,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
             self._journal(tx, key, [rewrite_note(shard, run, reason)], run)
             return Changed((shard,))
 
-        mark = self._journalled_of_shard(key, shard)
+        mark = self._journalled(key, shard)
         return self._write("rewrite_batches", work, mark=mark)
 
     @override

@@ -125,7 +125,7 @@ class SqlShards(SqlVerbs, Shards):
     def cancel_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        def rule(row: ShardLease, _members: set[NodeName]) -> Step | None:
+        def rule(row: ShardLease, _: object) -> Step | None:
             return transitions.transfer_cancelled(row, reason)
 
         return self._step("cancel_transfer", key, shard, seen_lease_id, rule, observer=observer)
@@ -197,5 +197,5 @@ class SqlShards(SqlVerbs, Shards):
             self._journal(tx, key, [acknowledgement(gap)], observer)
             return Changed((gap.shard,))
 
-        mark = self._journalled_of_shard(key, gap.shard)
+        mark = self._journalled(key, gap.shard)
         return self._write("acknowledge_gap", work, mark=mark)

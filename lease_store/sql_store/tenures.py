@@ -16,8 +16,15 @@ from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
 from dagster_leasehold.lease_store.rules.refusals import gap_refused, unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.transitions import Step, closed, holds, opened
-from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
+from dagster_leasehold.lease_store.rules.transitions import (
+    Step,
+    closed,
+    holds,
+    opened,
+    opening_refused,
+    tenure_view,
+)
+from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
@@ -32,13 +39,6 @@ class _Moving(Exception):
 
 class _MovingWork(Protocol[Outcome_co]):
     def __call__(self, tx: Transaction, *, moving: bool) -> Outcome_co: ...
-
-
-def _view(row: ShardLease | None, tenure: Tenure, *, paused: bool) -> TenureView:
-    if row is None or not holds(row, tenure):
-        return TenureView(current=False, paused=paused)
-    moving = row.state is ShardState.TRANSFER
-    return TenureView(True, row.lease_owner if moving else None, paused)
 
 
 class SqlTenures(SqlVerbs, Tenures):
@@ -58,12 +58,9 @@ class SqlTenures(SqlVerbs, Tenures):
             row = self._lock_shard(tx, key, shard)
             # Looked at behind the lock: see `lease_store.draining`.
             paused = self._group(tx, key).paused
-            if not row.state.held or row.consumer_owner != node:
-                return tx.abandon(NotHeld(row.state.value, row.consumer_owner))
-            if paused:
-                return tx.abandon(NotHeld("paused", row.consumer_owner))
-            if row.consumer_run and row.consumer_run != replaces:
-                return tx.abandon(OpenByOther(row.consumer_run))
+            refused = opening_refused(row, node, replaces, paused=paused)
+            if refused is not None:
+                return tx.abandon(refused)
             if row.state is ShardState.TRANSFER:
                 if not moving:
                     raise _Moving
@@ -104,7 +101,7 @@ class SqlTenures(SqlVerbs, Tenures):
             shards = {row.shard: row for row in leases}
             paused = bool(rows[0]["paused"])
             return {
-                tenure.shard: _view(shards.get(tenure.shard), tenure, paused=paused)
+                tenure.shard: tenure_view(shards.get(tenure.shard), tenure, paused=paused)
                 for tenure in tenures
             }
 
@@ -151,7 +148,7 @@ class SqlTenures(SqlVerbs, Tenures):
             self._carry_out(tx, key, steps, str(first.holder))
             return {step.after.shard for step in steps}
 
-        mark = self._journalled_of_shard(key, first.shard)
+        mark = self._journalled(key, first.shard)
         return self._write("close_tenure", work, mark=mark)
 
     @override
@@ -214,6 +211,6 @@ class SqlTenures(SqlVerbs, Tenures):
             return work(tx, moving=True)
 
         try:
-            return self._write(kind, alone, mark=self._journalled_of_shard(key, shard))
+            return self._write(kind, alone, mark=self._journalled(key, shard))
         except _Moving:
             return self._change(kind, key, ordered)

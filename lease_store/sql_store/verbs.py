@@ -49,12 +49,15 @@ class SqlVerbs(SqlReadiness):
 
         return self._write(kind, ordered, mark=self._journalled(key))
 
-    def _journalled(self, key: GroupKey) -> Mark:
-        """Return the mark that looks for a transaction's journal entries, behind its locks."""
+    def _journalled(self, key: GroupKey, shard: ShardId | None = None) -> Mark:
+        """Return the mark that looks for a transaction's journal entries, behind its first lock."""
 
         def mark(tx: Transaction) -> bool:
-            tx.connection.execute(lock_rows(consumer_group, key)).all()
-            return tx.connection.execute(ledger_statements.journalled(tx.id)).first() is not None
+            if shard is None:
+                tx.connection.execute(lock_rows(consumer_group, key)).all()
+            else:
+                self._lock_shards(tx, key, [shard])
+            return tx.value(ledger_statements.journalled(tx.id)) is not None
 
         return mark
 
@@ -171,13 +174,6 @@ class SqlVerbs(SqlReadiness):
         if shards:
             rows = [SHARD.row(key, shard) for shard in shards]
             tx.connection.execute(insert_into(shard_lease), rows)
-
-    def _journalled_of_shard(self, key: GroupKey, shard: ShardId) -> Mark:
-        def mark(tx: Transaction) -> bool:
-            self._lock_shards(tx, key, [shard])
-            return tx.connection.execute(ledger_statements.journalled(tx.id)).first() is not None
-
-        return mark
 
     def _lock_shard(self, tx: Transaction, key: GroupKey, shard: ShardId) -> ShardLease:
         row = self._lock_shards(tx, key, [shard]).get(shard)

@@ -14,15 +14,8 @@ from dagster_leasehold.lease_store.ledger_rows import (
     LedgerHead,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.rules.journal_proof import (
-    NOTHING_PROVEN,
-    End,
-    Force,
-    Opening,
-    Proven,
-)
+from dagster_leasehold.lease_store.rules.journal_proof import NOTHING_PROVEN, End, Opening, Proven
 from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
-from dagster_leasehold.lease_store.rules.order_proof import OrderProof
 from dagster_leasehold.lease_store.rules.shard_proof import ShardHistory, prove_shard
 from dagster_leasehold.lease_store.rules.verification import audit
 from tests.unit.lease_store.rules.test_verification import (
@@ -64,29 +57,6 @@ def test_batches_that_are_left_name_tenures_that_were_covered() -> None:
     assert "fence" in cut(len(entries), 2, proven, PARENT)
     opening = Opening(opened.sequence, 2, "run-2", opened.to_owner)
     assert cut(len(entries), 2, replace(proven, tenures=(opening,)), PARENT) == []
-
-
-def test_forced_checkpoints_that_were_covered_still_explain_a_leap() -> None:
-    entries = [entry for entry in true_history().journal if entry.shard == OTHER]
-    last_open = max(place for place, entry in enumerate(entries) if entry.kind == "open")
-    leap = next(entry for entry in reversed(entries) if entry.kind == "force")
-    proven = Proven(epoch=leap.epoch, last=End(2, "22", leap.epoch - 1))
-    assert cut(last_open, 3, proven) == ["ledger"]
-    forced = replace(proven, forces=(Force(leap.epoch, leap.check_point),))
-    assert cut(last_open, 3, forced) == []
-
-
-def test_the_order_of_shards_is_proven_from_what_came_before() -> None:
-    history = true_history()
-    parents = {lease.shard: lease.parents for lease in history.shards}
-    for place in range(len(history.journal) + 1):
-        before = OrderProof(parents)
-        for entry in history.journal[:place]:
-            before.take(entry)
-        after = OrderProof(parents, before.lives(ordered=True))
-        for entry in history.journal[place:]:
-            after.take(entry)
-        assert after.violations(ordered=True) == []
 
 
 def test_committed_rows_that_change_meanwhile_are_read_again(
