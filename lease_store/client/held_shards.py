@@ -22,8 +22,10 @@ _LOG = logging.getLogger(__name__)
 class HeldShards:
     """Opens, saves and closes under the tenures of one member; safe to use from threads.
 
-    The caller hears once that a tenure is over, from the next call that names the shard. Saves of
-    a shard happen one after another, so that an older cursor cannot overtake a newer.
+    The caller hears once that a tenure is over: the next call that names the shard raises
+    `LeaseLost`, and later ones `ShardNotOpen`, as for any shard that is not open here. So does a
+    call that names another `tenure` than the open one. Saves of a shard happen one after another,
+    so that an older cursor cannot overtake a newer.
 
     Args:
         store: the lease store.
@@ -73,12 +75,7 @@ class HeldShards:
             return self._open[shard].persisted if shard in self._open else None
 
     def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
-        """Make sure that the shard is open here under a tenure that goes on.
-
-        Raises:
-            LeaseLost: the tenure is over (told once); `tenure` is not the one that is open.
-            ShardNotOpen: the shard is not open here.
-        """
+        """Make sure that the shard is open here under a tenure that goes on."""
         with self._lock:
             self._current(shard, tenure)
 
@@ -106,8 +103,6 @@ class HeldShards:
         """Remember a checkpoint, and write it to the store now if `persist`.
 
         Raises:
-            LeaseLost: the tenure is over (told once); `tenure` is not the one that is open.
-            ShardNotOpen: the shard is not open here.
             StoreError: it could not be written now; it is tried again by the interval.
         """
         with self._lock, self._fenced(shard, held := self._current(shard, tenure)):
@@ -139,30 +134,18 @@ class HeldShards:
         """Record that `[start, end)` cannot be read, and with `skip` continue at `end`.
 
         Raises:
-            LeaseLost: the tenure is over (told once).
-            ShardNotOpen: the shard is not open here.
             CheckpointRefused: the gap does not begin at the checkpoint.
         """
         with self._lock, self._fenced(shard, held := self._current(shard)):
             held.record_gap(start=start, end=end, reason=reason, skip=skip)
 
     def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
-        """Publish how long the shard's hand-over will take.
-
-        Raises:
-            LeaseLost: the tenure is over (told once).
-            ShardNotOpen: the shard is not open here.
-        """
+        """Publish how long the shard's hand-over will take."""
         with self._lock, self._fenced(shard, held := self._current(shard)):
             held.announce(handoff_eta_s=handoff_eta_s)
 
     def finish(self, shard: ShardId, cursor: str) -> None:
-        """Let go of a read-only shard that is consumed up to its end at `cursor`: it is over.
-
-        Raises:
-            LeaseLost: the tenure is over (told once).
-            ShardNotOpen: the shard is not open here.
-        """
+        """Let go of a read-only shard that is consumed up to its end at `cursor`: it is over."""
         with self._lock, self._fenced(shard, held := self._current(shard)):
             held.finish(cursor)
             del self._open[shard]
@@ -171,8 +154,6 @@ class HeldShards:
         """Save what is unsaved and end the tenure; a shard in transfer is handed over by that.
 
         Raises:
-            LeaseLost: the tenure was over already (told once).
-            ShardNotOpen: the shard is not open here.
             StoreError: the store does not answer; the shard is still open here.
         """
         with self._lock, self._fenced(shard, held := self._current(shard)):

@@ -25,6 +25,8 @@ class Standing:
 class OpenShard:
     """One open shard of a member; its calls come one after another.
 
+    Each that writes raises `LeaseLost` once the tenure is over.
+
     Attributes:
         tenure: under which it is open.
         persisted: the checkpoint that the store confirmed, if any.
@@ -71,7 +73,6 @@ class OpenShard:
            Repeated, the write of 7 changes nothing; 9 then follows it.
 
         Raises:
-            LeaseLost: the tenure is over.
             StoreError: the store does not answer.
         """
         if self.unsaved is None or self.unsaved == self.persisted:
@@ -122,7 +123,6 @@ class OpenShard:
         """Record that `[start, end)` cannot be read, and with `skip` continue at `end`.
 
         Raises:
-            LeaseLost: the tenure is over.
             CheckpointRefused: the gap does not begin at the checkpoint.
         """
         self.flush()
@@ -131,30 +131,18 @@ class OpenShard:
             self.persisted = end
 
     def announce(self, *, handoff_eta_s: float) -> None:
-        """Publish how long the hand-over will take, in seconds.
-
-        Raises:
-            LeaseLost: the tenure is over.
-        """
+        """Publish how long the hand-over will take, in seconds."""
         self._store.announce(self.tenure, handoff_eta_s=handoff_eta_s)
 
     def finish(self, cursor: str) -> None:
-        """Edge 8: a read-only shard is consumed up to its end at `cursor`.
-
-        Raises:
-            LeaseLost: the tenure is over.
-        """
+        """Edge 8: a read-only shard is consumed up to its end at `cursor`."""
         self.unsaved = cursor
         self.flush()
         if isinstance(self._store.finish_empty(self.tenure, cursor), Stale):
             raise self.lost
 
     def close(self, reason: str) -> None:
-        """End the tenure; a shard in transfer is handed over by that.
-
-        Raises:
-            LeaseLost: the tenure was over already.
-        """
+        """End the tenure; a shard in transfer is handed over by that."""
         self._store.close_tenure(self.tenure, reason=reason)
 
     def contradiction(self, stood: Standing, row: Progress | None) -> str:
