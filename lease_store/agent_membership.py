@@ -1,7 +1,7 @@
 """A node's membership in one consumer group, as the node's agent keeps it.
 
-Which node owns which shard is planned elsewhere; the agent only says that the node lives, and
-whether it takes runs.
+The owners of shards are planned elsewhere; the agent only says that the node lives, and whether it
+takes runs.
 """
 
 from __future__ import annotations
@@ -91,11 +91,12 @@ class AgentMembership:
         self._planner.see(mark)
 
     def keep(self, *, accepts_runs: bool, joins: bool = True) -> str:
-        """Join, beat, or tell the group whether the node takes runs; return the change, or nothing.
+        """Join, beat, or tell the group whether the node takes runs.
 
-        Where another incarnation has the name, the call does nothing but watch it, until it has
-        beaten or has stood still for the group's timeout. It does nothing else either unless the
-        node `joins`. A node whose planner is silent takes no runs: nobody would launch them.
+        Return the change as a phrase for people; an empty text if there is none. Where another
+        incarnation has the name, the call only watches it, until its counter moves or has stood
+        still for the group's timeout; unless the node `joins`, it never does more than that. A node
+        whose planner is silent takes no runs: nobody would launch them.
 
         Raises:
             NodeNameTaken: another live process answers to the name.
@@ -152,7 +153,7 @@ class AgentMembership:
         return f"{taking} in group {self._key}"
 
     def _watch_rival(self, pulse: Pulse) -> None:
-        """Look whether a process that has the name lives.
+        """Check whether another process that has the name lives.
 
         Raises:
             NodeNameTaken: its counter moved while it was watched.

@@ -1,7 +1,7 @@
 """Draining a group: pause it, and wait until nothing of it is under way any more.
 
 A closed tenure is the proof that a shard's checkpoint is durable: a run closes its tenures after
-its last commit, and a client after it has saved what was confirmed. That nothing opens again:
+its last commit, and a client after it has saved what was confirmed. Why nothing opens again:
 
 1. `open_tenure` locks the shard's row, and only then looks whether the group is paused.
 2. The group is paused, and that is committed.

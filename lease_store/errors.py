@@ -36,7 +36,7 @@ def one_line(text: str) -> str:
 
 
 def without_secrets(line: str) -> str:
-    """An error's line without what looks like credentials: of a URL, or named as such.
+    """Return an error's line without what looks like credentials: of a URL, or named as such.
 
     Foreign code talks to services of its own, whose clients put what they were given into errors.
     """

@@ -1,6 +1,6 @@
 """A holder's heartbeat: it keeps the node alive while a run works, and says when to stop.
 
-Beaten from the process that does the work, so that a process that hangs stops beating too.
+The process that does the work sends it, so that a process that hangs stops beating, too.
 
 What the trust window prevents:
 

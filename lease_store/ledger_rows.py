@@ -126,7 +126,7 @@ class BatchCommit:
         attempt: the folder of the attempt, relative to the stream's output folder.
         finished: a read-only shard's checkpoint reached its end with this batch.
         watermark: the shard's new watermark, or None to leave it.
-        hooked: the stream's own hook is to be told of it too.
+        hooked: the stream's own hook is to be called for it, too.
     """
 
     tenure: Tenure
@@ -146,8 +146,8 @@ class Throughput:
     """The sum of a shard's newest committed batches.
 
     Attributes:
-        batches: how many they are.
-        records: how many records they read, or wrote where the reading was stopped early.
+        batches: their number.
+        records: the number of records that they read, or wrote where reading was stopped early.
         first_at: when the oldest of them was committed.
         last_at: when the newest of them was committed.
     """

@@ -1,7 +1,7 @@
 """One node in one group, under one incarnation: how it joins, beats, keeps its name and leaves.
 
-Whoever keeps a node alive does it by this: the process that rebalances, a node's agent, and plain
-clients. What they do about a name that another process has is theirs to decide.
+All that keep a node alive use it: the process that rebalances, a node's agent, and plain clients.
+Each of them decides for itself what to do about a name that another process has.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def _uncounted(verb: str) -> None:
 
 @dataclass(slots=True)
 class Membership:
-    """A member of a group, as the process knows it that keeps it alive.
+    """A member of a group, as seen by the process that keeps it alive.
 
     Attributes:
         store: the lease store.
         key: the group.
         node: the member's name.
-        incarnation: under which it answers to its name; new for every process that does.
+        incarnation: tells apart the processes that answer to the name; each has a new one.
         clock: monotonic seconds.
-        count: told of the verb of each statement.
+        count: called with the verb of each statement.
         beaten_at: the moment before the last confirmed beat was sent; None before the first.
     """
 
@@ -46,7 +46,7 @@ class Membership:
     beaten_at: float | None = None
 
     def row(self, settings: Node) -> Node:
-        """Return the row that the member shall have with these settings, but for its counter."""
+        """Return the member's row with these settings; its counter is left to the store."""
         return replace(settings, name=self.node, lease_id=0, incarnation=self.incarnation)
 
     def rival(self, nodes: Iterable[Node]) -> Node | None:
@@ -85,7 +85,7 @@ class Membership:
         """
         row, rival = self.row(settings), self.rival(pulse.nodes)
         lapsed = observations.lapsed(pulse.group.timeout_s) if rival else {}
-        # The store refuses a contradiction, too; seen here, it costs no write every time.
+        # The store refuses a contradiction, too; one that is found here costs no write.
         check_member(pulse.group, pulse.nodes, row)
         sent_at = self.clock()
         self.count("register")

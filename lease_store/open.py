@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 WHOLE_TABLE_S = 3_600
-"""How long a statement of an upgrade may take: an index over millions of rows takes minutes."""
+"""The seconds that a statement of an upgrade may take: an index over millions of rows is slow."""
 
 
 def open_store(

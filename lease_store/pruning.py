@@ -69,10 +69,10 @@ def _age(days: float, refusal: str) -> timedelta:
 
 @dataclass(frozen=True, slots=True)
 class OutputExpiry:
-    """How old committed output expires.
+    """The age at which committed output expires.
 
     Attributes:
-        age: how old a batch must be, next to the newest entries of its group's journal.
+        age: of a batch, counted back from the newest entries of its group's journal.
         renew: makes files look new: vacuum's age counts from when they expire, since a reader may
             have listed them a moment ago.
     """
@@ -109,8 +109,8 @@ class PruneRound:
     Args:
         store: the lease store.
         key: the group.
-        age: how old a row must be to go, next to the newest ones of the group; None keeps all.
-        output: how committed output expires; None keeps it.
+        age: of a row that may go, counted back from the group's newest; None keeps all.
+        output: the expiry of committed output; None keeps it.
 
     Raises:
         UnknownGroup: there is no such group.

@@ -191,8 +191,8 @@ class Rebalancer:
     def _evict_lapsed(self, pulse: Pulse, observations: Observations) -> bool:
         """Evict the nodes whose counter stood still for longer than T; True if one was.
 
-        An own one, too, if it is refused and waits for its runs to end: those that live beat for
-        it, and no run is launched that would take a dead one's place.
+        That includes one of this process's own that is refused and waits for its runs to end: those
+        that live beat for it, and no run is launched in the place of a dead one.
         """
         timeout_s = pulse.group.timeout_s
         refused = {refusal.node for refusal in self._notes.refusals}

@@ -97,7 +97,7 @@ class ServedNodes:
         return changed
 
     def end_tick(self) -> None:
-        """Take note that a tick ends: the next one comes about as long after it as it took."""
+        """Take note that a tick ends: the time to the next one shows how far apart ticks are."""
         self._ticked_at = self._clock()
 
     def leave(self) -> list[str]:

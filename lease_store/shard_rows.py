@@ -60,8 +60,8 @@ class ShardListing:
     """One shard as its source lists it.
 
     Attributes:
-        parents: the shards that it came from. An ordered group waits for all of them, for those
-            that it has not been told of yet, too.
+        parents: the shards that it came from. An ordered group waits for all of them, also for
+            those that were not listed yet.
         gone_parents: those of them that the source has removed for good and will not list again:
             nobody can finish one that the group never had, so that it is not waited for.
     """

@@ -115,7 +115,7 @@ class Portion:
     """One step of deleting.
 
     Attributes:
-        rows: how many rows went.
+        rows: the number of rows that went.
         more: the next step may find more.
     """
 

@@ -1,7 +1,7 @@
 """Snapshots to plan from, and the weights of shards in them: records per second by the ledger.
 
-Weights are so coarse that they stand still. Times here are those of the ledger's rows, compared
-with one another alone: they shape how much each node gets, never which one may publish.
+Weights are coarse, so that they seldom change. Times are those of the ledger's rows, compared only
+with one another: they shape how much each node gets, never which one may publish.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SnapshotMemory:
         store: the lease store.
         key: the group.
         clock: monotonic seconds.
-        count: told of the verb of each statement.
+        count: called with the verb of each statement.
     """
 
     def __init__(

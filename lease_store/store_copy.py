@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.store import LeaseStore
 
 STATEMENT_S = 300
-"""How long one statement of the copy may take: it reads and counts whole tables."""
+"""The seconds that one statement of the copy may take: it reads and counts whole tables."""
 MYSQL_PORT = 3306
 
 Epochs = dict[GroupKey, dict[ShardId, tuple[int, str | None]]]

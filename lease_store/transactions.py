@@ -172,8 +172,8 @@ class Transactions:
         Args:
             kind: the verb, for the statement counter.
             work: its statements; runs again from the start when the transaction must.
-            mark: whether this very transaction took effect, looked for in a new one after the
-                reply to COMMIT was lost; None where running the work again is harmless.
+            mark: tells in a new transaction whether this very one took effect, after the reply to
+                its COMMIT was lost; None where running the work again is harmless.
 
         Raises:
             StoreUnavailable: the database does not answer; nothing was changed.

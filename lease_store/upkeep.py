@@ -25,8 +25,8 @@ class UpkeepReport:
     Attributes:
         at: when it was written, for people.
         term_s: T, the lease term that was looked back on, in seconds.
-        nodes: how many nodes the process serves.
-        ticks: how many ticks the term held.
+        nodes: the number of nodes that the process serves.
+        ticks: the number of ticks in the term.
         statements: the number of statements, by verb.
     """
 

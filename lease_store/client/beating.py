@@ -49,7 +49,7 @@ class BackgroundBeats:
         return self._beat_s() / (HEARTBEATS_PER_BEAT if answered else RETRIES_PER_BEAT)
 
     def _try(self) -> bool:
-        """Beat once; whether the next one may wait for the usual interval."""
+        """Beat once; return True if the next beat may wait for the usual interval."""
         try:
             self._beat()
         except UserMistake as error:

@@ -77,7 +77,7 @@ class ProcessorWorker:
         self._left = False
 
     def states(self) -> dict[ShardId, ConsumerState]:
-        """The state of each shard that this worker has to do with."""
+        """Return the state of each shard that this worker works on, or lets go of."""
         with self._lock:
             return {shard: worker.state for shard, worker in self._workers.items()}
 
@@ -104,7 +104,7 @@ class ProcessorWorker:
             raise beats.problem
 
     def beat(self) -> None:
-        """One heartbeat: learn the assignment; shards that are wanted elsewhere begin to stop.
+        """Beat once: learn the assignment; shards that are wanted elsewhere begin to stop.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the worker lost its place and cannot join again.
@@ -131,7 +131,7 @@ class ProcessorWorker:
                     worker.stop("it is wanted elsewhere, or the group is paused")
 
     def _give_up_stalled(self) -> bool:
-        """Leave the group if a call takes too long; whether that was so, now or before.
+        """Leave the group if a call takes too long; return True if it has left, now or before.
 
         1. A processor hangs. This thread beats on, so that the node lives, and nobody else would
            ever get the shards.
@@ -163,7 +163,7 @@ class ProcessorWorker:
             _LOG.warning("A shard was lost before the worker left: %s", error)
 
     def step(self) -> bool:
-        """Advance every shard by one step; whether any had something to do.
+        """Advance every shard by one step; return True if any had something to do.
 
         Raises:
             RunStalled: an earlier call took longer than the stall limit.

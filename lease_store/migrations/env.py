@@ -1,4 +1,4 @@
-"""How Alembic runs the revisions: always on a connection that `lease_store.schema` hands over."""
+"""Runs the revisions for Alembic, always on a connection that `lease_store.schema` hands over."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _LEVEL_BITS = _TIME_BITS - _SLICE_BITS + 1
 
 
 def span_of(files: Iterable[DataFile]) -> int | None:
-    """The slice of a batch's output, as one number; None where it has none.
+    """Return the slice of a batch's output, as one number; None where it has none.
 
     Quarantined records are no output.
     """
@@ -45,7 +45,7 @@ def span_of(files: Iterable[DataFile]) -> int | None:
 
 
 def spans_within(since: datetime | None, until: datetime | None) -> list[tuple[int, int]]:
-    """The runs of slices, first and last, that output of `[since, until)` may belong to."""
+    """Return the runs of slices, first and last, that output of `[since, until)` may belong to."""
     first = 0 if since is None else _slice(since)
     # The end does not belong to the window, but its slice may begin before it.
     last = (1 << (_TIME_BITS - _SLICE_BITS)) - 1 if until is None else _slice(until)

@@ -121,7 +121,7 @@ class FailingSteps:
         return sum(failure.due_s > now_s for failure in self._failures.values())
 
     def wait_s(self, step: str) -> float:
-        """How long until a step is due again, in seconds; 0 when it may be taken now."""
+        """Return the seconds until a step is due again; 0 when it may be taken now."""
         failure = self._failures.get(step)
         return max(0.0, failure.due_s - self.clock()) if failure else 0.0
 
