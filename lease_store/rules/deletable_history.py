@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import takewhile
 
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics
@@ -59,13 +60,12 @@ def old_entries(
         before: entries dated from here on stay, and all that follow them.
         unproven_epoch: of the first committed batch that was not proven yet; its tenure stays.
     """
-    removable: list[JournalEntry] = []
-    for entry in entries:
+
+    def may_go(entry: JournalEntry) -> bool:
         needed = unproven_epoch is not None and entry.epoch >= unproven_epoch
-        if entry.at >= before or (entry.kind == "open" and needed):
-            break
-        removable.append(entry)
-    return removable
+        return entry.at < before and not (entry.kind == "open" and needed)
+
+    return list(takewhile(may_go, entries))
 
 
 def summarised(
@@ -104,12 +104,11 @@ def with_findings(summary: ShardSummary, findings: Iterable[Finding]) -> ShardSu
 
 def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
     """Return the committed rows, oldest first, that are old enough to be proven for good."""
-    provable: list[Batch] = []
-    for batch in batches:
-        if batch.committed_at is None or batch.committed_at >= before:
-            break
-        provable.append(batch)
-    return provable
+    return list(takewhile(lambda batch: _is_old(batch, before), batches))
+
+
+def _is_old(batch: Batch, before: datetime) -> bool:
+    return batch.committed_at is not None and batch.committed_at < before
 
 
 def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> ShardSummary:
@@ -187,8 +186,7 @@ def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> 
         if row.state is BatchState.INTENT:
             break
         if row.state is BatchState.COMMITTED:
-            old = row.committed_at is not None and row.committed_at < before
-            if not old or row.last >= proven_until:
+            if not _is_old(row, before) or row.last >= proven_until:
                 break
             end = place + 1
     return list(rows[:end])

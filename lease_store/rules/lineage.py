@@ -79,11 +79,10 @@ def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) 
     """Edge 2 for every waiting shard that may start now."""
     rows = list(shards)
     states: dict[str, ShardState] = {row.shard: row.state for row in rows}
-    steps: list[Step] = []
-    for row in rows:
-        if row.state is not ShardState.WAIT:
-            continue
-        if may_start(ordered=ordered, parents=row.parents, states=states, gone=row.gone_parents):
-            after = replace(row, state=ShardState.NOT_ALLOC)
-            steps.append(Step(row, after, (edge_note(row, after, reason),)))
-    return steps
+    freed = (
+        (row, replace(row, state=ShardState.NOT_ALLOC))
+        for row in rows
+        if row.state is ShardState.WAIT
+        and may_start(ordered=ordered, parents=row.parents, states=states, gone=row.gone_parents)
+    )
+    return [Step(row, after, (edge_note(row, after, reason),)) for row, after in freed]

@@ -99,6 +99,11 @@ class _Sight:
         """Return the same sight, as if it had begun some seconds later, but not after now."""
         return replace(self, since=min(self.since + seconds, now))
 
+    def or_earlier(self, before: _Sight | None) -> _Sight:
+        """Return the sight from before, if it was of the same value and incarnation."""
+        same = before is not None and replace(before, since=self.since) == self
+        return before if before is not None and same else self
+
 
 class Observations:
     """The time for which each node's counter and each transfer stood still for one observer."""
@@ -122,20 +127,13 @@ class Observations:
         _, left_out_s = self._looks.look(timeout_s * LOOK_FRACTION)
         now = self._looks.last
         self._leave_out(left_out_s, now)
-        seen: dict[NodeName, _Sight] = {}
-        for node in nodes:
-            if not node.member:
-                continue
-            before = self._nodes.get(node.name)
-            same = (
-                before is not None
-                and before.value == node.lease_id
-                and before.incarnation == node.incarnation
+        self._nodes = {
+            node.name: _Sight(node.lease_id, now, node.incarnation).or_earlier(
+                self._nodes.get(node.name)
             )
-            seen[node.name] = (
-                before if before and same else _Sight(node.lease_id, now, node.incarnation)
-            )
-        self._nodes = seen
+            for node in nodes
+            if node.member
+        }
 
     def _leave_out(self, seconds: float, now: float) -> None:
         """Begin all counts later by some seconds, at most now."""
@@ -150,14 +148,11 @@ class Observations:
     def see_transfers(self, shards: Iterable[ShardLease]) -> None:
         """Take note of the shards in transfer; those that arrived are forgotten."""
         now = self._clock()
-        seen: dict[ShardId, _Sight] = {}
-        for lease in shards:
-            if lease.state is not ShardState.TRANSFER:
-                continue
-            before = self._transfers.get(lease.shard)
-            same = before is not None and before.value == lease.lease_id
-            seen[lease.shard] = before if before and same else _Sight(lease.lease_id, now)
-        self._transfers = seen
+        self._transfers = {
+            lease.shard: _Sight(lease.lease_id, now).or_earlier(self._transfers.get(lease.shard))
+            for lease in shards
+            if lease.state is ShardState.TRANSFER
+        }
 
     def unchanged_s(self, node: NodeName) -> float:
         """Return the least number of seconds that a node's counter stood still; 0 if never seen."""

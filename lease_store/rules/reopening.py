@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Note
@@ -181,9 +182,4 @@ def _reset(
         row = steps[-1].after
     if row.state is not ShardState.WAIT:
         steps.append(sent_back(row, reason))
-    if not steps:
-        return None
-    whole = steps[0]
-    for step in steps[1:]:
-        whole = whole.then(step)
-    return whole
+    return reduce(Step.then, steps) if steps else None
