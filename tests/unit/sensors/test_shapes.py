@@ -122,7 +122,8 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 def rebalances(scene: Scene) -> None:
     assert set(scene.owned().values()) == {NodeName(node) for node in scene.shape.own}
-    scene.source.ends = {str(n): 5 for n in range(4)}
+    # So many records wait for no commit interval.
+    scene.source.ends = {str(n): scene.stream.limits.records_max for n in range(4)}
     launched = [
         request.run_config["ops"]["consume__orders_eu"]["config"]["node"]
         for request in scene.tick(scene.rebalance).run_requests
