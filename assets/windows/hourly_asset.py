@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import STREAM_TAG, asset_key
 from dagster_leasehold.assets.run_process import rewriter_ended
@@ -82,6 +83,11 @@ class HourlyAsset:
         if not NAME.fullmatch(self.name):
             raise InvalidSetting(
                 f"{where}: use a name of letters, digits and underscores that begins with a letter."
+            )
+        if isinstance(self.transform, ArrowTransform):
+            raise InvalidSetting(
+                f"{where}: its transform takes Arrow tables, and an hour of all shards is a "
+                "DataFrame: leave the decorator away."
             )
         if self.since.tzinfo is None or hour_of(self.since) != self.since:
             raise InvalidSetting(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -55,6 +56,7 @@ class Stretch:
         files: committed files of records.
         records: committed records.
         ages: of the oldest record of each batch at its commit, in seconds.
+        ages_by_shard: the same, of each shard.
     """
 
     seconds: float
@@ -64,6 +66,11 @@ class Stretch:
     files: int = 0
     records: int = 0
     ages: list[float] = field(default_factory=list[float])
+    ages_by_shard: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def slowest(self) -> list[float]:
+        """Return the ages of the shard that has the highest median."""
+        return max(self.ages_by_shard.values(), key=statistics.median, default=[])
 
 
 class LiveDeployment:
@@ -123,6 +130,24 @@ class LiveDeployment:
             self._process.kill()
             self._process.wait()
 
+    def balance_by_load(self, *, by_load: bool) -> None:
+        """Let the group level records per second, or the number of shards."""
+        store = self._store()
+        try:
+            group = replace(store.snapshot(KEY).group, weighted=by_load)
+            store.update_group(group, observer="benchmark")
+        finally:
+            store.close()
+
+    def shards_of_nodes(self) -> list[int]:
+        """Return how many shards each node has, the fewest first."""
+        store = self._store()
+        try:
+            owners = [row.consumer_owner for row in store.snapshot(KEY).shards]
+        finally:
+            store.close()
+        return sorted(owners.count(name) for name in set(owners) - {None})
+
     def settle(self) -> None:
         """Wait until everything is committed and no run is at work."""
         self.catch_up()
@@ -173,7 +198,9 @@ class LiveDeployment:
             files = sum(not file.quarantine for file in row.files)
             stretch.files += max(1, files) if row.statistics.written else 0
             if first is not None:
-                stretch.ages.append((row.committed_at - first).total_seconds())
+                age_s = (row.committed_at - first).total_seconds()
+                stretch.ages.append(age_s)
+                stretch.ages_by_shard.setdefault(row.shard, []).append(age_s)
 
     def _store(self) -> LeaseStore:
         return open_store(self.settings.store_url)

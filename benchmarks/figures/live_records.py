@@ -19,24 +19,30 @@ DISTINCT = 20_000
 
 
 class Flow:
-    """So many records a second, spread evenly over the shards, until the block ends.
+    """So many records a second, spread over the shards, until the block ends.
 
     Args:
         rate: records a second, of all shards together.
         every_s: seconds between two writes.
         write: takes the shard and the records of each shard of one write.
+        skew: the part of the records that the first shard gets; the others share the rest evenly.
     """
 
     def __init__(
-        self, rate: int, every_s: float, write: Callable[[dict[str, list[bytes]]], None]
+        self,
+        rate: int,
+        every_s: float,
+        write: Callable[[dict[str, list[bytes]]], None],
+        skew: float = 1 / SHARDS,
     ) -> None:
-        self._rate = rate
+        rest = (1 - skew) / (SHARDS - 1)
+        self._rates = {str(shard): rate * (rest if shard else skew) for shard in range(SHARDS)}
         self._every_s = every_s
         self._write = write
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
         self._records = values(DISTINCT)
-        self.written = dict.fromkeys(map(str, range(SHARDS)), 0)
+        self.written = dict.fromkeys(self._rates, 0)
 
     def __enter__(self) -> Flow:
         self._thread.start()
@@ -50,23 +56,24 @@ class Flow:
         began = time.monotonic()
         while not self._stopping.wait(self._every_s):
             # A write that was late is a larger one: the rate stays.
-            whole = round(self._rate * (time.monotonic() - began) / SHARDS)
+            elapsed_s = time.monotonic() - began
+            whole = {shard: round(rate * elapsed_s) for shard, rate in self._rates.items()}
             portions = {
-                shard: [self._records[number % DISTINCT] for number in range(before, whole)]
+                shard: [self._records[number % DISTINCT] for number in range(before, whole[shard])]
                 for shard, before in self.written.items()
             }
             self._write({shard: portion for shard, portion in portions.items() if portion})
-            self.written = dict.fromkeys(self.written, whole)
+            self.written = whole
 
 
-def log_flow(log: LocalLog, rate: int) -> Flow:
-    """Return a flow into a log."""
+def log_flow(log: LocalLog, rate: int, skew: float = 1 / SHARDS) -> Flow:
+    """Return a flow into a log, of which the first shard gets a part of its own."""
 
     def write(portions: dict[str, list[bytes]]) -> None:
         for shard, records in portions.items():
             log.append(shard, records)
 
-    return Flow(rate, APPEND_S, write)
+    return Flow(rate, APPEND_S, write, skew)
 
 
 def file_flow(folder: Path, rate: int) -> Flow:

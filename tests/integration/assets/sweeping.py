@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
@@ -124,26 +125,31 @@ class Sweeping:
             assert table.num_rows == len(AWKWARD) + self.records
 
     def check_parsing_quarantines(self) -> None:
+        """Goal: one function parses for both ways, with one result."""
         from dagster_leasehold.assets.parsing import parse_json
 
         shard = ShardId("0")
         begin = int(self.log.bounds([shard])[shard].end)
         good = b'{"id": 7, "name": "x"}'
         self.log.append(shard, [good, b"{broken", b"[1]", b'{"id": "seven"}', b"{}"])
-        [outcome] = self.run(
-            lambda rows: parse_json(rows, "id INT, name STRING"),
-            [ReadRange(shard, str(begin), str(begin + 5), 5)],
-        ).values()
-        assert (outcome.statistics.written, outcome.statistics.quarantined) == (2, 3)
-        rows = self.table(outcome).to_pylist()
-        assert [(row["id"], row["name"], row["value"]) for row in rows] == [
-            (7, "x", good),
-            (None, None, b"{}"),
-        ]
-        bad = self.table(outcome, quarantine=True).to_pylist()
-        assert [row["value"] for row in bad] == [b"{broken", b"[1]", b'{"id": "seven"}']
-        assert [row["cursor"] for row in bad] == [str(begin + n) for n in (1, 2, 3)]
-        assert all("JSON" in row["error"] for row in bad)
+        ranges = [ReadRange(shard, str(begin), str(begin + 5), 5)]
+
+        def parsed(records: Any) -> Any:
+            return parse_json(records, "id INT, name STRING")
+
+        for transform in (parsed, arrow_transform(parsed)):
+            [outcome] = self.run(transform, ranges).values()
+            assert isinstance(outcome, SweepOutcome), outcome
+            assert (outcome.statistics.written, outcome.statistics.quarantined) == (2, 3)
+            rows = self.table(outcome).to_pylist()
+            assert [(row["id"], row["name"], row["value"]) for row in rows] == [
+                (7, "x", good),
+                (None, None, b"{}"),
+            ]
+            bad = self.table(outcome, quarantine=True).to_pylist()
+            assert [row["value"] for row in bad] == [b"{broken", b"[1]", b'{"id": "seven"}']
+            assert [row["cursor"] for row in bad] == [str(begin + n) for n in (1, 2, 3)]
+            assert all("JSON" in row["error"] for row in bad)
 
     def check_wrong_transforms_are_one_sentence(self) -> None:
         cases: dict[str, Any] = {
