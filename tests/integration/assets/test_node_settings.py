@@ -29,6 +29,8 @@ nodes = ["east", "west"]
 
 [[streams]]
 name = "visits"
+commit_interval_s = 0
+idle_limit_s = 0.1
 assignment = "modulo"
 ordered = false
 
@@ -41,6 +43,8 @@ nodes = ["east", "west"]
 
 [[streams]]
 name = "visits"
+commit_interval_s = 0
+idle_limit_s = 0.1
 assignment = "pinned"
 
 [streams.nodes.east.pinned]

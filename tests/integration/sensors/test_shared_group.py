@@ -125,7 +125,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_path: Path) -> None:
     log = LocalLog.create(tmp_path / "log", SHARDS)
-    stream = ShardStream(name="orders", source=log, limits=Limits(records_max=7))
+    stream = ShardStream(
+        name="orders", source=log, limits=Limits(records_max=7), commit_interval_s=0.0
+    )
     store, output = open_store(url), tmp_path / "output"
     seen: list[tuple[str, bytes]] = []
     written = 0
