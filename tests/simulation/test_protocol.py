@@ -122,10 +122,11 @@ def test_an_observer_that_takes_its_own_blindness_for_silence_is_found(
 ) -> None:
     """After an outage of the store, the first node to look would bury all the others."""
     config_ = SimulationConfig(nodes=5, shards=50, events=(Event(EventKind.OUTAGE, 60, 800),))
-    sound = run_seed(config_, 0, Parts(consume))
+    # Of two seeds in three it hurts nobody: the first node back must not be the last that beat.
+    sound = run_seed(config_, 7, Parts(consume))
     assert sound.moves == sound.moves_minimum == 50
     monkeypatch.setattr(Observations, "_leave_out", lambda *_: None)
-    blind = run_seed(config_, 0, Parts(consume))
+    blind = run_seed(config_, 7, Parts(consume))
     assert blind.statements["evict"] > 0
     assert blind.moves > 50
 
