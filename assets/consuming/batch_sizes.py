@@ -17,6 +17,8 @@ HANDOFF_FRACTION = 0.25
 """The part of the longest hand-over that a batch may take."""
 CHANGE_MAX = 4.0
 FILLED_FRACTION = 0.5
+START_MAX_S = 60.0
+"""The time that the start of Spark may take of a run's first sweep: it says nothing of records."""
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class BatchSizes:
     handoff_limit_s: float
     _scale: float = 1.0
     _expected_s: float = 0.0
+    _started: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -57,7 +60,9 @@ class BatchSizes:
         target_s = min(BATCH_TARGET_S, self.handoff_limit_s * HANDOFF_FRACTION)
         before, wanted = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
         behind = fill >= FILLED_FRACTION
-        if (behind and wanted > before) or took_s > target_s:
+        starting = not self._started and took_s <= target_s + START_MAX_S
+        self._started = True
+        if (behind and wanted > before) or (took_s > target_s and not starting):
             self._scale = min(max(wanted, before / CHANGE_MAX), before * CHANGE_MAX)
             self._scale = min(self._scale, self._scale_max)
         # The stream's limits may keep batches from growing as the scale does.

@@ -65,6 +65,14 @@ def test_a_slow_transform_makes_batches_smaller() -> None:
     assert sizes.limits.records_max == BATCH_TARGET_S
 
 
+def test_the_start_of_spark_makes_no_batch_smaller() -> None:
+    sizes = BatchSizes(Limits(records_max=40), 120.0)
+    sizes.made([(40, 400)], took_s=25.0)
+    assert sizes.limits.records_max == 40
+    sizes.made([(40, 400)], took_s=25.0)
+    assert sizes.limits.records_max == 16, "so slow are the records themselves"
+
+
 def test_a_short_hand_over_makes_batches_shorter() -> None:
     sizes = BatchSizes(Limits(10_000_000, 10**12), 8.0)
     for _ in range(10):
