@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,30 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
             f"{where} returned several columns of the name {', '.join(repeated)}: give each column "
             "a name of its own."
         )
-    if SHARD_COLUMN not in columns or table.schema.field(SHARD_COLUMN).type != pa.string():
+    strings = SHARD_COLUMN in columns and table.schema.field(SHARD_COLUMN).type == pa.string()
+    check_columns(where, columns, shards_are_strings=strings)
+    shards = table.column(SHARD_COLUMN)
+    bounds = pc.min_max(shards).as_py()
+    if table.num_rows and (shards.null_count or set(bounds.values()) != {shard}):
+        raise TransformError(
+            f"{where} changed values of the column {SHARD_COLUMN}, which were all {shown(shard)}: "
+            "leave this column as it is."
+        )
+    return table
+
+
+def check_columns(where: str, columns: Collection[str], *, shards_are_strings: bool) -> None:
+    """Check the columns of a transform's output, of either kind.
+
+    Args:
+        where: the transform, at the beginning of a sentence.
+        columns: the names of the columns.
+        shards_are_strings: True if `shard_id` is among them, and of its type.
+
+    Raises:
+        TransformError: `shard_id` is not as it was, or quarantine lacks columns.
+    """
+    if not shards_are_strings:
         raise TransformError(
             f"{where} dropped or changed the column {SHARD_COLUMN}: keep it, since output is "
             "written and committed shard by shard."
@@ -102,14 +125,6 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
             f"{where} returns {ERROR_COLUMN} without {', '.join(missing)}: keep these columns, "
             "which quarantined records are stored with."
         )
-    shards = table.column(SHARD_COLUMN)
-    bounds = pc.min_max(shards).as_py()
-    if table.num_rows and (shards.null_count or set(bounds.values()) != {shard}):
-        raise TransformError(
-            f"{where} changed values of the column {SHARD_COLUMN}, which were all {shown(shard)}: "
-            "leave this column as it is."
-        )
-    return table
 
 
 def _in_plain_types(table: pa.Table) -> pa.Table:

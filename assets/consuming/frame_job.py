@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
+from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN, check_columns
 from dagster_leasehold.assets.consuming.spark_work import (
     JobFailed,
     ShardsFailed,
@@ -145,17 +145,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
         raise TransformError(
             f"{where} returned {type(output).__name__}: return the DataFrame to write."
         )
-    if types.get(SHARD_COLUMN) != "string":
-        raise TransformError(
-            f"{where} dropped or changed the column {SHARD_COLUMN}: keep it, since output is "
-            "written and committed shard by shard."
-        )
-    missing = [name for name in QUARANTINE_COLUMNS if name not in types]
-    if ERROR_COLUMN in types and missing:
-        raise TransformError(
-            f"{where} returns {ERROR_COLUMN} without {', '.join(missing)}: keep these columns, "
-            "which quarantined records are stored with."
-        )
+    check_columns(where, types, shards_are_strings=types.get(SHARD_COLUMN) == "string")
     return output
 
 
