@@ -13,7 +13,6 @@ from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
     PROCESS_TAG,
-    STREAM_TAG,
     compact_job_name,
     compact_op_name,
     definition_name,
@@ -36,7 +35,7 @@ from dagster_leasehold.sensors.compaction_choice import (
     due,
 )
 from dagster_leasehold.sensors.launch_choice import Launch
-from dagster_leasehold.sensors.launch_round import MAX_RETRIES_TAG, MAX_RUNTIME_TAG, OVERTIME_S
+from dagster_leasehold.sensors.launch_round import tags_of
 from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
 
 INTERVAL_S = 60
@@ -192,10 +191,5 @@ def compaction_request(stream: ShardStream, launch: Launch, *, vacuum: bool) -> 
     return dg.RunRequest(
         job_name=compact_job_name(stream),
         run_config=dg.RunConfig(ops={compact_op_name(stream): config}),
-        tags={
-            NODE_TAG: launch.node,
-            STREAM_TAG: stream.name,
-            MAX_RUNTIME_TAG: str(round(RUN_BUDGET_S) + OVERTIME_S),
-            MAX_RETRIES_TAG: "0",
-        },
+        tags=tags_of(stream, launch, work_max_s=RUN_BUDGET_S),
     )

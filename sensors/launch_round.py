@@ -143,6 +143,8 @@ class LaunchRounds:
         notes: list[str],
     ) -> set[ShardId]:
         """Offer shards to runs that have room; return those that need no run of their own now."""
+        if not ready:
+            return set()
         starting = pending_bootstraps(report.snapshot)
         able = [
             idle
@@ -324,15 +326,16 @@ def run_request(
     return dg.RunRequest(
         job_name=consume_job_name(stream),
         run_config=dg.RunConfig(ops={consume_op_name(stream): config}),
-        tags={
-            NODE_TAG: launch.node,
-            STREAM_TAG: stream.name,
-            MAX_RUNTIME_TAG: str(_runtime_max_s(stream)),
-            MAX_RETRIES_TAG: "0",
-        },
+        tags=tags_of(stream, launch, work_max_s=stream.run_budget_s + stream.stall_limit_s),
     )
 
 
-def _runtime_max_s(stream: ShardStream) -> int:
-    # A run that hangs ends by itself before; this is for one that cannot even do that.
-    return round(stream.run_budget_s + stream.stall_limit_s) + OVERTIME_S
+def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[str, str]:
+    """Return the tags of a run on a node; `work_max_s` is the longest that it works, in seconds."""
+    return {
+        NODE_TAG: launch.node,
+        STREAM_TAG: stream.name,
+        # A run that hangs ends by itself before; this is for one that cannot even do that.
+        MAX_RUNTIME_TAG: str(round(work_max_s) + OVERTIME_S),
+        MAX_RETRIES_TAG: "0",
+    }

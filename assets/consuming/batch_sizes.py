@@ -16,7 +16,8 @@ BATCH_TARGET_S = 10.0
 HANDOFF_FRACTION = 0.25
 """The part of the longest hand-over that a batch may take."""
 CHANGE_MAX = 4.0
-FILLED_FRACTION = 0.5
+FILLED = 0.5
+"""The part of its limits from which on a batch says that there is more to read."""
 START_MAX_S = 60.0
 """The time that the start of Spark may take of a run's first sweep: it says nothing of records."""
 
@@ -59,7 +60,7 @@ class BatchSizes:
         fill = self._fill(batches)
         target_s = min(BATCH_TARGET_S, self.handoff_limit_s * HANDOFF_FRACTION)
         before, wanted = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
-        behind = fill >= FILLED_FRACTION
+        behind = fill >= FILLED
         starting = not self._started and took_s <= target_s + START_MAX_S
         self._started = True
         if (behind and wanted > before) or (took_s > target_s and not starting):
@@ -71,10 +72,7 @@ class BatchSizes:
 
     def _fill(self, batches: Sequence[tuple[int, int]]) -> float:
         """Return the part of the limits that the largest of some batches uses."""
-        limits = self.limits
-        return max(
-            max(records / limits.records_max, size / limits.bytes_max) for records, size in batches
-        )
+        return max(fill_of(self.limits, records, size) for records, size in batches)
 
     @property
     def _scale_max(self) -> float:
@@ -83,6 +81,11 @@ class BatchSizes:
             self.largest.records_max / FIRST.records_max,
             self.largest.bytes_max / FIRST.bytes_max,
         )
+
+
+def fill_of(limits: Limits, records: int, size: float) -> float:
+    """Return the part of its limits that a batch of some records and bytes uses."""
+    return max(records / limits.records_max, size / limits.bytes_max)
 
 
 def _scaled(first: int, scale: float, largest: int) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dagster_leasehold.assets.consuming.batch_planning import PlannedBatch
+from dagster_leasehold.assets.consuming.batch_sizes import FILLED, fill_of
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
 from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
-from dagster_leasehold.assets.consuming.run_requests import RunRequests, no_requests
+from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.pace import LOOK_MAX_S, DueTimes, Pace, reached_head
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -22,7 +23,6 @@ from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_f
 
 ANSWER_S = 1.0
 """The longest time that a waiting run lets somebody wait for its answer, in seconds."""
-FILLED_FRACTION = 0.5
 LOOK_PAUSE = 4.0
 """The pause between two looks, in times of what a look takes."""
 
@@ -40,7 +40,7 @@ class Follow:
 
     pace: Pace
     wait: Callable[[float], None]
-    requests: Callable[[], RunRequests] = no_requests
+    requests: Callable[[], RunRequests] = RunRequests
     show: Callable[[RunProgress], object] = lambda _: None
 
 
@@ -158,8 +158,7 @@ class Following:
         return reached_head(
             lag=seen.lag,
             records=batch.range_.records,
-            filled=batch.range_.records >= limits.records_max * FILLED_FRACTION
-            or size >= limits.bytes_max * FILLED_FRACTION,
+            filled=fill_of(limits, batch.range_.records, size) >= FILLED,
             at_end=open_.cursor == seen.end,
         )
 

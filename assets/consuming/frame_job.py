@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +13,7 @@ from dagster_leasehold.assets.consuming.spark_work import (
     JobFailed,
     ShardsFailed,
     SweepJob,
+    explained,
     failed_job,
     unavailable,
     watched,
@@ -25,7 +26,6 @@ from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
@@ -56,19 +56,11 @@ def attempt_frames(
     except LeaseholdError:
         folder.rmdir()
         raise
-    try:
-        with watched(spark, job, folder):
-            writer = output.write.format(FORMAT).mode("append")
-            options = write_options(shards, folder, name_of(job.transform))
-            writer.options(**options).save()
-    except Exception as error:
-        if job.doomed():
-            raise job.interrupted() from error
-        failure = _explain(error, folder, job, shards)
-        if not isinstance(failure, SparkUnavailable):
-            # Spark has ended the job. Where it has not, somebody may still write into the folder.
-            shutil.rmtree(folder, ignore_errors=True)
-        raise failure from error
+    explain = partial(_explain, folder=folder, job=job, shards=shards)
+    with explained(job, folder, explain), watched(spark, job, folder):
+        writer = output.write.format(FORMAT).mode("append")
+        options = write_options(shards, folder, name_of(job.transform))
+        writer.options(**options).save()
     outcomes = _outcomes(folder, attempt, shards)
     attempt_reports.remove_reports(folder)
     if not any(outcome.files for outcome in outcomes.values()):
@@ -173,15 +165,6 @@ def _outcomes(folder: Path, attempt: str, shards: Sequence[ShardId]) -> dict[Sha
     outcomes: dict[ShardId, SweepOutcome] = {}
     for shard in shards:
         own = [file for file in files if file.shard == shard]
-        seen = read.get(shard)
-        statistics = BatchStatistics(
-            records=seen.records if seen else None,
-            bytes=seen.bytes if seen else None,
-            written=sum(file.records for file in own if not file.quarantine),
-            quarantined=sum(file.records for file in own if file.quarantine),
-            first_event_time=seen.first_event_time if seen else None,
-            last_event_time=seen.last_event_time if seen else None,
-        )
-        names = tuple(file.data_file(attempt) for file in sorted(own, key=lambda file: file.path))
-        outcomes[shard] = SweepOutcome(attempt, names, statistics)
+        own.sort(key=lambda file: file.path)
+        outcomes[shard] = SweepOutcome.of(attempt, read.get(shard), own)
     return outcomes

@@ -9,9 +9,9 @@ and their files are listed in the order of their records.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import ROW_DDL, RangeTasks
-from dagster_leasehold.assets.consuming.spark_work import SweepJob, failed_job, watched
+from dagster_leasehold.assets.consuming.spark_work import SweepJob, explained, failed_job, watched
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
@@ -64,17 +64,9 @@ def attempt_ranges(
         transform,
         name_of(job.transform),
     )
-    try:
-        with watched(spark, job, folder):
-            rows = _run(spark, tasks)
-    except Exception as error:
-        if job.doomed():
-            raise job.interrupted() from error
-        failure = failed_job(error, job, shards)
-        if not isinstance(failure, SparkUnavailable):
-            # Spark has ended the job. Where it has not, somebody may still write into the folder.
-            shutil.rmtree(folder, ignore_errors=True)
-        raise failure from error
+    explain = partial(failed_job, job=job, shards=shards)
+    with explained(job, folder, explain), watched(spark, job, folder):
+        rows = _run(spark, tasks)
     _check_shared(rows, folder, attempt)
     of_shard: dict[ShardId, list[RangeRow]] = {shard: [] for shard in shards}
     for row in rows:

@@ -21,7 +21,6 @@ from dagster_leasehold.assets.output.worker_results import (
     error_of,
     plain_error,
 )
-from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.shard_sources.source import ReadRange
 
 
@@ -103,15 +102,7 @@ def outcome_of(
         read = read.plus(row.read)
     files = [file for row in ordered for file in row.files]
     files.sort(key=lambda file: file.quarantine)
-    statistics = BatchStatistics(
-        records=read.records,
-        bytes=read.bytes,
-        written=sum(file.records for file in files if not file.quarantine),
-        quarantined=sum(file.records for file in files if file.quarantine),
-        first_event_time=read.first_event_time,
-        last_event_time=read.last_event_time,
-    )
-    return SweepOutcome(attempt, tuple(file.data_file(attempt) for file in files), statistics)
+    return SweepOutcome.of(attempt, read, files)
 
 
 def _broken(

@@ -45,11 +45,6 @@ class RunRequests:
     stop: bool = False
 
 
-def no_requests() -> RunRequests:
-    """Return that nobody wishes anything."""
-    return RunRequests()
-
-
 def offer(offer_id: str, shards: Sequence[ShardId]) -> dict[str, str]:
     """Return the tags that offer shards to a run; the id tells two offers of one shard apart."""
     return {TAKE_TAG: json.dumps({"offer": offer_id, "shards": list(shards)})}

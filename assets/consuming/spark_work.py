@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -88,6 +89,29 @@ class ShardsFailed(Exception):
     def __init__(self, errors: Mapping[ShardId, LeaseholdError]) -> None:
         super().__init__(", ".join(errors))
         self.errors = errors
+
+
+@contextmanager
+def explained(
+    job: SweepJob, folder: Path, explain: Callable[[Exception], Exception]
+) -> Generator[None]:
+    """Raise the failure of the job inside in our own words, and remove what it left.
+
+    Args:
+        job: of the sweep; an interruption is told from a failure by its `doomed`.
+        folder: of the attempt.
+        explain: returns the error to raise for one of Spark's.
+    """
+    try:
+        yield
+    except Exception as error:
+        if job.doomed():
+            raise job.interrupted() from error
+        failure = explain(error)
+        if not isinstance(failure, SparkUnavailable):
+            # Spark has ended the job. Where it has not, somebody may still write into the folder.
+            shutil.rmtree(folder, ignore_errors=True)
+        raise failure from error
 
 
 @contextmanager

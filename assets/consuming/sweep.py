@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from dagster_leasehold.assets.errors import QuarantineLimitExceeded
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, WrittenFile
 from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -31,6 +32,27 @@ class SweepOutcome:
     attempt: str
     files: tuple[DataFile, ...]
     statistics: BatchStatistics
+
+    @classmethod
+    def of(
+        cls, attempt: str, read: RangeStatistics | None, files: Sequence[WrittenFile]
+    ) -> SweepOutcome:
+        """Return the outcome of a shard, of which `files` hold what was read.
+
+        Args:
+            attempt: the attempt's folder, relative to the stream's output folder.
+            read: the statistics of its records; None where nobody read them to their end.
+            files: the files in order.
+        """
+        statistics = BatchStatistics(
+            records=read.records if read else None,
+            bytes=read.bytes if read else None,
+            written=sum(file.records for file in files if not file.quarantine),
+            quarantined=sum(file.records for file in files if file.quarantine),
+            first_event_time=read.first_event_time if read else None,
+            last_event_time=read.last_event_time if read else None,
+        )
+        return cls(attempt, tuple(file.data_file(attempt) for file in files), statistics)
 
 
 SweepResult = SweepOutcome | LeaseholdError

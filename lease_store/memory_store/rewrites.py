@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteClaim,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note, rewritten
@@ -44,8 +44,7 @@ class MemoryRewrites(MemoryRows, Rewrites):
     @override
     def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
         with self._rows("release_rewrite", key) as rows:
-            claim = rows.rewrites.get(shard)
-            if claim is None or claim.run != run:
+            if not _claimed(rows, shard, run):
                 return Stale()
             del rows.rewrites[shard]
             return Changed((shard,))
@@ -67,8 +66,7 @@ class MemoryRewrites(MemoryRows, Rewrites):
     ) -> Changed | Stale:
         with self._rows("rewrite_batches", key) as rows:
             rows.shard(shard)
-            claim = rows.rewrites.get(shard)
-            if claim is None or claim.run != run:
+            if not _claimed(rows, shard, run):
                 return Stale()
             swapped: dict[tuple[ShardId, int], Batch] = {}
             for rewrite in rewrites:
@@ -89,8 +87,7 @@ class MemoryRewrites(MemoryRows, Rewrites):
     ) -> Changed | Stale:
         with self._rows("note_compacted", key) as rows:
             rows.shard(shard)
-            claim = rows.rewrites.get(shard)
-            if claim is None or claim.run != run:
+            if not _claimed(rows, shard, run):
                 return Stale()
             rows.compacted[shard] = compacted
             return Changed((shard,))
@@ -100,3 +97,9 @@ class MemoryRewrites(MemoryRows, Rewrites):
         with self._rows("compacted", key) as rows:
             every = sorted(rows.compacted.items())
             return {shard: compacted for shard, compacted in every if compacted.looked_until}
+
+
+def _claimed(rows: GroupRows, shard: ShardId, run: str) -> bool:
+    """Return True if a run has the claim on a shard's output."""
+    claim = rows.rewrites.get(shard)
+    return claim is not None and claim.run == run
