@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteClaim
+from dagster_leasehold.lease_store.publication_rows import TableName
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
@@ -112,7 +113,7 @@ class TenureView:
 
 @dataclass(frozen=True, slots=True)
 class TurnTaken:
-    """The turn to deliver is another's.
+    """The turn to deliver or to publish is another's.
 
     Attributes:
         node: the live node that has it; None where the one that asked is not alive itself.
@@ -129,3 +130,38 @@ class Settled:
 @dataclass(frozen=True, slots=True)
 class TurnOver:
     """The turn has passed to another since; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishesElsewhere:
+    """The group and the table do not belong together; nothing was changed.
+
+    Attributes:
+        group: the one that publishes to the table.
+        table: the one that the group publishes to.
+    """
+
+    group: GroupKey
+    table: TableName
+
+
+@dataclass(frozen=True, slots=True)
+class PointerMoved:
+    """The table's pointer is not where it was seen; nothing was changed.
+
+    Attributes:
+        location: of the table's newest metadata file; None where the catalog has no such table.
+    """
+
+    location: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """A batch that was to be rewritten is not in the group's table yet; nothing was changed.
+
+    Attributes:
+        until: the batches of the shard with smaller numbers are.
+    """
+
+    until: int

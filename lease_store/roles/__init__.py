@@ -4,13 +4,14 @@ Whoever needs one or two roles names them in its annotations (`store: Ledger`), 
 sees what it can change and a test needs to play no more; whoever needs most of them names
 `lease_store.store.LeaseStore`, which is all of them together.
 
-    Groups      consumer groups and their settings; pictures of a whole group
-    Nodes       who answers to a node's name, and beats
-    Shards      the shard list, claims, transfers, forced checkpoints: planners and operators
-    Tenures     consuming under a tenure: the holder alone
-    Ledger      reading batches, journal and gaps; changes nothing
-    Rewrites    other output for committed batches: replay and compaction
-    Windows     what was made of hours of event time
-    Outbox      events that are still to be delivered
-    Retention   deleting history that is old
+    Groups        consumer groups and their settings; pictures of a whole group
+    Nodes         who answers to a node's name, and beats
+    Shards        the shard list, claims, transfers, forced checkpoints: planners and operators
+    Tenures       consuming under a tenure: the holder alone
+    Ledger        reading batches, journal and gaps; changes nothing
+    Rewrites      other output for committed batches: replay and compaction
+    Publications  committed output on its way into the group's table
+    Windows       what was made of hours of event time
+    Outbox        events that are still to be delivered
+    Retention     deleting history that is old
 """

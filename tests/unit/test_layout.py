@@ -54,6 +54,7 @@ ALLOWED_WITHIN = {
             "group_rows",
             "journal_rows",
             "ledger_rows",
+            "publication_rows",
             "shard_rows",
             "shard_summary",
             "outcomes",

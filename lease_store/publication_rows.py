@@ -1,0 +1,202 @@
+"""The rows of published output as frozen values: a group's table, what changes it, and its backlog.
+
+The ledger is written first, and the table follows. Numbers of batches are those of the ledger;
+`end` and `until` are the first number that is not meant any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
+
+RECENT_PUBLICATIONS = 16
+"""The number of newest publications whose ids are remembered, to settle lost replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """The name of an Iceberg table: the catalog, a namespace with its levels joined by dots."""
+
+    catalog: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The columns that the files of a group may have, as all of its runs have agreed on them.
+
+    Attributes:
+        version: rises with each change; 0 where nothing was agreed on yet.
+        columns: a JSON object per column; what they say is the business of who agrees on them.
+    """
+
+    version: int = 0
+    columns: tuple[Mapping[str, Any], ...] = ()
+
+
+class ChangeKind(StrEnum):
+    """The reason for other files in a table than those that were published."""
+
+    REPLAY = "replay"
+    COMPACTION = "compaction"
+    WITHDRAWAL = "withdrawal"
+    EXPIRY = "expiry"
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """Files to take out of a group's table and to put into it, in one snapshot.
+
+    The ledger has made the change already; the table is to follow. Quarantine files are in no
+    table, and in no change. A file that the table does not have needs no removal.
+
+    Attributes:
+        sequence: changes of a group are carried out in this order.
+        first: the number of the first batch whose output changes.
+        removed: the paths of files that are committed output no more.
+        added: files that are committed output instead.
+    """
+
+    sequence: int
+    shard: ShardId
+    kind: ChangeKind
+    first: int
+    removed: tuple[str, ...] = ()
+    added: tuple[DataFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRange:
+    """The batches of one shard that a publication adds to the table.
+
+    Attributes:
+        start: the shard's cursor when the publication was planned.
+        end: the shard's cursor afterwards: behind the last batch of the publication.
+        version: of the shard's ledger, read before its batches were.
+    """
+
+    shard: ShardId
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPublication:
+    """The content of one snapshot: batches by shard, and changes of what was published.
+
+    Attributes:
+        id: unique; it is in the snapshot's summary, too.
+        snapshot: the id of the snapshot that holds it.
+        base: the id of the snapshot that it follows; None where the table has none yet.
+        changes: the numbers of the changes that it carries out.
+    """
+
+    id: str
+    snapshot: int
+    base: int | None = None
+    ranges: tuple[PublishedRange, ...] = ()
+    changes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTurn:
+    """The turn to publish a group's output: a node, and the turn's fencing number."""
+
+    key: GroupKey
+    node: NodeName
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The state of a group's table: row of `publication`.
+
+    Attributes:
+        epoch: of the newest turn to publish; 0 where nobody has ever taken one: the group's
+            output goes into no table, and its columns alone are known.
+        node: who has the turn, or None.
+        table: the table's name; None until the first turn.
+        columns: see `TableColumns`.
+        number: how many publications there were.
+        recent: the ids of the newest publications, newest last.
+        snapshot: the id of the newest publication's snapshot, or None.
+        at: when that was committed; for people only.
+        recorded: publications that were on their way into another catalog's table, and were not
+            settled yet: any of them may be in it.
+        changes_pending: True if there are changes that are not published.
+    """
+
+    key: GroupKey
+    epoch: int = 0
+    node: NodeName | None = None
+    table: TableName | None = None
+    columns: TableColumns = TableColumns()
+    number: int = 0
+    recent: tuple[str, ...] = ()
+    snapshot: int | None = None
+    at: datetime | None = None
+    recorded: tuple[PlannedPublication, ...] = ()
+    changes_pending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBacklog:
+    """Committed batches of a shard that are not published, oldest first.
+
+    Attributes:
+        start: the shard's cursor: the number of the first batch that is not published.
+        version: of the shard's ledger, read before its batches were.
+        batches: not all of them where a limit was reached.
+        more: True if there are more.
+    """
+
+    shard: ShardId
+    start: int
+    version: int
+    batches: tuple[Batch, ...]
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLag:
+    """The part of a shard's committed output that waits for publication.
+
+    Attributes:
+        start: the shard's cursor: the number of the first batch that is not published.
+        batches: their number.
+        records: the number of records in their files.
+        oldest_at: when the oldest of them was committed.
+        more: True if there are more than were counted.
+    """
+
+    shard: ShardId
+    start: int
+    batches: int
+    records: int
+    oldest_at: datetime
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TablePointer:
+    """The newest metadata file of a table of the default catalog: row of `iceberg_tables`."""
+
+    table: TableName
+    location: str
+    previous: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PointerMove:
+    """The step of a table's pointer from one metadata file to the next."""
+
+    before: str
+    after: str
