@@ -6,17 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    DateTime,
-    Dialect,
-    Integer,
-    String,
-    Text,
-    TypeDecorator,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
@@ -29,44 +19,44 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class ExactText(TypeDecorator[str]):
+class ExactText(sa.TypeDecorator[str]):
     """Text that is compared byte for byte: no collation, no padding, no case folding.
 
     MySQL's text collations take `a`, `A`, `á` and `a ` for the same key; bytes are never.
     """
 
-    impl = String
+    impl = sa.String
     cache_ok = True
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.length = length
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
         """VARBINARY on MySQL and MariaDB; SQLite's text is exact already."""
         if dialect.name == "mysql":
             return dialect.type_descriptor(mysql.VARBINARY(self.length))
-        return dialect.type_descriptor(String(self.length))
+        return dialect.type_descriptor(sa.String(self.length))
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> Any:
         """Text as the column's bytes."""
         if value is None or dialect.name == "sqlite":
             return None if value is None else str(value)
         return value.encode()
 
-    def process_result_value(self, value: Any | None, dialect: Dialect) -> str | None:
+    def process_result_value(self, value: Any | None, dialect: sa.Dialect) -> str | None:
         """The column's bytes as text."""
         del dialect
         return value.decode() if isinstance(value, bytes) else value
 
 
-class EventTime(TypeDecorator[datetime]):
+class EventTime(sa.TypeDecorator[datetime]):
     """A moment as microseconds since 1970 in UTC: no session time zone can bend it."""
 
-    impl = BigInteger
+    impl = sa.BigInteger
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
         """The moment as a number; a time without a zone would be ambiguous and is refused."""
         del dialect
         if value is None:
@@ -75,37 +65,37 @@ class EventTime(TypeDecorator[datetime]):
             raise ValueError("A time without a time zone cannot be stored.")
         return (value - _EPOCH) // _MICROSECOND
 
-    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: int | None, dialect: sa.Dialect) -> datetime | None:
         """The number as a moment in UTC."""
         del dialect
         return None if value is None else _EPOCH + value * _MICROSECOND
 
 
-class JsonText(TypeDecorator[Any]):
+class JsonText(sa.TypeDecorator[Any]):
     """A small value as JSON text."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
         """MySQL's TEXT ends at 64 KiB, which a batch of many files exceeds."""
         if dialect.name == "mysql":
             return dialect.type_descriptor(mysql.MEDIUMTEXT())
-        return dialect.type_descriptor(Text())
+        return dialect.type_descriptor(sa.Text())
 
-    def process_bind_param(self, value: Any | None, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: Any | None, dialect: sa.Dialect) -> str | None:
         """The value as JSON."""
         del dialect
         return None if value is None else json.dumps(value, separators=(",", ":"))
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any | None:
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any | None:
         """The JSON as a value."""
         del dialect
         return None if value is None else json.loads(value)
 
 
-AutoNumber = BigInteger().with_variant(Integer(), "sqlite")
-ServerTime = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")
+AutoNumber = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+ServerTime = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")
 
 
 class server_time(FunctionElement[datetime]):  # noqa: N801 - reads like the SQL function it is
@@ -125,51 +115,51 @@ def _server_time_mysql(*_: object, **__: object) -> str:
     return "UTC_TIMESTAMP(6)"
 
 
-def identifier_column(name: str, *, key: bool = True, nullable: bool = False) -> Column[str]:
+def identifier_column(name: str, *, key: bool = True, nullable: bool = False) -> sa.Column[str]:
     """Return a column for a name of the grammar; in the table's key unless told otherwise."""
     column = ExactText(IDENTIFIER_LENGTH_MAX)
-    return Column(name, column, primary_key=key, nullable=nullable and not key)
+    return sa.Column(name, column, primary_key=key, nullable=nullable and not key)
 
 
-def group_key() -> tuple[Column[str], Column[str]]:
+def group_key() -> tuple[sa.Column[str], sa.Column[str]]:
     """Return the first two columns of every key."""
     return identifier_column("consume_group"), identifier_column("logstream_sig")
 
 
-def cursor_column(name: str, *, nullable: bool = False) -> Column[str]:
+def cursor_column(name: str, *, nullable: bool = False) -> sa.Column[str]:
     """Return a column for a cursor of a shard."""
-    return Column(name, ExactText(CURSOR_LENGTH_MAX), nullable=nullable)
+    return sa.Column(name, ExactText(CURSOR_LENGTH_MAX), nullable=nullable)
 
 
-def name_column(name: str, *, nullable: bool = False) -> Column[str]:
+def name_column(name: str, *, nullable: bool = False) -> sa.Column[str]:
     """Return a column for a text of at most 255 bytes."""
-    return Column(name, ExactText(NAME_LENGTH_MAX), nullable=nullable)
+    return sa.Column(name, ExactText(NAME_LENGTH_MAX), nullable=nullable)
 
 
-def count_column(name: str) -> Column[int]:
+def count_column(name: str) -> sa.Column[int]:
     """Return a column for a number that begins at 0."""
-    return Column(name, BigInteger, nullable=False, server_default="0")
+    return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
 
 
-def times() -> tuple[Column[Any], Column[Any]]:
+def times() -> tuple[sa.Column[Any], sa.Column[Any]]:
     """Return the columns that say when a row was made and changed; for people only."""
     return (
-        Column("create_time", ServerTime, nullable=False, default=server_time()),
-        Column(
+        sa.Column("create_time", ServerTime, nullable=False, default=server_time()),
+        sa.Column(
             "update_time", ServerTime, nullable=False, default=server_time(), onupdate=server_time()
         ),
     )
 
 
-def grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
+def grammar_checks(table: str, *columns: str) -> list[sa.CheckConstraint]:
     """CHECK constraints for the grammar of `lease_store.identifiers`, in each dialect's words."""
-    checks: list[CheckConstraint] = []
+    checks: list[sa.CheckConstraint] = []
     for column in columns:
         name = f"{table}_{column}_grammar"
         glob = f"{column} GLOB '[A-Za-z0-9]*' AND {column} NOT GLOB '*[^A-Za-z0-9._-]*'"
         # MySQL refuses regular expressions on binary strings, hence the conversion.
         text = f"CONVERT({column} USING latin1)"
         regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
-        checks.append(CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
-        checks.append(CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
+        checks.append(sa.CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
+        checks.append(sa.CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
     return checks

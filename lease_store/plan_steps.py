@@ -12,15 +12,8 @@ from dagster_leasehold.lease_store.errors import OutcomeUnknown
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.rules.assignment_plan import (
-    SHOWN_SHARDS_MAX,
-    Action,
-    BeginTransfer,
-    CancelTransfer,
-    Claim,
-    listed,
-    rank_key,
-)
+from dagster_leasehold.lease_store.rules import assignment_plan as plans
+from dagster_leasehold.lease_store.rules.assignment_plan import SHOWN_SHARDS_MAX, listed, rank_key
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -48,7 +41,7 @@ class PlanSteps:
     notes: TickNotes
 
     def carry_out(
-        self, actions: Sequence[Action], summary: str, *, late: Callable[[], bool]
+        self, actions: Sequence[plans.Action], summary: str, *, late: Callable[[], bool]
     ) -> bool:
         """Try all moves of a plan, claims first; True if the store was asked for anything.
 
@@ -57,8 +50,10 @@ class PlanSteps:
         Raises:
             StoreError: the store does not answer, or the outcome is unknown.
         """
-        asked = self.claim([action for action in actions if isinstance(action, Claim)], summary)
-        moves = [action for action in actions if not isinstance(action, Claim)]
+        asked = self.claim(
+            [action for action in actions if isinstance(action, plans.Claim)], summary
+        )
+        moves = [action for action in actions if not isinstance(action, plans.Claim)]
         for place, action in enumerate(moves):
             if place and late():
                 self.notes.decide(f"{len(moves) - place} moves are left to the next tick")
@@ -71,7 +66,7 @@ class PlanSteps:
             self.notes.decide(f"and {len(moves) - SHOWN_SHARDS_MAX} further moves alike")
         return asked
 
-    def claim(self, claims: list[Claim], summary: str) -> bool:
+    def claim(self, claims: list[plans.Claim], summary: str) -> bool:
         """Claim free shards, all in one statement where that works; True if any was asked for.
 
         Raises:
@@ -80,7 +75,7 @@ class PlanSteps:
         if not claims:
             return False
 
-        def claimed(some: list[Claim]) -> Mapping[ShardId, Changed | Stale]:
+        def claimed(some: list[plans.Claim]) -> Mapping[ShardId, Changed | Stale]:
             self.notes.count("claim")
             return self.store.claim(
                 self.key,
@@ -102,7 +97,7 @@ class PlanSteps:
                 self.notes.decide(f"{len(asked) - len(won)} claims of {node} came too late")
         return bool(answers)
 
-    def move(self, action: BeginTransfer | CancelTransfer) -> str | None:
+    def move(self, action: plans.BeginTransfer | plans.CancelTransfer) -> str | None:
         """Begin or cancel a transfer; return its outcome, or None if the step failed or waits.
 
         Raises:
@@ -110,9 +105,9 @@ class PlanSteps:
         """
         return self._alone(action.shard, partial(self._move, action))
 
-    def _move(self, action: BeginTransfer | CancelTransfer) -> str:
+    def _move(self, action: plans.BeginTransfer | plans.CancelTransfer) -> str:
         outcome: Changed | Stale
-        if isinstance(action, BeginTransfer):
+        if isinstance(action, plans.BeginTransfer):
             self.notes.count("begin_transfer")
             outcome = self.store.begin_transfer(
                 self.key, action.shard, action.seen_lease_id, action.to,

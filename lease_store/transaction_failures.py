@@ -11,6 +11,7 @@ from threading import local
 
 from sqlalchemy.exc import DBAPIError
 
+from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.database_errors import (
     ADVICE,
     Verdict,
@@ -18,12 +19,6 @@ from dagster_leasehold.lease_store.database_errors import (
     error_number,
 )
 from dagster_leasehold.lease_store.engine import IDLE_TRANSACTION_S, READ_TIMEOUT_S
-from dagster_leasehold.lease_store.errors import (
-    OutcomeUnknown,
-    StoreError,
-    StoreReadOnly,
-    StoreUnavailable,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +64,7 @@ class Pace(local):
 
 def refusal(
     judged: Verdict, error: Exception, place: str, delay: Delay, *, unsettled: bool
-) -> StoreError:
+) -> errors.StoreError:
     """Return the store's error for one that ended a transaction.
 
     Args:
@@ -80,14 +75,14 @@ def refusal(
         unsettled: the reply to a COMMIT was lost before.
     """
     if not unsettled and isinstance(error, DBAPIError) and disk_is_full(error):
-        return StoreUnavailable(
+        return errors.StoreUnavailable(
             f"The disk that holds the lease store at {place} is full: make room there; "
             "nothing was changed."
         )
     if unsettled or judged in (Verdict.UNAVAILABLE, Verdict.LOST):
         return unavailable(place, delay, unsettled=unsettled)
     if judged is Verdict.RETRY:
-        return StoreUnavailable(
+        return errors.StoreUnavailable(
             f"The lease store at {place} is too busy: other transactions held its rows "
             "through every attempt; nothing was changed, and trying again later is safe."
         )
@@ -96,38 +91,38 @@ def refusal(
     assert isinstance(error, DBAPIError)
     number = error_number(error)
     advice = ADVICE.get(number, "nothing was changed")
-    return StoreError(
+    return errors.StoreError(
         f"The lease store at {place} refused (error {number}: {_first_line(error)}): {advice}."
     )
 
 
-def read_only(place: str) -> StoreReadOnly:
+def read_only(place: str) -> errors.StoreReadOnly:
     """Return the error for a database that takes no writes."""
-    return StoreReadOnly(
+    return errors.StoreReadOnly(
         f"The lease store at {place} takes no writes: it is a read-only server or "
         "file; point the settings to the primary, or make the file and its folder writable."
     )
 
 
-def unavailable(place: str, delay: Delay, *, unsettled: bool) -> StoreError:
+def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreError:
     """Return the error for a database that does not answer."""
     if unsettled:
-        return OutcomeUnknown(
+        return errors.OutcomeUnknown(
             f"The reply of the lease store at {place} was lost and it does not answer "
             "any more: the last write may or may not have happened; it is safe to try again."
         )
     safe = "nothing was changed, and trying again is safe"
     if delay.stood_s >= IDLE_TRANSACTION_S:
-        return StoreUnavailable(
+        return errors.StoreUnavailable(
             f"The lease store at {place} ended a transaction that had stood still for "
             f"{delay.stood_s:.0f} s: this process was held up; {safe}."
         )
     if delay.waited_s >= READ_TIMEOUT_S:
-        return StoreUnavailable(
+        return errors.StoreUnavailable(
             f"The lease store at {place} does not answer: a statement had no reply within "
             f"{delay.waited_s:.0f} s, so that its server is overloaded or frozen; {safe}."
         )
-    return StoreUnavailable(
+    return errors.StoreUnavailable(
         f"The lease store at {place} does not answer: check that the database is "
         "running and reachable; nothing was changed."
     )

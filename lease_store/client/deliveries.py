@@ -5,16 +5,12 @@ from __future__ import annotations
 import itertools
 from threading import RLock
 
+from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.client.connections import Connection, Connections, PulledBatch
 from dagster_leasehold.lease_store.client.feed import Fetched, ShardFeed
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.client.starting import cursor_after_gap
-from dagster_leasehold.lease_store.errors import (
-    BatchUnconfirmed,
-    ConfirmedTooLate,
-    CursorExpired,
-    shown,
-)
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
 
@@ -64,7 +60,7 @@ class Deliveries:
                 self._member.require(shard, connection.tenure)
             connection.roll_back_if_due(self._clock())
             if connection.outstanding or connection.fetching:
-                raise BatchUnconfirmed(
+                raise errors.BatchUnconfirmed(
                     f"The last batch of shard {shard} is not confirmed yet: confirm it, or wait "
                     f"until its protect time of {self._protect_s:g} s ends."
                 )
@@ -85,7 +81,7 @@ class Deliveries:
     def _fetch(self, shard: ShardId, start: str, records_max: int) -> Fetched:
         try:
             return self._feed.fetch(shard, start, records_max=records_max)
-        except CursorExpired:
+        except errors.CursorExpired:
             with self._lock, self._connections.dropping_lost(shard):
                 start = cursor_after_gap(self._member, self._feed, shard, start)
                 if (connection := self._connections.get(shard)) is not None:
@@ -122,7 +118,7 @@ class Deliveries:
         connection = self._connections.require(batch.shard)
         connection.roll_back_if_due(self._clock())
         if connection.outstanding != batch:
-            raise ConfirmedTooLate(
+            raise errors.ConfirmedTooLate(
                 f"Batch {batch.number} of shard {batch.shard} was not confirmed within "
                 f"{self._protect_s:g} s and was rolled back: its records are delivered again."
             )

@@ -14,14 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.client.member_shards import MemberShards
-from dagster_leasehold.lease_store.errors import (
-    AssignmentConflict,
-    CheckpointUnsaved,
-    LeaseholdError,
-    LeaseLost,
-    NodeNameTaken,
-)
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.membership import Membership
@@ -94,7 +88,7 @@ class GroupMember(MemberShards):
         return tuple(row for row in self._last().snapshot.nodes if row.member)
 
     @property
-    def refusals(self) -> tuple[LeaseholdError, ...]:
+    def refusals(self) -> tuple[errors.LeaseholdError, ...]:
         """The errors that the last heartbeat found in this member's assignment settings."""
         if self._report is None:
             return ()
@@ -127,7 +121,7 @@ class GroupMember(MemberShards):
             self.heartbeat(())
             # Two members that joined at the same moment may both have been let in.
             for error in self.refusals:
-                if isinstance(error, AssignmentConflict):
+                if isinstance(error, errors.AssignmentConflict):
                     self._rebalancer.leave()
                     raise error
 
@@ -166,7 +160,7 @@ class GroupMember(MemberShards):
             if not report.has_member(self.node, self._member.incarnation):
                 self._shards.end_all(f"Node {self.node} is no member of group {group.key} now.")
                 self._trust.end()
-                expelled = NodeNameTaken(
+                expelled = errors.NodeNameTaken(
                     f"Node {self.node} lost its place in group {group.key} while it was joining: "
                     "register it again."
                 )
@@ -196,14 +190,14 @@ class GroupMember(MemberShards):
                 are free after the timeout.
         """
         with self._beating:
-            lost: list[LeaseLost] = self._shards.take_untold()
+            lost: list[errors.LeaseLost] = self._shards.take_untold()
             cause = None
             if self._report is not None:
                 within_s = self.group.timeout_s
                 cause = self._release_all(lost, within_s=within_s, pause=self._pause)
             if unsaved := self._shards.unsaved():
                 names = ", ".join(sorted(unsaved))
-                raise CheckpointUnsaved(
+                raise errors.CheckpointUnsaved(
                     f"Node {self.node} could not save the checkpoint of shard {names} of group "
                     f"{self._member.key}, so it has not left: shut it down again once the lease "
                     "store answers, or the records since then are read again."

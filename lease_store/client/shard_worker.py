@@ -7,17 +7,10 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
+from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.client.starting import cursor_after_gap, starting_cursor
-from dagster_leasehold.lease_store.errors import (
-    CursorExpired,
-    CursorInvalid,
-    LeaseholdError,
-    LeaseLost,
-    ShardNotOpen,
-    StoreError,
-)
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
@@ -127,10 +120,10 @@ class ShardWorker:
         try:
             busy = self._initialize() if self.state is ConsumerState.INITIALIZING else self._read()
             self._failures = 0
-        except (LeaseLost, ShardNotOpen) as error:
+        except (errors.LeaseLost, errors.ShardNotOpen) as error:
             _LOG.warning("Shard %s: %s", self._shard, error)
             self.fence(str(error))
-        except LeaseholdError as error:
+        except errors.LeaseholdError as error:
             _LOG.warning("Shard %s is tried again: %s", self._shard, error)
             self._retry_later()
         except Exception:
@@ -184,9 +177,9 @@ class ShardWorker:
             return self._feed.fetch_between(
                 self._shard, self._position, self._done, records_max=self._records_max
             )
-        except (CursorExpired, CursorInvalid) as error:
+        except (errors.CursorExpired, errors.CursorInvalid) as error:
             if self._position == self._done:
-                if isinstance(error, CursorInvalid):
+                if isinstance(error, errors.CursorInvalid):
                     raise
                 self._done = cursor_after_gap(self._member, self._feed, self._shard, self._done)
             else:
@@ -218,10 +211,10 @@ class ShardWorker:
                     self._member.finish(self._shard, self._done)
                 else:
                     self._member.release(self._shard)
-            except (LeaseLost, ShardNotOpen) as error:
+            except (errors.LeaseLost, errors.ShardNotOpen) as error:
                 _LOG.warning("Shard %s: %s", self._shard, error)
                 self.fence(str(error))
-            except StoreError as error:
+            except errors.StoreError as error:
                 _LOG.warning("Shard %s is not let go of yet: %s", self._shard, error)
                 return False
         with self._lock:

@@ -12,16 +12,11 @@ from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.rules import transitions
 from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards
 from dagster_leasehold.lease_store.rules.refusals import gap_refused, lease_lost
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.transitions import (
-    closed,
-    opened,
-    opening_refused,
-    tenure_view,
-)
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
 
@@ -40,16 +35,18 @@ class MemoryTenures(MemoryRows, Tenures):
     ) -> Opened | OpenByOther | NotHeld:
         with self._rows("open_tenure", key) as rows:
             row = rows.shard(shard)
-            refused = opening_refused(row, node, replaces, paused=rows.group.paused)
+            refused = transitions.opening_refused(row, node, replaces, paused=rows.group.paused)
             if refused is not None:
                 return refused
             if row.state is ShardState.TRANSFER:
                 # The holder's run died before it let go: nobody else would hand the shard over.
-                step = closed(row, rows.members, f"its run {row.consumer_run} had ended")
+                step = transitions.closed(
+                    row, rows.members, f"its run {row.consumer_run} had ended"
+                )
                 rows.bump()
                 self._write(rows, [step], str(node))
                 return NotHeld(row.state.value, step.after.consumer_owner)
-            step = opened(row, run)
+            step = transitions.opened(row, run)
             self._write(rows, [step], str(node))
             return Opened(
                 tenure=Tenure(key, shard, node, step.after.consumer_epoch, run),
@@ -65,7 +62,9 @@ class MemoryTenures(MemoryRows, Tenures):
         with self._rows("review", tenures[0].key) as rows:
             shards, paused = rows.shards, rows.group.paused
             return {
-                tenure.shard: tenure_view(shards.get(tenure.shard), tenure, paused=paused)
+                tenure.shard: transitions.tenure_view(
+                    shards.get(tenure.shard), tenure, paused=paused
+                )
                 for tenure in tenures
             }
 
@@ -81,7 +80,7 @@ class MemoryTenures(MemoryRows, Tenures):
     def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
         with self._rows("close_tenure", tenure.key) as rows:
             row = held(rows, tenure)
-            self._write(rows, [closed(row, rows.members, reason)], str(tenure.holder))
+            self._write(rows, [transitions.closed(row, rows.members, reason)], str(tenure.holder))
             if row.state is ShardState.TRANSFER:
                 rows.bump()
 
@@ -92,7 +91,7 @@ class MemoryTenures(MemoryRows, Tenures):
         with self._rows("close_tenure", tenures[0].key) as rows:
             current = (rows.current(tenure) for tenure in tenures)
             steps = [
-                closed(row, rows.members, reason)
+                transitions.closed(row, rows.members, reason)
                 for row in current
                 if row is not None and row.state is not ShardState.TRANSFER
             ]

@@ -8,28 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from dagster_leasehold.lease_store.errors import (
-    AssignmentConflict,
-    ModuloCountMismatch,
-    ModuloIdOutOfRange,
-    ModuloIdTaken,
-    ModuloSettingMissing,
-    ShardOccupied,
-    UnknownShard,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rules.assignment_plan import (
-    Action,
-    BeginTransfer,
-    CancelTransfer,
-    Claim,
-    Plan,
-    Refusal,
-    Unassigned,
-    rank_key,
-)
+from dagster_leasehold.lease_store.rules import assignment_plan as plans
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
@@ -65,14 +49,14 @@ def check_modulo(members: Iterable[Node], candidate: Node) -> None:
 def _check_range(node: Node) -> None:
     count, remainder = node.source_count, node.node_id
     if count is None or (count >= 0 and remainder is None):
-        raise ModuloSettingMissing(
+        raise errors.ModuloSettingMissing(
             f"Node {shown(node.name)} gives no source_count and node_id, but its group assigns "
             "shards by modulo: set both, on every node."
         )
     if count < 0:
         return
     if count == 0 or remainder is None or not 0 <= remainder < count:
-        raise ModuloIdOutOfRange(
+        raise errors.ModuloIdOutOfRange(
             f"Node {shown(node.name)} has node_id {remainder} with source_count {count}: "
             "use a node_id from 0 to source_count - 1."
         )
@@ -80,13 +64,13 @@ def _check_range(node: Node) -> None:
 
 def _check_pair(member: Node, candidate: Node) -> None:
     if member.source_count != candidate.source_count:
-        raise ModuloCountMismatch(
+        raise errors.ModuloCountMismatch(
             f"Node {shown(candidate.name)} has source_count {candidate.source_count}, but "
             f"{shown(member.name)} has {member.source_count}: all nodes of a group must agree."
         )
     negative = candidate.source_count is not None and candidate.source_count < 0
     if not negative and member.node_id == candidate.node_id:
-        raise ModuloIdTaken(
+        raise errors.ModuloIdTaken(
             f"Node {shown(candidate.name)} has node_id {candidate.node_id}, which "
             f"{shown(member.name)} already has: give every node a node_id of its own."
         )
@@ -94,7 +78,7 @@ def _check_pair(member: Node, candidate: Node) -> None:
 
 def plan_modulo(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
-) -> Plan:
+) -> plans.Plan:
     """Give each shard to the node whose `node_id` is its rank modulo `source_count`.
 
     The rank counts all shards of the group, finished and waiting ones included, so that it stays
@@ -105,14 +89,14 @@ def plan_modulo(
         (node for node in snapshot.nodes if node.member and node.name in live),
         key=lambda node: rank_key(node.name),
     )
-    refusals: list[Refusal] = []
+    refusals: list[plans.Refusal] = []
     for place, node in enumerate(members):
         try:
             check_member(snapshot.group, members[:place], node)
-        except AssignmentConflict as error:
-            refusals.append(Refusal(node.name, error))
+        except errors.AssignmentConflict as error:
+            refusals.append(plans.Refusal(node.name, error))
     if refusals:
-        return Plan(
+        return plans.Plan(
             snapshot.group.generation,
             refusals=tuple(refusals),
             summary=f"nothing moves: the modulo settings of {len(refusals)} nodes do not fit",
@@ -133,7 +117,7 @@ def plan_modulo(
 
 def plan_pinned(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
-) -> Plan:
+) -> plans.Plan:
     """Give each node the shards that it names, and no others.
 
     A shard that several nodes name stays with the one that has it, else goes to the first by
@@ -141,7 +125,7 @@ def plan_pinned(
     """
     leases = {lease.shard: lease for lease in snapshot.shards}
     wanted: dict[ShardId, list[NodeName]] = {}
-    refusals: list[Refusal] = []
+    refusals: list[plans.Refusal] = []
     for node in sorted(snapshot.nodes, key=lambda node: rank_key(node.name)):
         if node.name not in takers:
             continue
@@ -149,18 +133,20 @@ def plan_pinned(
             if shard in leases:
                 wanted.setdefault(shard, []).append(node.name)
             else:
-                refusals.append(Refusal(node.name, _unknown(snapshot.group, node.name, shard)))
+                refusals.append(
+                    plans.Refusal(node.name, _unknown(snapshot.group, node.name, shard))
+                )
     targets: dict[ShardId, NodeName | None] = {}
     for shard, nodes in wanted.items():
         owner = leases[shard].lease_owner
         targets[shard] = owner if owner in nodes else nodes[0]
         for node in nodes:
             if node != targets[shard]:
-                error = ShardOccupied(
+                error = errors.ShardOccupied(
                     f"Node {shown(node)} asks for shard {shown(shard)}, which {targets[shard]} "
                     "already has: name it on one node only."
                 )
-                refusals.append(Refusal(node, error))
+                refusals.append(plans.Refusal(node, error))
     missing = {
         shard: "no live node that takes runs names it" for shard in leases if shard not in wanted
     }
@@ -171,8 +157,8 @@ def plan_pinned(
     )  # fmt: skip
 
 
-def _unknown(group: Group, node: NodeName, shard: ShardId) -> UnknownShard:
-    return UnknownShard(
+def _unknown(group: Group, node: NodeName, shard: ShardId) -> errors.UnknownShard:
+    return errors.UnknownShard(
         f"Node {shown(node)} asks for shard {shown(shard)}, which {group.key} does not have: "
         "name a shard that `leasehold status` shows."
     )
@@ -186,14 +172,14 @@ def _towards(
     takers: Sequence[NodeName],
     live: Collection[NodeName],
     summary: str,
-    refusals: tuple[Refusal, ...] = (),
-) -> Plan:
+    refusals: tuple[plans.Refusal, ...] = (),
+) -> plans.Plan:
     """Return the moves from the shards' present owners to given targets.
 
     Shards that the source does not let anyone subscribe to stay where they are.
     """
-    actions: list[Action] = []
-    unassigned: list[Unassigned] = []
+    actions: list[plans.Action] = []
+    unassigned: list[plans.Unassigned] = []
     counts = dict.fromkeys(takers, 0)
     moves = 0
     for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
@@ -206,7 +192,7 @@ def _towards(
             if owner is not None and owner in counts:
                 counts[owner] += 1
             why = missing.get(lease.shard, "its source lets nobody subscribe to it now")
-            unassigned.append(Unassigned(lease.shard, why))
+            unassigned.append(plans.Unassigned(lease.shard, why))
             continue
         counts[target] += 1
         if owner == target:
@@ -215,7 +201,7 @@ def _towards(
         action = _step(lease, owner, target)
         if action is not None:
             actions.append(action)
-    return Plan(
+    return plans.Plan(
         generation=snapshot.group.generation,
         actions=tuple(actions),
         unassigned=tuple(unassigned),
@@ -228,14 +214,14 @@ def _towards(
     )
 
 
-def _step(lease: ShardLease, owner: NodeName | None, target: NodeName) -> Action | None:
+def _step(lease: ShardLease, owner: NodeName | None, target: NodeName) -> plans.Action | None:
     """Return the move that can be made now; None if the store has to settle something first."""
     reason = f"the settings of {target} name it"
     if lease.state is ShardState.NOT_ALLOC:
-        return Claim(lease.shard, target, lease.lease_id, reason)
+        return plans.Claim(lease.shard, target, lease.lease_id, reason)
     holder = lease.consumer_owner
     if owner is None or holder is None:
         return None
     if lease.state is ShardState.ALREADY_ALLOC:
-        return BeginTransfer(lease.shard, owner, target, lease.lease_id, reason)
-    return CancelTransfer(lease.shard, holder, owner, lease.lease_id, reason)
+        return plans.BeginTransfer(lease.shard, owner, target, lease.lease_id, reason)
+    return plans.CancelTransfer(lease.shard, holder, owner, lease.lease_id, reason)

@@ -10,16 +10,8 @@ from collections.abc import Mapping
 
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.rules.assignment_plan import (
-    Action,
-    BeginTransfer,
-    CancelTransfer,
-    Claim,
-    Holdings,
-    Plan,
-    Unassigned,
-    rank_key,
-)
+from dagster_leasehold.lease_store.rules import assignment_plan as plans
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
@@ -72,7 +64,7 @@ def moves_lower_bound(held: Mapping[NodeName, int], shards: int, cap: int | None
     return assignable - staying
 
 
-def plan_balanced(group: Group, holdings: Holdings) -> Plan:
+def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
     """Give every taker floor or ceil of the average, with the fewest moves."""
     shards = sum(map(len, holdings.own.values())) + len(holdings.free) + len(holdings.homeless)
     held = {node: len(leases) for node, leases in holdings.own.items()}
@@ -92,7 +84,7 @@ def plan_balanced(group: Group, holdings: Holdings) -> Plan:
     for node, lease in leaving:
         moves.place(lease, node, given_back=lease.shard in returning)
     proof = _proof(holdings, held, quotas, moves)
-    return Plan(
+    return plans.Plan(
         generation=group.generation,
         actions=tuple(moves.actions),
         unassigned=tuple(moves.unassigned),
@@ -105,7 +97,7 @@ def plan_balanced(group: Group, holdings: Holdings) -> Plan:
 
 
 def _surplus(
-    holdings: Holdings, quotas: Mapping[NodeName, int]
+    holdings: plans.Holdings, quotas: Mapping[NodeName, int]
 ) -> tuple[list[_Owned], list[_Owned]]:
     """Sort what nodes have beyond their quotas: what can stay with its holder, what has to leave.
 
@@ -144,8 +136,8 @@ class _Moves:
     def __init__(self, held: Mapping[NodeName, int], quotas: Mapping[NodeName, int]) -> None:
         self.counts = dict(held)
         self.quotas = quotas
-        self.actions: list[Action] = []
-        self.unassigned: list[Unassigned] = []
+        self.actions: list[plans.Action] = []
+        self.unassigned: list[plans.Unassigned] = []
         self.moves = 0
         self._room = [
             (held[node], tie_break(node), node) for node in held if held[node] < quotas[node]
@@ -158,7 +150,7 @@ class _Moves:
         if holder is not None and following is not None:
             reason = f"{following} takes no runs"
             self.actions.append(
-                CancelTransfer(lease.shard, holder, following, lease.lease_id, reason)
+                plans.CancelTransfer(lease.shard, holder, following, lease.lease_id, reason)
             )
             self.moves += 1
 
@@ -187,20 +179,22 @@ class _Moves:
 
     def _action(
         self, lease: ShardLease, owner: NodeName | None, taker: NodeName, share: str
-    ) -> Action | None:
+    ) -> plans.Action | None:
         """Return the move that can be made now; None if the store has to settle something first."""
         if lease.state is ShardState.NOT_ALLOC:
-            return Claim(lease.shard, taker, lease.lease_id, f"it is free, and {share}")
+            return plans.Claim(lease.shard, taker, lease.lease_id, f"it is free, and {share}")
         if owner is None:
             return None  # A dead node's: free once the node has been evicted.
         quota = self.quotas.get(owner)
         why = f"{owner} takes no runs" if quota is None else f"{owner} has more than its {quota}"
         if lease.state is ShardState.ALREADY_ALLOC:
-            return BeginTransfer(lease.shard, owner, taker, lease.lease_id, f"{why}; {share}")
+            return plans.BeginTransfer(lease.shard, owner, taker, lease.lease_id, f"{why}; {share}")
         holder = lease.consumer_owner
         if holder is not None and holder in self.counts:
             # Where `taker` is a third node, the shard goes on to it in the next round.
-            return CancelTransfer(lease.shard, holder, owner, lease.lease_id, f"{why}; {share}")
+            return plans.CancelTransfer(
+                lease.shard, holder, owner, lease.lease_id, f"{why}; {share}"
+            )
         return None  # From one node without runs to another: it moves on when it has arrived.
 
     def _return_to(self, lease: ShardLease, owner: NodeName | None) -> NodeName | None:
@@ -224,7 +218,7 @@ class _Moves:
             reason = f"{owner} has more than it may, but no other node has room"
         else:
             reason = f"{owner} takes no runs, but no other node has room"
-        self.unassigned.append(Unassigned(lease.shard, reason))
+        self.unassigned.append(plans.Unassigned(lease.shard, reason))
 
 
 def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
@@ -235,7 +229,10 @@ def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
 
 
 def _proof(
-    holdings: Holdings, held: Mapping[NodeName, int], quotas: Mapping[NodeName, int], moves: _Moves
+    holdings: plans.Holdings,
+    held: Mapping[NodeName, int],
+    quotas: Mapping[NodeName, int],
+    moves: _Moves,
 ) -> tuple[str, ...]:
     """Explain the moves: each shard that is counted has a reason of its own to move."""
     lines: list[str] = []

@@ -15,13 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dagster_leasehold.lease_store.errors import (
-    LeaseholdError,
-    SourceUnavailable,
-    StoreError,
-    one_line,
-    without_secrets,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import one_line, without_secrets
 
 _LOG = logging.getLogger(__name__)
 FIRST_WAIT_S = 5.0
@@ -32,7 +27,7 @@ SHOWN_MAX = 20
 SILENCE_MAX = 2
 CALLS_MAX = 64
 """The most calls in which a step for many things looks for those that fail alone."""
-_AWAY = (StoreError, SourceUnavailable)
+_AWAY = (errors.StoreError, errors.SourceUnavailable)
 _AWAY_MAX = 3
 """One thing that cannot be reached fails with all, then with its half; the other half is there."""
 _DOUBLINGS_MAX = 32
@@ -57,7 +52,7 @@ def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float =
 
 def sentence_of(error: Exception) -> str:
     """Return an error as one line for people: a foreseen one's own sentence, else type and text."""
-    if isinstance(error, LeaseholdError):
+    if isinstance(error, errors.LeaseholdError):
         return str(error)
     text = one_line(without_secrets(str(error)))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -153,7 +148,7 @@ class FailingSteps:
             answer = action()
         except raises:
             raise
-        except StoreError as error:
+        except errors.StoreError as error:
             self._silence += 1
             if self._silence >= SILENCE_MAX:
                 raise
@@ -225,7 +220,7 @@ class FailingSteps:
         again = f"tried again in {wait_s:.0f} s" if wait_s else "tried again in the next round"
         self._notes.append(f"{step} failed ({sentence}), {again}")
         _LOG.warning("%s failed (%s), %s", step, sentence, again)
-        if not isinstance(error, LeaseholdError):
+        if not isinstance(error, errors.LeaseholdError):
             # The frames alone: a message of foreign code may hold what it was given.
             frames = "".join(traceback.format_tb(error.__traceback__))
             _LOG.warning("%s failed in:\n%s", step, frames)

@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dagster_leasehold.lease_store.errors import (
-    InvalidSetting,
-    ModuloIdOutOfRange,
-    ModuloSettingMissing,
-    ShardOccupied,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_modes import check_modulo
@@ -45,16 +40,16 @@ class Modulo:
     def __post_init__(self) -> None:
         count, remainder = self.source_count, self.node_id
         if count >= 0 and remainder is None:
-            raise ModuloSettingMissing(
+            raise errors.ModuloSettingMissing(
                 f"A source_count of {count} is given without a node_id: give both."
             )
         if not -SOURCE_COUNT_MAX <= count <= SOURCE_COUNT_MAX or count == 0:
-            raise ModuloIdOutOfRange(
+            raise errors.ModuloIdOutOfRange(
                 f"The source_count is {count}: use the number of nodes, from 1 to "
                 f"{SOURCE_COUNT_MAX}, or -1 to switch the rule off."
             )
         if count > 0 and (remainder is None or not 0 <= remainder < count):
-            raise ModuloIdOutOfRange(
+            raise errors.ModuloIdOutOfRange(
                 f"The node_id is {remainder} with source_count {count}: use one from 0 to "
                 f"{count - 1}."
             )
@@ -99,7 +94,7 @@ def _check_cursor(shard: ShardId, cursor: object) -> None:
         problem = f"is not of 1 to {CURSOR_LENGTH_MAX} bytes"
     else:
         return
-    raise InvalidSetting(
+    raise errors.InvalidSetting(
         f"The bootstrap cursor {shown(cursor)} of shard {shown(shard)} {problem}: use a cursor of "
         f"the shard, or {CONTINUE} to continue from its checkpoint."
     )
@@ -130,7 +125,7 @@ def check_settings(assignment: AssignmentMode, nodes: Mapping[str, NodeSettings]
         pinned = isinstance(settings, Pinned)
         given = AssignmentMode.PINNED if pinned else AssignmentMode.MODULO
         if given is not assignment:
-            raise InvalidSetting(
+            raise errors.InvalidSetting(
                 f"Node {shown(name)} has {given} settings, but the assignment is {assignment}: "
                 f"set assignment to {given}, or remove them."
             )
@@ -139,7 +134,7 @@ def check_settings(assignment: AssignmentMode, nodes: Mapping[str, NodeSettings]
             check_modulo(rows[:place], row)
         for other in rows[:place]:
             if both := set(other.pinned or ()) & set(row.pinned or ()):
-                raise ShardOccupied(
+                raise errors.ShardOccupied(
                     f"Nodes {shown(other.name)} and {shown(row.name)} both name shard "
                     f"{shown(min(both))}: name it on one node only."
                 )
@@ -159,13 +154,13 @@ def check_served(
     """
     for name in nodes:
         if name not in served:
-            raise InvalidSetting(
+            raise errors.InvalidSetting(
                 f"Stream {shown(stream)} has settings of node {shown(name)}, which this deployment "
                 f"does not serve: it serves {', '.join(served)}."
             )
     for name in served if assignment is AssignmentMode.MODULO else ():
         if name not in nodes:
-            raise ModuloSettingMissing(
+            raise errors.ModuloSettingMissing(
                 f"Stream {shown(stream)} has no source_count and node_id of node {shown(name)}, "
                 "but its assignment is modulo: set both, on every node."
             )

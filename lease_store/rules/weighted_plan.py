@@ -18,16 +18,8 @@ from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.group_rows import Group, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rules.assignment_plan import (
-    Action,
-    BeginTransfer,
-    CancelTransfer,
-    Claim,
-    Holdings,
-    Plan,
-    Unassigned,
-    rank_key,
-)
+from dagster_leasehold.lease_store.rules import assignment_plan as plans
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.balanced_plan import tie_break
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
@@ -94,7 +86,7 @@ class _Share:
 class _Levelling:
     """The shares of all nodes while a plan is made."""
 
-    def __init__(self, holdings: Holdings, weights: Mapping[ShardId, float], cap: int | None):
+    def __init__(self, holdings: plans.Holdings, weights: Mapping[ShardId, float], cap: int | None):
         self._weights = weights
         self._cap = cap
         self.shares = {node: _Share(node) for node in holdings.own}
@@ -215,21 +207,23 @@ def _best(giver: _Share, taker: _Share) -> float | None:
     )
 
 
-def plan_weighted(group: Group, holdings: Holdings, weights: Mapping[ShardId, float]) -> Plan:
+def plan_weighted(
+    group: Group, holdings: plans.Holdings, weights: Mapping[ShardId, float]
+) -> plans.Plan:
     """Return the moves that level the load; `weights` has every shard of `holdings`."""
     before = _loads(holdings, weights)
     levelling = _Levelling(holdings, weights, group.node_cap)
     levelling.place([*holdings.free, *holdings.homeless])
     levelling.shed()
     levelling.level()
-    actions: list[Action] = []
-    unassigned: list[Unassigned] = []
+    actions: list[plans.Action] = []
+    unassigned: list[plans.Unassigned] = []
     moves = 0
     for lease, owner in _owned(holdings):
         target = levelling.targets[lease.shard]
         if target is None:
             reason = "every live node has as many shards as it may"
-            unassigned.append(Unassigned(lease.shard, reason))
+            unassigned.append(plans.Unassigned(lease.shard, reason))
         elif target != owner:
             moves += 1
             load = levelling.shares[target].load
@@ -237,7 +231,7 @@ def plan_weighted(group: Group, holdings: Holdings, weights: Mapping[ShardId, fl
             actions += [action] if action else []
     ranked = sorted(levelling.shares.values(), key=lambda share: rank_key(share.node))
     needed = len(holdings.free) + len(holdings.homeless) + len(holdings.returning) - len(unassigned)
-    return Plan(
+    return plans.Plan(
         generation=group.generation,
         actions=tuple(actions),
         unassigned=tuple(unassigned),
@@ -253,13 +247,13 @@ def plan_weighted(group: Group, holdings: Holdings, weights: Mapping[ShardId, fl
     )
 
 
-def _loads(holdings: Holdings, weights: Mapping[ShardId, float]) -> dict[NodeName, float]:
+def _loads(holdings: plans.Holdings, weights: Mapping[ShardId, float]) -> dict[NodeName, float]:
     return {
         node: sum(weights[lease.shard] for lease in leases) for node, leases in holdings.own.items()
     }
 
 
-def _owned(holdings: Holdings) -> list[tuple[ShardLease, NodeName | None]]:
+def _owned(holdings: plans.Holdings) -> list[tuple[ShardLease, NodeName | None]]:
     """Pair every shard with the node that has it, by shard; None if that node is gone."""
     owned: list[tuple[ShardLease, NodeName | None]] = [(lease, None) for lease in holdings.free]
     owned += [(lease, lease.lease_owner) for lease in holdings.homeless]
@@ -270,19 +264,19 @@ def _owned(holdings: Holdings) -> list[tuple[ShardLease, NodeName | None]]:
 
 def _action(
     lease: ShardLease, owner: NodeName | None, target: NodeName, weight: float, load: float
-) -> Action | None:
+) -> plans.Action | None:
     """Return the move that can be made now; None if the store has to settle something first."""
     share = f"{target} then carries {load:g} records/s, {weight:g} of them from it"
     if lease.state is ShardState.NOT_ALLOC:
-        return Claim(lease.shard, target, lease.lease_id, f"it is free, and {share}")
+        return plans.Claim(lease.shard, target, lease.lease_id, f"it is free, and {share}")
     if owner is None:
         return None  # A dead node's: free once the node has been evicted.
     if lease.state is ShardState.ALREADY_ALLOC:
         why = f"{owner} has more load than its share, or takes no runs"
-        return BeginTransfer(lease.shard, owner, target, lease.lease_id, f"{why}; {share}")
+        return plans.BeginTransfer(lease.shard, owner, target, lease.lease_id, f"{why}; {share}")
     if lease.consumer_owner == target:
         reason = f"{owner} takes no runs"
-        return CancelTransfer(lease.shard, target, owner, lease.lease_id, reason)
+        return plans.CancelTransfer(lease.shard, target, owner, lease.lease_id, reason)
     return None  # In transfer between nodes without runs: it moves on when it has arrived.
 
 

@@ -8,20 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Delete,
-    Insert,
-    Select,
-    Table,
-    Update,
-    and_,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
 from dagster_leasehold.lease_store.tables import consumer_group, worker_instance
@@ -29,95 +16,97 @@ from dagster_leasehold.lease_store.tables import consumer_group, worker_instance
 GROUP_PREFIX = "group_"
 
 
-def of_group(table: Table, key: GroupKey, **same: object) -> ColumnElement[bool]:
+def of_group(table: sa.Table, key: GroupKey, **same: object) -> sa.ColumnElement[bool]:
     """The rows of a table that belong to a group, and have these values in these columns."""
     values = {"consume_group": key.group, "logstream_sig": key.stream, **same}
-    return and_(*(table.c[name] == value for name, value in values.items()))
+    return sa.and_(*(table.c[name] == value for name, value in values.items()))
 
 
-def rows_of(table: Table, key: GroupKey, **same: object) -> Select[Any]:
+def rows_of(table: sa.Table, key: GroupKey, **same: object) -> sa.Select[Any]:
     """Whole rows of a group that have these values in these columns."""
-    return select(table).where(of_group(table, key, **same))
+    return sa.select(table).where(of_group(table, key, **same))
 
 
-def lock_rows(table: Table, key: GroupKey, **same: object) -> Select[Any]:
+def lock_rows(table: sa.Table, key: GroupKey, **same: object) -> sa.Select[Any]:
     """The same rows, locked until the transaction ends."""
     return rows_of(table, key, **same).with_for_update()
 
 
-def update_rows(table: Table, key: GroupKey, values: dict[str, Any], **same: object) -> Update:
+def update_rows(
+    table: sa.Table, key: GroupKey, values: dict[str, Any], **same: object
+) -> sa.Update:
     """Write some columns of the rows of a group that have these values in other columns."""
-    return update(table).where(of_group(table, key, **same)).values(values)
+    return sa.update(table).where(of_group(table, key, **same)).values(values)
 
 
-def insert_into(table: Table) -> Insert:
+def insert_into(table: sa.Table) -> sa.Insert:
     """Add rows to a table, whose key refuses one that is there already."""
-    return insert(table)
+    return sa.insert(table)
 
 
-def select_groups(stream: StreamName | None) -> Select[Any]:
+def select_groups(stream: StreamName | None) -> sa.Select[Any]:
     """All groups, or those of a stream, in order of stream and name."""
-    chosen = select(consumer_group).order_by(
+    chosen = sa.select(consumer_group).order_by(
         consumer_group.c.logstream_sig, consumer_group.c.consume_group
     )
     return chosen if stream is None else chosen.where(consumer_group.c.logstream_sig == stream)
 
 
-def lock_stream_groups(stream: StreamName) -> Select[Any]:
+def lock_stream_groups(stream: StreamName) -> sa.Select[Any]:
     """The groups of a stream, locked, so that two creators cannot both find room for one more."""
     return select_groups(stream).with_for_update()
 
 
-def bump_generation(key: GroupKey) -> Update:
+def bump_generation(key: GroupKey) -> sa.Update:
     """Raise the generation; its row is then locked until the transaction ends."""
     return update_rows(consumer_group, key, {"generation": consumer_group.c.generation + 1})
 
 
-def update_settings(key: GroupKey, values: dict[str, Any]) -> Update:
+def update_settings(key: GroupKey, values: dict[str, Any]) -> sa.Update:
     """Replace a group's settings."""
     return update_rows(consumer_group, key, values)
 
 
-def delete_rows(table: Table, key: GroupKey) -> Delete:
+def delete_rows(table: sa.Table, key: GroupKey) -> sa.Delete:
     """Delete everything of a group in one table."""
-    return delete(table).where(of_group(table, key))
+    return sa.delete(table).where(of_group(table, key))
 
 
-def pulse(key: GroupKey) -> Select[Any]:
+def pulse(key: GroupKey) -> sa.Select[Any]:
     """A group and its nodes in one statement: one row per node, one at least."""
-    same = and_(
+    same = sa.and_(
         worker_instance.c.consume_group == consumer_group.c.consume_group,
         worker_instance.c.logstream_sig == consumer_group.c.logstream_sig,
     )
     group_columns = [column.label(GROUP_PREFIX + column.name) for column in consumer_group.c]
     return (
-        select(worker_instance, *group_columns)
+        sa.select(worker_instance, *group_columns)
         .select_from(consumer_group.outerjoin(worker_instance, same))
         .where(of_group(consumer_group, key))
         .order_by(worker_instance.c.worker_instance)
     )
 
 
-def select_nodes(key: GroupKey) -> Select[Any]:
+def select_nodes(key: GroupKey) -> sa.Select[Any]:
     """The nodes of a group by name."""
     return rows_of(worker_instance, key).order_by(worker_instance.c.worker_instance)
 
 
-def select_members(key: GroupKey) -> Select[Any]:
+def select_members(key: GroupKey) -> sa.Select[Any]:
     """The names that somebody answers to."""
-    return select(worker_instance.c.worker_instance).where(
+    return sa.select(worker_instance.c.worker_instance).where(
         of_group(worker_instance, key), worker_instance.c.incarnation != ""
     )
 
 
-def beat(key: GroupKey, node: NodeName, incarnation: str, *, dialect: str) -> Update:
+def beat(key: GroupKey, node: NodeName, incarnation: str, *, dialect: str) -> sa.Update:
     """Add 1 to a node's counter and report it, in one statement."""
     counted = worker_instance.c.lease_id + 1
-    statement = update(worker_instance).where(
+    statement = sa.update(worker_instance).where(
         of_group(worker_instance, key, worker_instance=node, incarnation=incarnation),
         worker_instance.c.incarnation != "",
     )
     if dialect == "mysql":
         # MariaDB's UPDATE returns no rows; LAST_INSERT_ID(x) sends x back with the reply.
-        return statement.values(lease_id=func.last_insert_id(counted))
+        return statement.values(lease_id=sa.func.last_insert_id(counted))
     return statement.values(lease_id=counted).returning(worker_instance.c.lease_id)

@@ -14,18 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    CompoundSelect,
-    Select,
-    Subquery,
-    Text,
-    func,
-    select,
-    true,
-    type_coerce,
-    union_all,
-)
+import sqlalchemy as sa
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
@@ -38,31 +27,31 @@ _PAGE_GROWTH = 4
 # The files' JSON is decoded when the transaction is over.
 _ROW = (
     *(column for column in batch.c if column.name not in ("files", "event_span")),
-    type_coerce(batch.c.files, Text).label("files"),
+    sa.type_coerce(batch.c.files, sa.Text).label("files"),
 )
 
 
-def select_heads(key: GroupKey, shards: Sequence[ShardId]) -> CompoundSelect[*tuple[Any, ...]]:
+def select_heads(key: GroupKey, shards: Sequence[ShardId]) -> sa.CompoundSelect[*tuple[Any, ...]]:
     """The shards' checkpoint and version, with the newest ledger row where there is one."""
     columns = [shard_lease.c[name] for name in ("shard_id", "check_point", "ledger_version")]
     ends = (batch.c.sequence, batch.c.last_sequence, batch.c.state, batch.c.run)
-    return union_all(
+    return sa.union_all(
         *(
-            select(*columns, *newest.c)
-            .select_from(shard_lease.outerjoin(newest, true()))
+            sa.select(*columns, *newest.c)
+            .select_from(shard_lease.outerjoin(newest, sa.true()))
             .where(of_group(shard_lease, key, shard_id=shard))
             for shard in shards
-            for newest in [_newest(select(*ends), key, shard)]
+            for newest in [_newest(sa.select(*ends), key, shard)]
         )
     )
 
 
-def select_newest(key: GroupKey, shards: Sequence[ShardId]) -> CompoundSelect[*tuple[Any, ...]]:
+def select_newest(key: GroupKey, shards: Sequence[ShardId]) -> sa.CompoundSelect[*tuple[Any, ...]]:
     """The newest ledger row of each shard that has one."""
-    return union_all(*(select(_newest(select(batch), key, shard)) for shard in shards))
+    return sa.union_all(*(sa.select(_newest(sa.select(batch), key, shard)) for shard in shards))
 
 
-def _newest(columns: Select[*tuple[Any, ...]], key: GroupKey, shard: ShardId) -> Subquery:
+def _newest(columns: sa.Select[*tuple[Any, ...]], key: GroupKey, shard: ShardId) -> sa.Subquery:
     """A shard's ledger row with the highest number.
 
     MySQL finds the end of an index's range only where the range is written out; it reads and
@@ -76,10 +65,10 @@ def _newest(columns: Select[*tuple[Any, ...]], key: GroupKey, shard: ShardId) ->
     )
 
 
-def select_shards(key: GroupKey) -> Select[Any]:
+def select_shards(key: GroupKey) -> sa.Select[Any]:
     """The shards of a group, by id."""
     return (
-        select(shard_lease.c.shard_id)
+        sa.select(shard_lease.c.shard_id)
         .where(of_group(shard_lease, key))
         .order_by(shard_lease.c.shard_id)
     )
@@ -87,12 +76,12 @@ def select_shards(key: GroupKey) -> Select[Any]:
 
 def select_numbered(
     key: GroupKey, numbers: Collection[tuple[ShardId, int]]
-) -> CompoundSelect[*tuple[Any, ...]]:
+) -> sa.CompoundSelect[*tuple[Any, ...]]:
     """The ledger rows with these shards and numbers.
 
     Each by its key: for more than a few alternatives SQLite reads the whole group instead.
     """
-    return union_all(
+    return sa.union_all(
         *(rows_of(batch, key, shard_id=shard, sequence=number) for shard, number in sorted(numbers))
     )
 
@@ -118,12 +107,12 @@ class Listing:
     """
 
     kind: str
-    rows: Select[Any]
-    place: tuple[ColumnElement[Any], ...]
+    rows: sa.Select[Any]
+    place: tuple[sa.ColumnElement[Any], ...]
     backwards: bool = False
     bounds: tuple[int, int] | None = None
 
-    def after(self, last: Sequence[Any] | None) -> list[Select[Any]]:
+    def after(self, last: Sequence[Any] | None) -> list[sa.Select[Any]]:
         """Return the rows after one, as statements to run in turn; all rows for None.
 
         Each is one range of the index; asked for together, MySQL and SQLite would read and sort
@@ -134,7 +123,7 @@ class Listing:
         within = () if self.bounds is None else (self.place[0].between(*self.bounds),)
         if last is None:
             return [ordered.where(*within)]
-        runs: list[Select[Any]] = []
+        runs: list[sa.Select[Any]] = []
         for at in reversed(range(len(self.place))):
             same = (self.place[before] == last[before] for before in range(at))
             column = self.place[at]
@@ -170,24 +159,24 @@ def batches_of_span(key: GroupKey, first: int, last: int) -> Listing:
     return Listing("batches_within", rows, place, bounds=(first, last))
 
 
-def _of_state(state: BatchState | None) -> Select[Any]:
-    chosen = select(*_ROW)
+def _of_state(state: BatchState | None) -> sa.Select[Any]:
+    chosen = sa.select(*_ROW)
     return chosen if state is None else chosen.where(batch.c.state == state.value)
 
 
 def throughput(
     key: GroupKey, window: int, newest: Mapping[ShardId, int]
-) -> CompoundSelect[*tuple[Any, ...]]:
+) -> sa.CompoundSelect[*tuple[Any, ...]]:
     """The committed batches among the newest of each shard, added up."""
-    added_up = select(
+    added_up = sa.select(
         batch.c.shard_id,
-        func.count().label("batches"),
-        func.sum(func.coalesce(batch.c.records, batch.c.written)).label("records"),
-        func.min(batch.c.committed_at).label("first_at"),
-        func.max(batch.c.committed_at).label("last_at"),
+        sa.func.count().label("batches"),
+        sa.func.sum(sa.func.coalesce(batch.c.records, batch.c.written)).label("records"),
+        sa.func.min(batch.c.committed_at).label("first_at"),
+        sa.func.max(batch.c.committed_at).label("last_at"),
     ).where(of_group(batch, key, state=BatchState.COMMITTED.value))
     # One range of the key for each: SQLite reads the whole group for several at once.
-    return union_all(
+    return sa.union_all(
         *(
             added_up.where(
                 batch.c.shard_id == shard, batch.c.sequence > newest[shard] - window
@@ -197,11 +186,11 @@ def throughput(
     )
 
 
-def select_totals(key: GroupKey) -> Select[*tuple[Any, ...]]:
+def select_totals(key: GroupKey) -> sa.Select[*tuple[Any, ...]]:
     """The totals of all that was ever committed to each shard."""
     columns = shard_lease.c
     return (
-        select(
+        sa.select(
             columns.shard_id,
             columns.committed_batches.label("batches"),
             columns.committed_records.label("records"),
@@ -249,10 +238,10 @@ def all_gaps(
     return Listing("gaps", rows, (gap.c.shard_id, gap.c.start_cursor, gap.c.end_cursor))
 
 
-def count_gaps(key: GroupKey) -> Select[*tuple[Any, ...]]:
+def count_gaps(key: GroupKey) -> sa.Select[*tuple[Any, ...]]:
     """The number of gaps by whether they were acknowledged."""
     return (
-        select(gap.c.acknowledged, func.count().label("gaps"))
+        sa.select(gap.c.acknowledged, sa.func.count().label("gaps"))
         .where(of_group(gap, key))
         .group_by(gap.c.acknowledged)
     )

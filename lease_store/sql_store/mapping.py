@@ -9,22 +9,11 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from dagster_leasehold.lease_store import ledger_rows
 from dagster_leasehold.lease_store.columns import NAME_LENGTH_MAX
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
-from dagster_leasehold.lease_store.ledger_rows import (
-    Batch,
-    BatchState,
-    BatchStatistics,
-    Compacted,
-    DataFile,
-    LedgerHead,
-    RewriteClaim,
-    RewriteKind,
-    ShardTotals,
-    Throughput,
-)
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.rules.event_spans import span_of
 from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
@@ -118,7 +107,7 @@ def _pairs(stored: list[list[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, stored))
 
 
-def file_values(files: Iterable[DataFile]) -> list[dict[str, Any]]:
+def file_values(files: Iterable[ledger_rows.DataFile]) -> list[dict[str, Any]]:
     """Return files as the ledger's JSON holds them; times that are not known are left out."""
     # An hour has thousands of files: pendulum would take longer for their times than the database
     # for their rows, and nobody reads them here.
@@ -131,10 +120,10 @@ def file_values(files: Iterable[DataFile]) -> list[dict[str, Any]]:
     return values
 
 
-def _files_from(stored: str | list[dict[str, Any]]) -> tuple[DataFile, ...]:
+def _files_from(stored: str | list[dict[str, Any]]) -> tuple[ledger_rows.DataFile, ...]:
     """Return files from the ledger's JSON, or from its text where that is not decoded yet."""
     rows = json.loads(stored) if isinstance(stored, str) else stored
-    return tuple(DataFile(**row | _file_times(row)) for row in rows)
+    return tuple(ledger_rows.DataFile(**row | _file_times(row)) for row in rows)
 
 
 def _file_times(row: Mapping[str, str]) -> dict[str, Any]:
@@ -190,13 +179,16 @@ PROGRESS = Columns(Progress)
 ENTRY = Columns(JournalEntry, reads={"shard": _optional(ShardId)})
 GAP = Columns(Gap, key=("shard",))
 EVENT = Columns(OutboxEvent, key=("sequence",))
-TOTALS = Columns(ShardTotals)
+TOTALS = Columns(ledger_rows.ShardTotals)
 # MariaDB adds integers up to a decimal.
-THROUGHPUT = Columns(Throughput, reads={"records": int})
+THROUGHPUT = Columns(ledger_rows.Throughput, reads={"records": int})
 CLAIM = Columns(
-    RewriteClaim, key=("shard",), named={"at": "claimed_at"}, reads={"kind": RewriteKind}
+    ledger_rows.RewriteClaim,
+    key=("shard",),
+    named={"at": "claimed_at"},
+    reads={"kind": ledger_rows.RewriteKind},
 )
-COMPACTED = Columns(Compacted, named={"until": "compacted_until"})
+COMPACTED = Columns(ledger_rows.Compacted, named={"until": "compacted_until"})
 ATTEMPT = Columns(WindowAttempt, named={"at": "begun_at"})
 WINDOW = Columns(
     EventWindow,
@@ -212,9 +204,12 @@ _SETTINGS = Columns(
 )
 _NOTE = Columns(Note)
 _BATCH = Columns(
-    Batch, key=("shard", "sequence"), without=("statistics",), reads={"state": BatchState}
+    ledger_rows.Batch,
+    key=("shard", "sequence"),
+    without=("statistics",),
+    reads={"state": ledger_rows.BatchState},
 )
-_STATISTICS = Columns(BatchStatistics)
+_STATISTICS = Columns(ledger_rows.BatchStatistics)
 _SUMMARY = Columns(
     ShardSummary,
     key=("shard", "version"),
@@ -261,33 +256,35 @@ def note_row(
     }
 
 
-def batch_row(key: GroupKey, batch: Batch) -> dict[str, Any]:
+def batch_row(key: GroupKey, batch: ledger_rows.Batch) -> dict[str, Any]:
     """Return a new ledger row."""
     return _BATCH.row(key, batch) | output_values(batch.files, batch.statistics)
 
 
-def batch_values(batch: Batch) -> dict[str, Any]:
+def batch_values(batch: ledger_rows.Batch) -> dict[str, Any]:
     """Return what a ledger row holds, its key aside."""
     return _BATCH.values(batch) | output_values(batch.files, batch.statistics)
 
 
-def output_values(files: tuple[DataFile, ...], statistics: BatchStatistics) -> dict[str, Any]:
+def output_values(
+    files: tuple[ledger_rows.DataFile, ...], statistics: ledger_rows.BatchStatistics
+) -> dict[str, Any]:
     """Return the columns of a ledger row that describe the batch's output."""
     values = {"files": file_values(files), "event_span": span_of(files)}
     return values | _STATISTICS.values(statistics)
 
 
-def batch_from(row: Row) -> Batch:
+def batch_from(row: Row) -> ledger_rows.Batch:
     """Return a batch from its ledger row."""
     return _BATCH.read(row, statistics=_STATISTICS.read(row))
 
 
-def head_from(row: Row) -> LedgerHead:
+def head_from(row: Row) -> ledger_rows.LedgerHead:
     """Return a shard's head from its row and its newest ledger row."""
-    number, intended = row["sequence"], row["state"] == BatchState.INTENT
+    number, intended = row["sequence"], row["state"] == ledger_rows.BatchState.INTENT
     if number is not None and row["last_sequence"] is not None:
         number = row["last_sequence"]
-    return LedgerHead(
+    return ledger_rows.LedgerHead(
         shard=ShardId(row["shard_id"]),
         check_point=row["check_point"],
         next_number=0 if number is None else number + (not intended),

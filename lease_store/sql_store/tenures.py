@@ -12,18 +12,11 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.rules import transitions
 from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
 from dagster_leasehold.lease_store.rules.refusals import gap_refused, unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.transitions import (
-    Step,
-    closed,
-    holds,
-    opened,
-    opening_refused,
-    tenure_view,
-)
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
@@ -58,7 +51,7 @@ class SqlTenures(SqlVerbs, Tenures):
             row = self._lock_shard(tx, key, shard)
             # Looked at behind the lock: see `lease_store.draining`.
             paused = self._group(tx, key).paused
-            refused = opening_refused(row, node, replaces, paused=paused)
+            refused = transitions.opening_refused(row, node, replaces, paused=paused)
             if refused is not None:
                 return tx.abandon(refused)
             if row.state is ShardState.TRANSFER:
@@ -66,16 +59,16 @@ class SqlTenures(SqlVerbs, Tenures):
                     raise _Moving
                 # The holder's run died before it let go: nobody else would hand the shard over.
                 reason = f"its run {row.consumer_run} had ended"
-                step = closed(row, self._members(tx, key), reason)
+                step = transitions.closed(row, self._members(tx, key), reason)
                 self._carry_out(tx, key, [step], str(node))
                 return NotHeld(row.state.value, step.after.consumer_owner)
-            step = opened(row, run)
+            step = transitions.opened(row, run)
             self._carry_out(tx, key, [step], str(node))
             return self._opened(tx, key, step)
 
         return self._held_still("open_tenure", key, shard, work)
 
-    def _opened(self, tx: Transaction, key: GroupKey, step: Step) -> Opened:
+    def _opened(self, tx: Transaction, key: GroupKey, step: transitions.Step) -> Opened:
         row = step.after
         assert row.consumer_owner is not None
         next_sequence, newest = next_in_line(self._newest(tx, key, [row.shard]).get(row.shard))
@@ -101,7 +94,9 @@ class SqlTenures(SqlVerbs, Tenures):
             shards = {row.shard: row for row in leases}
             paused = bool(rows[0]["paused"])
             return {
-                tenure.shard: tenure_view(shards.get(tenure.shard), tenure, paused=paused)
+                tenure.shard: transitions.tenure_view(
+                    shards.get(tenure.shard), tenure, paused=paused
+                )
                 for tenure in tenures
             }
 
@@ -124,7 +119,7 @@ class SqlTenures(SqlVerbs, Tenures):
             if row.state is ShardState.TRANSFER and not moving:
                 raise _Moving
             members = self._members(tx, tenure.key) if moving else set[NodeName]()
-            step = closed(row, members, reason)
+            step = transitions.closed(row, members, reason)
             self._carry_out(tx, tenure.key, [step], str(tenure.holder))
 
         self._held_still("close_tenure", tenure.key, tenure.shard, work)
@@ -139,9 +134,11 @@ class SqlTenures(SqlVerbs, Tenures):
             locked = self._lock_shards(tx, key, [tenure.shard for tenure in tenures])
             rows = [(locked.get(tenure.shard), tenure) for tenure in tenures]
             steps = [
-                closed(row, set(), reason)
+                transitions.closed(row, set(), reason)
                 for row, tenure in rows
-                if row is not None and holds(row, tenure) and row.state is not ShardState.TRANSFER
+                if row is not None
+                and transitions.holds(row, tenure)
+                and row.state is not ShardState.TRANSFER
             ]
             if not steps:
                 return tx.abandon(set[ShardId]())
@@ -157,7 +154,7 @@ class SqlTenures(SqlVerbs, Tenures):
 
         def work(tx: Transaction) -> None:
             row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
-            if row is not None and holds(row, tenure):
+            if row is not None and transitions.holds(row, tenure):
                 check_onwards(tenure, row.check_point, cursor)
             self._write_current(tx, tenure, {"check_point": cursor})
 

@@ -9,25 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import sqlalchemy as sa
 from alembic import op
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Connection,
-    Double,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    column,
-    func,
-    select,
-    table,
-)
 from sqlalchemy.exc import DBAPIError
 
 from dagster_leasehold.lease_store.columns import (
@@ -48,172 +31,172 @@ _NO_TRIGGERS_ALLOWED = 1419
 _NOT_GRANTED = 1142
 _log = logging.getLogger(__name__)
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
 
-def _times() -> tuple[Column[Any], Column[Any]]:
+def _times() -> tuple[sa.Column[Any], sa.Column[Any]]:
     return (
-        Column("create_time", ServerTime, nullable=False, default=server_time()),
-        Column(
+        sa.Column("create_time", ServerTime, nullable=False, default=server_time()),
+        sa.Column(
             "update_time", ServerTime, nullable=False, default=server_time(), onupdate=server_time()
         ),
     )
 
 
-def _grammar_checks(table: str, *columns: str) -> list[CheckConstraint]:
-    checks: list[CheckConstraint] = []
+def _grammar_checks(table: str, *columns: str) -> list[sa.CheckConstraint]:
+    checks: list[sa.CheckConstraint] = []
     for each in columns:
         name = f"{table}_{each}_grammar"
         glob = f"{each} GLOB '[A-Za-z0-9]*' AND {each} NOT GLOB '*[^A-Za-z0-9._-]*'"
         # MySQL refuses regular expressions on binary strings, hence the conversion.
         text = f"CONVERT({each} USING latin1)"
         regexp = f"{text} REGEXP '^[A-Za-z0-9]' AND NOT {text} REGEXP '[^A-Za-z0-9._-]'"
-        checks.append(CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
-        checks.append(CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
+        checks.append(sa.CheckConstraint(glob, name=name).ddl_if(dialect="sqlite"))
+        checks.append(sa.CheckConstraint(regexp, name=name).ddl_if(dialect="mysql"))
     return checks
 
 
-Table(
+sa.Table(
     "consumer_group",
     metadata,
     *make.group_key(),
-    Column("ordered", Boolean, nullable=False),
-    Column("timeout_s", Double, nullable=False),
-    Column("handoff_limit_s", Double, nullable=False),
-    Column("assignment", String(16), nullable=False),
-    Column("initial_position", String(64), nullable=False),
-    Column("node_cap", Integer),
-    Column("weighted", Boolean, nullable=False),
-    Column("paused", Boolean, nullable=False),
-    Column("generation", BigInteger, nullable=False),
+    sa.Column("ordered", sa.Boolean, nullable=False),
+    sa.Column("timeout_s", sa.Double, nullable=False),
+    sa.Column("handoff_limit_s", sa.Double, nullable=False),
+    sa.Column("assignment", sa.String(16), nullable=False),
+    sa.Column("initial_position", sa.String(64), nullable=False),
+    sa.Column("node_cap", sa.Integer),
+    sa.Column("weighted", sa.Boolean, nullable=False),
+    sa.Column("paused", sa.Boolean, nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
     *_times(),
     *_grammar_checks("consumer_group", "consume_group", "logstream_sig"),
     **make.OPTIONS,
 )
 
-Table(
+sa.Table(
     "loghub_client_worker_instance",
     metadata,
     *make.group_key(),
     make.identifier("worker_instance"),
-    Column("lease_id", BigInteger, nullable=False),
+    sa.Column("lease_id", sa.BigInteger, nullable=False),
     make.short_text("incarnation"),
     make.short_text("address"),
-    Column("source_count", Integer),
-    Column("node_id", Integer),
-    Column("pinned", JsonText),
-    Column("accepts_runs", Boolean, nullable=False),
+    sa.Column("source_count", sa.Integer),
+    sa.Column("node_id", sa.Integer),
+    sa.Column("pinned", JsonText),
+    sa.Column("accepts_runs", sa.Boolean, nullable=False),
     *_times(),
     *_grammar_checks("worker_instance", "worker_instance"),
     **make.OPTIONS,
 )
 
-Table(
+sa.Table(
     "loghub_client_shard_lease",
     metadata,
     *make.group_key(),
     make.identifier("shard_id"),
-    Column("lease_id", BigInteger, nullable=False),
+    sa.Column("lease_id", sa.BigInteger, nullable=False),
     make.identifier("lease_owner", key=False, nullable=True),
     make.identifier("consumer_owner", key=False, nullable=True),
     make.cursor("check_point", nullable=True),
-    Column("state", String(16), nullable=False),
-    Column("consumer_epoch", BigInteger, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("consumer_epoch", sa.BigInteger, nullable=False),
     make.short_text("consumer_run"),
-    Column("handoff_eta_s", Double),
-    Column("parents", JsonText, nullable=False),
+    sa.Column("handoff_eta_s", sa.Double),
+    sa.Column("parents", JsonText, nullable=False),
     make.short_text("hash_begin"),
     make.short_text("hash_end"),
-    Column("read_only", Boolean, nullable=False),
-    Column("subscribable", Boolean, nullable=False),
-    Column("watermark", EventTime),
+    sa.Column("read_only", sa.Boolean, nullable=False),
+    sa.Column("subscribable", sa.Boolean, nullable=False),
+    sa.Column("watermark", EventTime),
     *_times(),
-    Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
+    sa.Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     *_grammar_checks("shard_lease", "shard_id"),
     **make.OPTIONS,
 )
 
-Table(
+sa.Table(
     "lease_journal",
     metadata,
-    Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
+    sa.Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
     make.identifier("consume_group", key=False),
     make.identifier("logstream_sig", key=False),
-    Column("kind", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
     make.short_text("observer"),
-    Column("recorded_at", EventTime, nullable=False),
+    sa.Column("recorded_at", EventTime, nullable=False),
     make.identifier("shard_id", key=False, nullable=True),
-    Column("edge", Integer),
-    Column("from_state", String(16)),
-    Column("to_state", String(16)),
+    sa.Column("edge", sa.Integer),
+    sa.Column("from_state", sa.String(16)),
+    sa.Column("to_state", sa.String(16)),
     make.identifier("from_owner", key=False, nullable=True),
     make.identifier("to_owner", key=False, nullable=True),
-    Column("epoch", BigInteger, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
     make.short_text("run"),
     make.cursor("check_point", nullable=True),
     # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
     make.short_text("transaction_id"),
-    Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
-    Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
-    Index("lease_journal_by_transaction", "transaction_id"),
+    sa.Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
+    sa.Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
+    sa.Index("lease_journal_by_transaction", "transaction_id"),
     sqlite_autoincrement=True,
     **make.OPTIONS,
 )
 
-Table(
+sa.Table(
     "batch",
     metadata,
     *make.group_key(),
     make.identifier("shard_id"),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
     make.cursor("start_cursor"),
     make.cursor("end_cursor"),
-    Column("state", String(16), nullable=False),
-    Column("epoch", BigInteger, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
     make.short_text("run"),
     make.identifier("holder", key=False),
-    Column("attempt", Text, nullable=False),
-    Column("generation", Integer, nullable=False),
-    Column("files", JsonText, nullable=False),
-    Column("records", BigInteger),
-    Column("bytes", BigInteger),
-    Column("written", BigInteger, nullable=False),
-    Column("quarantined", BigInteger, nullable=False),
-    Column("first_event_time", EventTime),
-    Column("last_event_time", EventTime),
-    Column("finished", Boolean, nullable=False),
-    Column("committed_at", EventTime),
+    sa.Column("attempt", sa.Text, nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("files", JsonText, nullable=False),
+    sa.Column("records", sa.BigInteger),
+    sa.Column("bytes", sa.BigInteger),
+    sa.Column("written", sa.BigInteger, nullable=False),
+    sa.Column("quarantined", sa.BigInteger, nullable=False),
+    sa.Column("first_event_time", EventTime),
+    sa.Column("last_event_time", EventTime),
+    sa.Column("finished", sa.Boolean, nullable=False),
+    sa.Column("committed_at", EventTime),
     **make.OPTIONS,
 )
 
-Table(
+sa.Table(
     "outbox",
     metadata,
-    Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
+    sa.Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
     make.identifier("consume_group", key=False),
     make.identifier("logstream_sig", key=False),
     make.identifier("shard_id", key=False),
-    Column("kind", String(32), nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),
     make.short_text("batch_id"),
-    Column("payload", JsonText, nullable=False),
+    sa.Column("payload", JsonText, nullable=False),
     make.short_text("run"),
-    Column("delivered", Boolean, nullable=False),
-    Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
+    sa.Column("delivered", sa.Boolean, nullable=False),
+    sa.Index("outbox_pending", "consume_group", "logstream_sig", "delivered", "sequence"),
     sqlite_autoincrement=True,
     **make.OPTIONS,
 )
 
-Table(
+sa.Table(
     "gap",
     metadata,
     *make.group_key(),
     make.identifier("shard_id"),
     make.cursor("start_cursor", key=True),
     make.cursor("end_cursor", key=True),
-    Column("reason", Text, nullable=False),
-    Column("recorded_at", EventTime, nullable=False),
-    Column("acknowledged", Boolean, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("recorded_at", EventTime, nullable=False),
+    sa.Column("acknowledged", sa.Boolean, nullable=False),
     **make.OPTIONS,
 )
 
@@ -254,20 +237,23 @@ def upgrade() -> None:
         _guard(connection)
 
 
-def _guarded(connection: Connection) -> bool:
+def _guarded(connection: sa.Connection) -> bool:
     """Tell whether the trigger is there."""
     if connection.dialect.name == "sqlite":
-        triggers = table("sqlite_master", column("name"), column("type"))
-        mine = select(triggers.c.name).where(triggers.c.type == "trigger")
+        triggers = sa.table("sqlite_master", sa.column("name"), sa.column("type"))
+        mine = sa.select(triggers.c.name).where(triggers.c.type == "trigger")
         return _TRIGGER in connection.execute(mine).scalars()
-    triggers = table(
-        "TRIGGERS", column("TRIGGER_NAME"), column("TRIGGER_SCHEMA"), schema="information_schema"
+    triggers = sa.table(
+        "TRIGGERS",
+        sa.column("TRIGGER_NAME"),
+        sa.column("TRIGGER_SCHEMA"),
+        schema="information_schema",
     )
-    mine = select(triggers.c.TRIGGER_NAME).where(func.database() == triggers.c.TRIGGER_SCHEMA)
+    mine = sa.select(triggers.c.TRIGGER_NAME).where(sa.func.database() == triggers.c.TRIGGER_SCHEMA)
     return _TRIGGER in connection.execute(mine).scalars()
 
 
-def _guard(connection: Connection) -> None:
+def _guard(connection: sa.Connection) -> None:
     try:
         connection.exec_driver_sql(_ONLY_UPWARDS[connection.dialect.name])
     except DBAPIError as error:

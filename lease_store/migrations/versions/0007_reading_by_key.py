@@ -7,21 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+import sqlalchemy as sa
 from alembic import op
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    MetaData,
-    RowMapping,
-    String,
-    Table,
-    Text,
-    bindparam,
-    select,
-    update,
-)
 
 from dagster_leasehold.lease_store.columns import ExactText
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -54,34 +41,36 @@ _INDEXES = {
     ),
 }
 
-_metadata = MetaData()
-_batch = Table(
+_metadata = sa.MetaData()
+_batch = sa.Table(
     "batch",
     _metadata,
-    *(Column(name, ExactText(64), primary_key=True) for name in _KEY),
-    Column("sequence", BigInteger, primary_key=True),
-    Column("state", String(16)),
-    Column("files", Text),
-    Column("written", BigInteger),
-    Column("bytes", BigInteger),
-    Column("quarantined", BigInteger),
-    Column("event_span", BigInteger),
+    *(sa.Column(name, ExactText(64), primary_key=True) for name in _KEY),
+    sa.Column("sequence", sa.BigInteger, primary_key=True),
+    sa.Column("state", sa.String(16)),
+    sa.Column("files", sa.Text),
+    sa.Column("written", sa.BigInteger),
+    sa.Column("bytes", sa.BigInteger),
+    sa.Column("quarantined", sa.BigInteger),
+    sa.Column("event_span", sa.BigInteger),
 )
-_shards = Table(
+_shards = sa.Table(
     make.SHARDS,
     _metadata,
-    *(Column(name, ExactText(64), primary_key=True) for name in _KEY),
-    *(Column(name, BigInteger) for name in _TOTALS),
+    *(sa.Column(name, ExactText(64), primary_key=True) for name in _KEY),
+    *(sa.Column(name, sa.BigInteger) for name in _TOTALS),
 )
 
 
 def upgrade() -> None:
     """Look once through the rows that the ledger holds already, in pages."""
-    make.add_column("batch", Column("event_span", BigInteger))
+    make.add_column("batch", sa.Column("event_span", sa.BigInteger))
     for name in ("ledger_version", *_TOTALS):
-        make.add_column(make.SHARDS, Column(name, BigInteger, nullable=False, server_default="0"))
+        make.add_column(
+            make.SHARDS, sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
+        )
     connection = op.get_bind()
-    shards = connection.execute(select(*(_shards.c[name] for name in _KEY))).mappings().all()
+    shards = connection.execute(sa.select(*(_shards.c[name] for name in _KEY))).mappings().all()
     for shard in shards:
         same = [_batch.c[name] == shard[name] for name in _KEY]
         totals = dict.fromkeys(_TOTALS, 0)
@@ -93,7 +82,7 @@ def upgrade() -> None:
                     for name, more in zip(_TOTALS, counted, strict=True):
                         totals[name] += more
         own = [_shards.c[name] == shard[name] for name in _KEY]
-        connection.execute(update(_shards).where(*own).values(totals))
+        connection.execute(sa.update(_shards).where(*own).values(totals))
     for name, (table, columns) in _INDEXES.items():
         make.create_index(name, table, columns)
     # Its columns are the first ones of the two that take its place.
@@ -101,10 +90,10 @@ def upgrade() -> None:
 
 
 def _pages(
-    connection: Connection, same: Sequence[ColumnElement[bool]]
-) -> Iterator[Sequence[RowMapping]]:
+    connection: sa.Connection, same: Sequence[sa.ColumnElement[bool]]
+) -> Iterator[Sequence[sa.RowMapping]]:
     """A shard's ledger by number; each page begins where the one before it ended."""
-    chosen = select(_batch).where(*same).order_by(_batch.c.sequence).limit(_PAGE_ROWS)
+    chosen = sa.select(_batch).where(*same).order_by(_batch.c.sequence).limit(_PAGE_ROWS)
     rows = connection.execute(chosen).mappings().all()
     while rows:
         yield rows
@@ -113,7 +102,7 @@ def _pages(
 
 
 def _write_spans(
-    connection: Connection, same: Sequence[ColumnElement[bool]], rows: Sequence[RowMapping]
+    connection: sa.Connection, same: Sequence[sa.ColumnElement[bool]], rows: Sequence[sa.RowMapping]
 ) -> None:
     spans = [
         {"seen_sequence": row["sequence"], "event_span": span}
@@ -121,8 +110,8 @@ def _write_spans(
         if (span := span_of([_file(values) for values in json.loads(row["files"])])) is not None
     ]
     if spans:
-        written = update(_batch).where(*same, _batch.c.sequence == bindparam("seen_sequence"))
-        connection.execute(written.values(event_span=bindparam("event_span")), spans)
+        written = sa.update(_batch).where(*same, _batch.c.sequence == sa.bindparam("seen_sequence"))
+        connection.execute(written.values(event_span=sa.bindparam("event_span")), spans)
 
 
 def _file(values: dict[str, Any]) -> DataFile:
