@@ -9,6 +9,10 @@ trigger has the same interval, over files of the same records, one a second.
 no rest. The age is that of the oldest record of a batch when the batch was committed; for the
 query, that of the oldest file. Numbers per hour are of these minutes, multiplied.
 
+`--arrivals 10` measures something else: so many single records, at random moments, come to the idle
+deployment of each interval, and their ages at commit are those of the table. They find a run that
+has their shard open, or one that has other shards of the node, or none.
+
 What was measured is printed if it is ended before, and `--output` names a file that is written anew
 after each measurement.
 """
@@ -29,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import print_rows
+from benchmarks.figures.live_arrivals import IDLE_LIMIT_S, Arrivals
 from benchmarks.figures.live_deployment import LiveDeployment, Stretch, knows_pace, row_of
 from benchmarks.figures.live_records import age_figures, file_flow, log_flow
 from benchmarks.figures.live_streaming import LiveStreaming
@@ -67,6 +72,19 @@ def measure_ours(
                 deployment.catch_up()
 
 
+def measure_arrivals(
+    home: Path, interval_s: float, count: int, noted: Noted, *, sqlite: bool
+) -> None:
+    """Measure how soon single records are committed."""
+    how = {"interval_s": interval_s, "sqlite": sqlite, "idle_limit_s": IDLE_LIMIT_S}
+    with LiveDeployment(home, **how) as deployment:
+        with log_flow(deployment.log, 8):
+            time.sleep(WARM_UP_S)
+        deployment.settle()
+        for row in Arrivals(deployment, interval_s=interval_s, count=count, seed=1).rows():
+            noted(row)
+
+
 def measure_rival(folder: Path, interval_s: float, rate: int, minutes: float, noted: Noted) -> None:
     """Measure a query at one rate."""
     folder.mkdir()
@@ -90,6 +108,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rates", type=int, nargs="+", default=[300, 20_000])
     parser.add_argument("--intervals", type=float, nargs="+", default=[0.0, 1.0, 10.0])
+    parser.add_argument("--arrivals", type=int, default=0, help="single records, and nothing else")
     parser.add_argument("--only", choices=(OURS, RIVAL))
     parser.add_argument("--mariadb", action="store_true", help="as `leasehold up` chooses")
     parser.add_argument("--output", type=Path)
@@ -107,6 +126,12 @@ def main() -> None:
             part.replace(arguments.output)
 
     def measure(folder: Path) -> None:
+        if arguments.arrivals:
+            for number, interval_s in enumerate(arguments.intervals):
+                home, sqlite = folder / f"home-{number}", not arguments.mariadb
+                measure_arrivals(home, interval_s, arguments.arrivals, noted, sqlite=sqlite)
+                shutil.rmtree(home, ignore_errors=True)
+            return
         # A declaration without a commit interval has one pace, whatever is asked for.
         ours = arguments.intervals if knows_pace() else [None]
         for number, interval_s in enumerate(ours if arguments.only != RIVAL else []):

@@ -6,8 +6,8 @@ records, and the others share the rest. It is measured by count, and then, once 
 learned and the shards have moved, by load.
 
 `slowest` is the shard with the highest median age of the oldest record of its batches. `shards` are
-those of each node. Both nodes share the cores of this machine, which makes the difference smaller
-than on two hosts.
+those of each node, and `load` is the part of the records that each node has. Both nodes share the
+cores of this machine, which makes the difference smaller than on two hosts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from benchmarks.figures import print_rows
 from benchmarks.figures.live_deployment import LiveDeployment
 from benchmarks.figures.live_records import SHARDS, age_figures, log_flow
 from benchmarks.figures.process_tree import adopt_orphans
+from dagster_leasehold.lease_store.identifiers import ShardId
 
-LEARNING_S = 150.0
+BUSY_SHARD = ShardId("0")
+WARM_UP_S, LEARNING_S = 15.0, 150.0
 """Weights are read once a minute, and a shard that moves waits for a batch to end."""
 
 
@@ -35,22 +38,29 @@ def measure(
     """Measure a deployment in one of the two ways."""
     deployment.balance_by_load(by_load=by_load)
     with log_flow(deployment.log, rate, skew):
-        time.sleep(min(LEARNING_S, 60 * minutes))
+        time.sleep(min(LEARNING_S if by_load else WARM_UP_S, 60 * minutes))
         stretch = deployment.measure(60 * minutes)
         unread = deployment.unread()
         shards = deployment.shards_of_nodes()
-    deployment.settle()
+    deployment.catch_up()
     slowest = {f"slowest: {name}": age for name, age in age_figures(stretch.slowest()).items()}
     return {
         "balance": "load" if by_load else "count",
         "records/s": rate,
         "committed/s": round(stretch.records / stretch.seconds),
-        "shards": " + ".join(map(str, shards)),
+        "shards": " + ".join(str(len(each)) for each in shards),
+        "load": " + ".join(f"{_part(each, skew):.0%}" for each in shards),
         "cores": round(stretch.cores, 2),
         **age_figures(stretch.ages),
         **slowest,
         "unread at end": unread,
     }
+
+
+def _part(shards: Collection[ShardId], skew: float) -> float:
+    """Return the part of the records that these shards get."""
+    busy = BUSY_SHARD in shards
+    return busy * skew + (len(shards) - busy) * (1 - skew) / (SHARDS - 1)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from benchmarks.figures.dagster_storage import Stored, stored
 from benchmarks.figures.live_records import SHARDS
 from benchmarks.figures.process_tree import MEBIBYTE, CpuClock, memory_bytes, wait_for_orphans
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
@@ -80,13 +80,22 @@ class LiveDeployment:
         home: its folder, which does not exist yet.
         interval_s: the stream's commit interval, in seconds; None leaves it to the default.
         sqlite: True to keep leases and Dagster's storage in SQLite.
+        idle_limit_s: the time without records after which a run ends; None leaves the default.
     """
 
-    def __init__(self, home: Path, *, interval_s: float | None, sqlite: bool) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        interval_s: float | None,
+        sqlite: bool,
+        idle_limit_s: float | None = None,
+    ) -> None:
         self._home = home
         self._sqlite = sqlite
         home.mkdir()
         pace = "" if interval_s is None else f"{PACE} = {interval_s}\n"
+        pace += "" if idle_limit_s is None else f"idle_limit_s = {idle_limit_s}\n"
         (home / "leasehold.toml").write_text(f'[[streams]]\nname = "{KEY.stream}"\n{pace}')
         self.log = LocalLog.create(load_settings(home=home).log_folder(KEY.stream), SHARDS)
         self._process: subprocess.Popen[bytes] | None = None
@@ -139,14 +148,32 @@ class LiveDeployment:
         finally:
             store.close()
 
-    def shards_of_nodes(self) -> list[int]:
-        """Return how many shards each node has, the fewest first."""
+    def shards_of_nodes(self) -> list[list[ShardId]]:
+        """Return the shards of each node, the node with the fewest first."""
         store = self._store()
         try:
-            owners = [row.consumer_owner for row in store.snapshot(KEY).shards]
+            rows = store.snapshot(KEY).shards
         finally:
             store.close()
-        return sorted(owners.count(name) for name in set(owners) - {None})
+        owners = {row.consumer_owner for row in rows} - {None}
+        return sorted(
+            ([row.shard for row in rows if row.consumer_owner == owner] for owner in owners),
+            key=lambda shards: (len(shards), shards),
+        )
+
+    def age_at_commit(self, shard: ShardId, record: bytes) -> float:
+        """Append a record, wait until it is committed, and return its age then, in seconds."""
+        self.log.append(shard, [record])
+        self.catch_up()
+        store = self._store()
+        try:
+            row = next(store.each_batch(KEY, shard, newest_first=True))
+        finally:
+            store.close()
+        appended = row.statistics.first_event_time
+        assert row.committed_at is not None
+        assert appended is not None
+        return (row.committed_at - appended).total_seconds()
 
     def settle(self) -> None:
         """Wait until everything is committed and no run is at work."""
