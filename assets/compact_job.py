@@ -18,22 +18,26 @@ from dagster_leasehold.assets.run_process import rewriter_ended, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 
 
 class CompactConfig(dg.Config):
     """The shards to compact, and how far.
 
     Attributes:
-        shards: the shards; none means all of the group.
+        shards: the shards; none means all of the group, and in a sensor's run none of them.
         target_bytes: the size of a merged file, in bytes; none takes the stream's.
         node: of a sensor's run, the node that compacts. Such a run goes on where the last one
             ended, leaves young batches alone, and yields to consumption.
+        old_until: in such a run, for a shard that has gone quiet, the number below which all
+            batches are old.
         vacuum: True to remove old files that nobody needs, afterwards.
     """
 
     shards: list[str] = []  # noqa: RUF012 - pydantic copies it
     target_bytes: int | None = Field(default=None, gt=0)
     node: str | None = None
+    old_until: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
     vacuum: bool = False
 
 
@@ -84,10 +88,9 @@ def _compact(
         ended=ended,
     )
     snapshot = store.snapshot(key)
-    shards = shards or [lease.shard for lease in snapshot.shards]
     left: dict[ShardId, str] = {}
     if config.node is None:
-        reports = compactor.compact(shards)
+        reports = compactor.compact(shards or [lease.shard for lease in snapshot.shards])
     else:
         yielding = Yielding(
             stream,
@@ -104,7 +107,8 @@ def _compact(
             run,
             target_bytes,
             timedelta(seconds=stream.compact_after_s),
-            finished(snapshot),
+            {ShardId(shard): number for shard, number in config.old_until.items()}
+            | dict.fromkeys(finished(snapshot), NUMBERS_END),
             yielding.stopped,
             ended,
         ).compact(shards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -28,9 +28,12 @@ from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.sensors.active_runs import ACTIVE
 from dagster_leasehold.sensors.compaction_choice import (
+    BATCHES_MIN_FINISHED,
+    BATCHES_MIN_STILL,
     VACUUM_EVERY_RUNS,
     Candidate,
     CompactionPace,
+    StillShards,
     candidates,
     due,
 )
@@ -39,9 +42,24 @@ from dagster_leasehold.sensors.launch_round import tags_of
 from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
 
 INTERVAL_S = 60
+CLEAN = "clean"
+"""The mark of a cursor: every file that a compaction replaced was removed."""
 RUNS_READ_MAX = 20
 """A node has few runs that have not ended; whatever is beyond that is busy enough."""
 STARTED = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """A run to launch.
+
+    Attributes:
+        launch: its node and shards; without shards it only removes files.
+        old_until: for shards that have gone quiet, the number below which all batches are old.
+    """
+
+    launch: Launch
+    old_until: Mapping[ShardId, int] = field(default_factory=dict[ShardId, int])
 
 
 @dataclass(slots=True)
@@ -57,10 +75,19 @@ class CompactionRounds:
     stream: ShardStream
     deployment: Deployment
     clock: Clock
-    _pace: CompactionPace = field(default_factory=CompactionPace)
+    _pace: CompactionPace = field(init=False)
+    _still: StillShards = field(default_factory=StillShards)
 
-    def launches(self, instance: dg.DagsterInstance) -> tuple[list[Launch], str]:
+    def __post_init__(self) -> None:
+        self._pace = CompactionPace(began_s=self.clock())
+
+    def launches(
+        self, instance: dg.DagsterInstance, *, replaced: bool = False
+    ) -> tuple[list[Compaction], str]:
         """Return the runs to launch, and one sentence about them or about why there are none.
+
+        With `replaced`, files of earlier compactions may be left that nobody needs any more: once
+        all of them are old, a run removes them though there is nothing to merge.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -71,16 +98,24 @@ class CompactionRounds:
         free = self._free(instance, [node.name for node in nodes if node.accepts_runs])
         if not free:
             return [], "No node of this deployment has a free slot for a compaction."
-        owners = {shard: node for shard, node in keepers(snapshot).items() if node in free}
-        pauses = self._pace.pauses(free, self.clock())
+        ours, now_s = {node.name for node in nodes}, self.clock()
+        owners = {shard: node for shard, node in keepers(snapshot).items() if node in ours}
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
-        chosen = candidates(owners, heads, progress, pauses, finished(snapshot))
+        # Those of busy nodes as well: they would count as moved when their nodes are free again.
+        self._still.see(heads, now_s)
+        still = self._still.ends(self.stream.compact_after_s, now_s)
+        pauses = self._pace.pauses(free, now_s)
+        all_old = dict.fromkeys(still, BATCHES_MIN_STILL)
+        all_old |= dict.fromkeys(finished(snapshot), BATCHES_MIN_FINISHED)
+        chosen = candidates(owners, heads, progress, pauses, all_old)
         chosen = [
             each
             for each in self._unclaimed(store, instance, chosen)
             if each.decisive is None or self._is_old(store, each.shard, each.decisive)
         ]
         if not chosen:
+            if replaced and self._pace.vacuum_due(self.stream.vacuum_after_s, now_s):
+                return [Compaction(Launch(min(free), ()))], "Removing the last replaced files."
             return [], "No shard has enough small files that are old enough."
         late = behind(
             self.stream,
@@ -92,7 +127,11 @@ class CompactionRounds:
         for launch in launches:
             self._pace.note(launch.node, self.clock())
         lines = (f"{len(launch.shards)} shards of {launch.node}" for launch in launches)
-        return launches, f"Compacting {', '.join(lines)}."
+        compactions = [
+            Compaction(launch, {shard: still[shard] for shard in launch.shards if shard in still})
+            for launch in launches
+        ]
+        return compactions, f"Compacting {', '.join(lines)}."
 
     def _free(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> list[NodeName]:
         """Return the nodes that compact nothing of the stream now and have a slot for a run."""
@@ -150,7 +189,8 @@ def build_compaction_sensor(
     """Return the sensor `<stream>_compaction`; `clock` gives monotonic seconds.
 
     The cursor counts the runs that it launched: every so many of them, one removes the files that
-    were replaced.
+    were replaced. Once there was nothing to launch for long, a last one does, and a mark behind the
+    number says so.
     """
     rounds = CompactionRounds(stream, deployment, clock)
 
@@ -165,29 +205,43 @@ def build_compaction_sensor(
     )
     def compaction(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         remembered = context.cursor or ""
+        count, _, mark = remembered.partition(" ")
+        before = int(count) if count.isdecimal() else 0
         try:
-            launches, sentence = rounds.launches(context.instance)
+            replaced = before > 0 and mark != CLEAN
+            launches, sentence = rounds.launches(context.instance, replaced=replaced)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
-        before = int(remembered) if remembered.isdecimal() else 0
-        requests = [
-            compaction_request(stream, launch, vacuum=number % VACUUM_EVERY_RUNS == 0)
-            for number, launch in enumerate(launches, before + 1)
-        ]
+        requests: list[dg.RunRequest] = []
+        for launch in launches:
+            last = not launch.launch.shards
+            if not last:
+                before, mark = before + 1, ""
+            vacuum = last or before % VACUUM_EVERY_RUNS == 0
+            requests.append(compaction_request(stream, launch, vacuum=vacuum))
+            mark = CLEAN if last else mark
         context.log.info(sentence)
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else sentence,
-            cursor=str(before + len(requests)),
+            cursor=f"{before} {mark}".rstrip(),
         )
 
     return compaction
 
 
-def compaction_request(stream: ShardStream, launch: Launch, *, vacuum: bool) -> dg.RunRequest:
+def compaction_request(
+    stream: ShardStream, compaction: Compaction, *, vacuum: bool
+) -> dg.RunRequest:
     """Return the request for a run of `compact_<stream>` on a node."""
-    config = CompactConfig(node=launch.node, shards=list(launch.shards), vacuum=vacuum)
+    launch = compaction.launch
+    config = CompactConfig(
+        node=launch.node,
+        shards=list(launch.shards),
+        old_until={str(shard): number for shard, number in compaction.old_until.items()},
+        vacuum=vacuum,
+    )
     return dg.RunRequest(
         job_name=compact_job_name(stream),
         run_config=dg.RunConfig(ops={compact_op_name(stream): config}),

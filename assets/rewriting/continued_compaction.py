@@ -9,7 +9,7 @@ committed since, not the age of the stream. The end of each portion is noted und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -59,7 +59,7 @@ class ContinuedCompaction:
         run: the id of the compactor's run.
         target_bytes: the size of a merged file, in bytes.
         age: batches that are younger than this, next to the shard's newest, are left alone.
-        finished: shards that are over; all of their batches are old.
+        old_until: for some shards, the number below which batches are old whatever their age.
         stopped: returns the reason, as a clause, why a shard is left for later; empty to go on.
         ended: returns True for a run that has certainly ended, whose claims are taken over.
     """
@@ -70,7 +70,7 @@ class ContinuedCompaction:
     run: str
     target_bytes: int
     age: timedelta
-    finished: Collection[ShardId]
+    old_until: Mapping[ShardId, int]
     stopped: Callable[[ShardId], str]
     ended: Ended
 
@@ -130,14 +130,13 @@ class ContinuedCompaction:
     def _old_units(self, shard: ShardId, first: int) -> tuple[list[Unit], bool]:
         """Return whole units that are old enough, and True if there are more behind them."""
         newest = self.store.each_batch(self.key, shard, newest_first=True)
-        age = timedelta(0) if shard in self.finished else self.age
-        until = old_until(next(newest, None), age)
-        if until is None:
+        moment, number = old_until(next(newest, None), self.age), self.old_until.get(shard, 0)
+        if moment is None:
             return [], False
         units: list[Unit] = []
         changed = 0
         rows = self.store.each_batch(self.key, shard, numbers=range(first, NUMBERS_END))
-        for unit in each_unit(_until(rows, until)):
+        for unit in each_unit(_until(rows, moment, number)):
             changed += len(changed_rows(unit))
             if units and changed > MERGED_ROWS_MAX:
                 return units, True
@@ -147,10 +146,10 @@ class ContinuedCompaction:
         return units, False
 
 
-def _until(rows: Iterator[Batch], moment: datetime) -> Iterator[Batch]:
-    """Yield rows as long as they were committed before a moment, or at it."""
+def _until(rows: Iterator[Batch], moment: datetime, number: int) -> Iterator[Batch]:
+    """Yield rows as long as they were committed by a moment, or have a smaller number."""
     for row in rows:
-        if row.committed_at is None or row.committed_at > moment:
+        if row.sequence >= number and (row.committed_at is None or row.committed_at > moment):
             return
         yield row
 

@@ -73,7 +73,7 @@ def rewrite(home: ConsumedHome, how: str, run: str, ended: str = "") -> str:
         run,
         COMPACT_TARGET_BYTES,
         age=timedelta(0),
-        finished=(),
+        old_until={},
         stopped=lambda _: "",
         ended=lambda other: other == ended,
     )

@@ -75,3 +75,13 @@ def test_what_cannot_be_compacted_fails_the_run_after_the_rest(
     assert (scene.files(ZERO), scene.files(ONE)) == (3, 1)
     unknown = run(scene, instance, shards=["9"])
     assert "has no shard '9'" in sentence(unknown)
+
+
+def test_a_run_of_the_sensor_compacts_what_it_names_and_nothing_else(
+    scene: Scene, instance: dg.DagsterInstance
+) -> None:
+    """Goal: without shards it only removes files; with a number, those before it are old."""
+    assert run(scene, instance, node="a", vacuum=True).success
+    assert (scene.files(ZERO), scene.files(ONE)) == (3, 3)
+    assert run(scene, instance, node="a", shards=["0", "1"], old_until={"0": 3, "1": 2}).success
+    assert (scene.files(ZERO), scene.files(ONE)) == (1, 2)

@@ -28,7 +28,12 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.sensors.compaction import build_compaction_sensor
-from dagster_leasehold.sensors.compaction_choice import BATCHES_MIN, PAUSE_S, VACUUM_EVERY_RUNS
+from dagster_leasehold.sensors.compaction_choice import (
+    BATCHES_MIN,
+    PAUSE_S,
+    VACUUM_EVERY_RUNS,
+    VACUUM_MARGIN_S,
+)
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
@@ -245,3 +250,33 @@ def test_a_store_that_is_away_is_a_sentence(scene: Scene):
     scene.store.snapshot = away
     assert scene.tick() == []
     assert scene.sentence == "the lease store is away"
+
+
+def test_a_shard_that_has_gone_quiet_is_compacted_to_its_end(scene: Scene):
+    """Goal: without later batches nothing in the ledger would ever make its last ones old."""
+    assert scene.config()["old_until"] == {}
+    scene.now_s += scene.stream.compact_after_s
+    scene.commit(ONE, 1)
+    assert scene.config()["old_until"] == {"0": OLD + 1}
+
+
+def test_a_last_run_removes_replaced_files_once_all_of_them_are_old(scene: Scene):
+    """Goal: a stream that ends, or is compacted seldom, leaves nothing on the disk either."""
+    assert scene.config()["vacuum"] is False
+    for shard in (ZERO, ONE):
+        scene.store.claim_rewrite(scene.key, shard, "done", RewriteKind.COMPACTION)
+        scene.store.note_compacted(scene.key, shard, "done", Compacted(0, OLD + 1))
+        scene.store.release_rewrite(scene.key, shard, "done")
+    scene.now_s += scene.stream.vacuum_after_s
+    assert scene.tick() == []
+    scene.now_s += VACUUM_MARGIN_S
+    config = scene.config()
+    assert (config["node"], config["shards"], config["vacuum"]) == ("a", [], True)
+    scene.now_s += scene.stream.vacuum_after_s + VACUUM_MARGIN_S
+    assert scene.tick() == [], "nothing was replaced since"
+    scene.commit(ZERO, OLD)
+    scene.now_s += scene.stream.compact_after_s
+    scene.tick()
+    scene.now_s += scene.stream.compact_after_s
+    assert scene.config()["shards"] == ["0"]
+    assert scene.cursor == "2"

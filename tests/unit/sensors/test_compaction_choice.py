@@ -6,13 +6,17 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
 from dagster_leasehold.sensors.compaction_choice import (
     BATCHES_MIN,
+    BATCHES_MIN_FINISHED,
+    BATCHES_MIN_STILL,
     MANY_BATCHES,
     PATIENCE_S,
     PAUSE_OF_MANY_S,
     PAUSE_S,
     SHARDS_PER_RUN,
+    VACUUM_MARGIN_S,
     Candidate,
     CompactionPace,
+    StillShards,
     candidates,
     due,
 )
@@ -51,9 +55,41 @@ def test_a_node_pauses_between_two_compactions_the_shorter_the_more_there_is_to_
 
 def test_a_shard_that_is_over_is_compacted_once():
     ends = heads(x=3)
-    finished = {X}
+    finished = {X: BATCHES_MIN_FINISHED}
     assert candidates({X: A}, ends, {}, LONG, finished) == [Candidate(X, A, 3, None)]
     assert candidates({X: A}, ends, {X: Compacted(0, 3)}, LONG, finished) == []
+
+
+def test_a_shard_that_has_gone_quiet_is_old_as_a_whole():
+    """Goal: seen by the clock of whoever looks, since nothing newer is in the ledger."""
+    still, age_s = StillShards(), 3_600.0
+    still.see(heads(x=5, y=5), 0.0)
+    still.see(heads(x=5, y=6, z=1), 10.0)
+    assert still.ends(age_s, age_s - 1) == {}
+    assert still.ends(age_s, age_s) == {X: 5}
+    assert still.ends(age_s, age_s + 10) == {X: 5, Y: 6, Z: 1}
+    still.see(heads(y=6), 20.0)
+    assert still.ends(age_s, age_s + 10) == {Y: 6}, "the others are another deployment's"
+
+
+def test_a_few_batches_are_worth_a_run_once_they_are_all_there_is():
+    ends = heads(x=BATCHES_MIN_STILL, y=BATCHES_MIN_STILL - 1)
+    still = dict.fromkeys((X, Y), BATCHES_MIN_STILL)
+    assert candidates({X: A, Y: A}, ends, {}, LONG, still) == [
+        Candidate(X, A, BATCHES_MIN_STILL, None)
+    ]
+
+
+def test_a_last_vacuum_waits_until_all_that_was_replaced_is_old():
+    """Goal: a memory that was lost counts from its beginning, and removes nothing too early."""
+    pace, age_s = CompactionPace(began_s=100.0), 86_400.0
+    whole_s = age_s + VACUUM_MARGIN_S
+    assert not pace.vacuum_due(age_s, 99.0 + whole_s)
+    assert pace.vacuum_due(age_s, 100.0 + whole_s)
+    pace.note(A, 200.0)
+    pace.note(B, 300.0)
+    assert not pace.vacuum_due(age_s, 299.0 + whole_s)
+    assert pace.vacuum_due(age_s, 300.0 + whole_s)
 
 
 def test_other_deployments_nodes_are_left_alone():

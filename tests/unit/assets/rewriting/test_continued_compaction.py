@@ -26,6 +26,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteKind,
 )
 from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from tests.unit.assets.consumption_world import World
 
 ZERO = ShardId("0")
@@ -57,7 +58,7 @@ class Scene(World):
         target_bytes: int = 1 << 30,
         age: timedelta = timedelta(0),
         stopped: Callable[[ShardId], str] = lambda _: "",
-        finished: Sequence[ShardId] = (),
+        old_until: int = 0,
     ) -> ContinuedReport:
         self.runs += 1
         run = f"compact-{self.runs}"
@@ -75,7 +76,7 @@ class Scene(World):
             run,
             target_bytes,
             age,
-            finished,
+            {ZERO: old_until},
             stopped,
             ended=lambda _: False,
         )
@@ -148,7 +149,9 @@ def test_young_batches_are_left_alone(scene: Scene) -> None:
         *(1, 0, 0, 0),
         *(1, 1, 1),
     ]
-    scene.compact(age=HOUR, finished=[ZERO])
+    scene.compact(age=HOUR, old_until=6)
+    assert scene.progress == Compacted(0, 6), "somebody knows that these are old"
+    scene.compact(age=HOUR, old_until=NUMBERS_END)
     assert scene.progress == Compacted(0, 7), "a shard that is over gets no younger ones"
     assert scene.committed(ZERO) == scene.expected("0", 7)
 

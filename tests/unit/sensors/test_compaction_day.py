@@ -1,0 +1,198 @@
+"""A day of a busy stream, and the days behind it, under a virtual clock: which files are left.
+
+The sensor, the compactions that it launches, the ledger and vacuum are the real ones. The files
+have no content: their sizes are those that so many records of 300 a second would have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_leasehold.assets.compact_job import build_compact_job
+from dagster_leasehold.assets.deployment import ensure_instance_address
+from dagster_leasehold.assets.output.units import Unit, unit_files
+from dagster_leasehold.assets.rewriting.compaction import Compactor
+from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
+from dagster_leasehold.assets.rewriting.merges import LARGE_ENOUGH, NO_COLUMNS, Columns
+from dagster_leasehold.assets.rewriting.vacuum import vacuum
+from dagster_leasehold.lease_store.group_rows import Node
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics, DataFile
+from dagster_leasehold.sensors.compaction import build_compaction_sensor
+from dagster_leasehold.sensors.shard_list import sync_listing
+from tests.unit.sensors.streams import memory_deployment, scripted_stream
+
+SHARDS = 2
+"""Of the eight that share 300 records/s: none knows of the others."""
+COMMIT_S, RECORDS = 10, 375
+FRAME_BYTES, RECORD_BYTES = 2_500, 34
+TICK_S = 300
+"""The sensor ticks each minute; most of those ticks would find the node in its pause."""
+NODE = NodeName("a")
+MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+def size_of(records: int) -> int:
+    return FRAME_BYTES + RECORD_BYTES * records
+
+
+class SizedCompactor(Compactor):
+    """A compactor whose files are empty, with the sizes of real ones in the ledger."""
+
+    copied: int = 0
+
+    def columns(self, unit: Unit) -> Columns:
+        return NO_COLUMNS
+
+    def _write(
+        self, shard: ShardId, merge: Sequence[Unit], attempt: str, together: int
+    ) -> tuple[DataFile, ...]:
+        records = sum(file.records for unit in merge for file in unit_files(unit, quarantine=False))
+        path = f"{attempt}/{shard}.parquet"
+        (self._output_root / attempt).mkdir(parents=True)
+        (self._output_root / path).touch()
+        self.copied += size_of(records)
+        return (DataFile(path, records, size_of(records), False, together),)
+
+
+class Days:
+    """A stream under a virtual clock, whose shards are all on one node."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, output: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.instance, self.output = instance, output
+        self.now_s, self.cursor = 0.0, ""
+        self.stream, self.source = scripted_stream(SHARDS)
+        deployment, self.store = memory_deployment("a")
+        sync_listing(self.store, self.stream, self.source.list_shards(), timeout_s=20.0)
+        address = ensure_instance_address(instance)
+        self.store.register(self.key, Node(NODE, 0, "a-1", address=address), observer="test")
+        rows = self.store.snapshot(self.key).shards
+        self.shards = [row.shard for row in rows]
+        claims = {row.shard: (NODE, row.lease_id) for row in rows}
+        self.store.claim(self.key, claims, observer="test", reason="it was free")
+        job = build_compact_job(self.stream, deployment)
+        self.sensor = build_compaction_sensor(self.stream, deployment, job, lambda: self.now_s)
+        self.batches = self.runs = self.written = self.copied = 0
+        (output / "attempts/run").mkdir(parents=True)
+        # The clock of the file system is the virtual one, too.
+        monkeypatch.setattr("dagster_leasehold.assets.output.attempts.os.utime", self.touch)
+        module = "dagster_leasehold.assets.rewriting.vacuum"
+        monkeypatch.setattr(f"{module}._file_system_time_ns", lambda _: self.time_ns)
+
+    @property
+    def key(self):
+        return self.stream.key
+
+    @property
+    def time_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+    def touch(self, path: Path, _: object = None) -> None:
+        UTIME(path, ns=(self.time_ns, self.time_ns))
+
+    def commit(self) -> None:
+        """Commit a batch of each shard: 10 s of its records.
+
+        The rows are put behind the store's back, whose verbs read all rows of a shard.
+        """
+        number = self.batches
+        start, end = str(number * RECORDS), str((number + 1) * RECORDS)
+        for shard in self.shards:
+            path = f"attempts/run/{shard}-{number:05}.parquet"
+            (self.output / path).touch()
+            files = (DataFile(path, RECORDS, size_of(RECORDS)),)
+            self.store._groups[self.key].batches[shard, number] = Batch(
+                shard, number, start, end, BatchState.COMMITTED, 1, "run", NODE, "at",
+                files=files,
+                statistics=BatchStatistics(RECORDS, 190 * RECORDS, RECORDS),
+                committed_at=MIDNIGHT + timedelta(seconds=self.now_s),
+            )  # fmt: skip
+            self.written += size_of(RECORDS)
+        self.batches += 1
+
+    def pass_by(self, hours: float, *, busy: bool) -> None:
+        """Let time go by; the sensor ticks, and what it launches is done at once."""
+        for _ in range(round(hours * 3600 / COMMIT_S)):
+            self.now_s += COMMIT_S
+            if busy:
+                self.commit()
+            if self.now_s % TICK_S == 0:
+                self.tick()
+
+    def tick(self) -> None:
+        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor) as context:
+            result: Any = self.sensor(context)
+        self.cursor = result.cursor
+        for request in result.run_requests or ():
+            config = request.run_config["ops"]["compact__orders_eu"]["config"]
+            self.compact(config)
+            if config["vacuum"]:
+                age = timedelta(seconds=self.stream.vacuum_after_s)
+                vacuum(self.store, self.key, self.output, older_than=age)
+
+    def compact(self, config: dict[str, Any]) -> None:
+        """Do what a run of the sensor does."""
+        self.runs += 1
+        run, target = f"compact-{self.runs}", self.stream.compact_target_bytes
+        compactor = SizedCompactor(
+            store=self.store, key=self.key, output_root=self.output, run=run, target_bytes=target
+        )
+        age = timedelta(seconds=self.stream.compact_after_s)
+        old_until = {ShardId(shard): number for shard, number in config["old_until"].items()}
+        done = ContinuedCompaction(
+            compactor, self.store, self.key, run, target, age, old_until,
+            stopped=lambda _: "", ended=lambda _: False,
+        ).compact([ShardId(shard) for shard in config["shards"]])  # fmt: skip
+        assert not [each.error for each in done.reports.values() if each.error]
+        self.copied += compactor.copied
+
+    def sizes(self, shard: ShardId) -> list[int]:
+        return [file.bytes for row in self.store.batches(self.key, shard) for file in row.files]
+
+    def on_disk(self) -> int:
+        return sum(path.is_file() for path in self.output.rglob("*"))
+
+
+UTIME = os.utime
+
+
+@pytest.fixture
+def days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Days]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Days(instance, tmp_path, monkeypatch)
+
+
+def test_a_day_ends_with_few_files_and_nothing_to_do_by_hand(days: Days):
+    """Goal: few files per shard once the records have ended, each copied a few times.
+
+    The first has half of the target and more, each of the others is larger than all behind it, and
+    a day later nothing is on the disk that the ledger does not name.
+    """
+    days.pass_by(24, busy=True)
+    half = days.stream.compact_target_bytes * LARGE_ENOUGH
+    young = days.stream.compact_after_s / COMMIT_S
+    for shard in days.shards:
+        sizes = days.sizes(shard)
+        # Those of the last hour, and of the half an hour between two compactions of a node.
+        assert len(sizes) <= 6 + 1.5 * young
+        assert sizes[0] >= half
+    days.pass_by(1.6, busy=False)
+    for shard in days.shards:
+        sizes = days.sizes(shard)
+        assert len(sizes) <= 6
+        assert all(size > sum(sizes[place + 1 :]) for place, size in enumerate(sizes))
+    assert days.copied < 3 * days.written
+    days.pass_by(25.5, busy=False)
+    assert days.on_disk() == sum(len(days.sizes(shard)) for shard in days.shards)
+    runs = days.runs
+    days.pass_by(48, busy=False)
+    assert days.runs == runs, "there is nothing left to do"
