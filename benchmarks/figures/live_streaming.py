@@ -109,6 +109,8 @@ def main() -> None:
     builder: Any = SparkSession.builder
     for name, value in server_conf(folder).items():
         builder = builder.config(name, value)
+    # Its log is what is measured: of 100 batches it would keep no more than two minutes.
+    builder = builder.config("spark.sql.streaming.minBatchesToRetain", 100_000)
     session = builder.getOrCreate()
     rows = session.readStream.schema(SCHEMA).json(str(folder / "input"))
     query = (
