@@ -7,7 +7,6 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX
 from dagster_leasehold.lease_store.times import utc_now
 
 if TYPE_CHECKING:
@@ -22,11 +21,7 @@ WHOLE_TABLE_S = 3_600
 
 
 def open_store(
-    url: SecretStr | str,
-    *,
-    upgrade: bool = False,
-    clock: Callable[[], datetime] = utc_now,
-    groups_per_stream_max: int = GROUPS_PER_STREAM_MAX,
+    url: SecretStr | str, *, upgrade: bool = False, clock: Callable[[], datetime] = utc_now
 ) -> SqlStore:
     """Return the lease store at a URL; it connects when it is first used.
 
@@ -36,7 +31,6 @@ def open_store(
         url: `sqlite:///path` or `mysql+pymysql://user:password@host:port/database`.
         upgrade: bring the schema of any database to this release's version now.
         clock: the wall clock for the journal's dates; nothing is decided by it.
-        groups_per_stream_max: the most consumer groups one stream may have.
 
     Raises:
         InvalidSetting: the URL is not of a supported database.
@@ -44,13 +38,7 @@ def open_store(
     """
     from dagster_leasehold.lease_store.sql_store import SqlStore
 
-    transactions = open_transactions(url)
-    store = SqlStore(
-        transactions,
-        clock=clock,
-        place=transactions.place,
-        groups_per_stream_max=groups_per_stream_max,
-    )
+    store = SqlStore(open_transactions(url), clock)
     if upgrade:
         store.upgrade()
     return store

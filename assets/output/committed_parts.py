@@ -143,7 +143,7 @@ def listed_parts(
                     for part in _parts_of(unit, output_root, wanted):
                         yield shard, part
             return
-        for batch in _batches(store, key, heads, span, every=shards is None):
+        for batch in _batches(store, key, heads, span):
             for file in batch.files if batch.sequence < heads[batch.shard].next_number else ():
                 if not file.quarantine:
                     path = output_root / file.path
@@ -179,14 +179,10 @@ def _refuse_expired(store: Ledger, key: GroupKey, numbers: BatchNumbers) -> None
             )
 
 
-def _batches(
-    store: Ledger, key: GroupKey, heads: Heads, span: EventSpan, *, every: bool
-) -> Iterator[Batch]:
+def _batches(store: Ledger, key: GroupKey, heads: Heads, span: EventSpan) -> Iterator[Batch]:
     """Return committed batches of these shards with output in a span."""
     if not span.everything:
-        batches = store.batches_within(
-            key, span.since, span.until, shards=None if every else list(heads)
-        )
+        batches = store.batches_within(key, span.since, span.until)
         return (batch for batch in batches if batch.shard in heads)
     return chain.from_iterable(store.each_batch(key, shard) for shard in heads)
 

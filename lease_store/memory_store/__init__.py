@@ -35,7 +35,6 @@ class MemoryStore(
 
     Args:
         clock: the wall clock for the journal's dates; nothing is decided by it.
-        groups_per_stream_max: the most groups one stream may have.
 
     `statements` counts the verbs that were called; `backup` and `restore` play a database that
     loses its last commits.

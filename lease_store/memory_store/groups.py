@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.draining import Draining, draining_of
-from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
+from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.roles.groups import Groups
@@ -27,7 +27,7 @@ class MemoryGroups(MemoryRows, Groups):
             if group.key in self._groups:
                 raise refusals.group_exists(group.key)
             siblings = sum(key.stream == group.key.stream for key in self._groups)
-            if siblings >= self._groups_per_stream_max:
+            if siblings >= GROUPS_PER_STREAM_MAX:
                 raise refusals.group_limit(group.key, siblings)
             self._groups[group.key] = GroupRows(replace(group, generation=0))
 

@@ -88,18 +88,12 @@ class MemoryLedger(MemoryRows, Ledger):
 
     @override
     def batches_within(
-        self,
-        key: GroupKey,
-        since: datetime | None,
-        until: datetime | None,
-        *,
-        shards: Collection[ShardId] | None = None,
+        self, key: GroupKey, since: datetime | None, until: datetime | None
     ) -> Iterator[Batch]:
         return (
             batch
             for batch in self.each_batch(key)
-            if (shards is None or batch.shard in shards)
-            and any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
+            if any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
         )
 
     @override
@@ -132,21 +126,6 @@ class MemoryLedger(MemoryRows, Ledger):
             ]
         wanted.sort(key=lambda entry: entry.sequence)
         return reversed(wanted) if newest_first else iter(wanted)
-
-    @override
-    def journal(
-        self,
-        key: GroupKey,
-        *,
-        shard: ShardId | None = None,
-        after: int = 0,
-        limit: int | None = None,
-        newest: bool = False,
-    ) -> list[JournalEntry]:
-        entries = list(self.each_entry(key, shard=shard, after=after))
-        if limit is None:
-            return entries
-        return entries[max(len(entries) - limit, 0) :] if newest else entries[:limit]
 
     # -- gaps -----------------------------------------------------------------------------------
 

@@ -25,13 +25,7 @@ class MemoryRewrites(MemoryRows, Rewrites):
 
     @override
     def claim_rewrite(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        run: str,
-        kind: RewriteKind,
-        *,
-        replaces: str | None = None,
+        self, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, replaces: str = ""
     ) -> Changed | RewriteByOther:
         with self._rows("claim_rewrite", key) as rows:
             rows.shard(shard)
@@ -56,13 +50,7 @@ class MemoryRewrites(MemoryRows, Rewrites):
 
     @override
     def rewrite_batches(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        run: str,
-        rewrites: Sequence[BatchRewrite],
-        *,
-        reason: str,
+        self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
     ) -> Changed | Stale:
         with self._rows("rewrite_batches", key) as rows:
             rows.shard(shard)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from threading import RLock
 
-from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Group, Node, Snapshot
+from dagster_leasehold.lease_store.group_rows import Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import (
@@ -116,17 +116,11 @@ class GroupRows:
 class MemoryRows:
     """The state of a memory store and the one lock that every verb runs under."""
 
-    def __init__(
-        self,
-        clock: Callable[[], datetime] = utc_now,
-        *,
-        groups_per_stream_max: int = GROUPS_PER_STREAM_MAX,
-    ) -> None:
+    def __init__(self, clock: Callable[[], datetime] = utc_now) -> None:
         self._clock = clock
         self._lock = RLock()
         self._groups: dict[GroupKey, GroupRows] = {}
         self._sequence = 0
-        self._groups_per_stream_max = groups_per_stream_max
         self.statements: Counter[str] = Counter()
 
     def backup(self) -> object:

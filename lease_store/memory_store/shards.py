@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -12,7 +12,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
-from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.roles.shards import Claims, Shards
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force
@@ -47,12 +47,7 @@ class MemoryShards(MemoryRows, Shards):
 
     @override
     def claim(
-        self,
-        key: GroupKey,
-        claims: Mapping[ShardId, tuple[NodeName, int]],
-        *,
-        observer: str,
-        reason: str,
+        self, key: GroupKey, claims: Claims, *, observer: str, reason: str
     ) -> dict[ShardId, Changed | Stale]:
         with self._rows("claim", key) as rows:
             outcomes: dict[ShardId, Changed | Stale] = {}

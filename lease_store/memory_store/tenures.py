@@ -25,13 +25,7 @@ class MemoryTenures(MemoryRows, Tenures):
 
     @override
     def open_tenure(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        node: NodeName,
-        run: str,
-        *,
-        replaces: str | None = None,
+        self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
     ) -> Opened | OpenByOther | NotHeld:
         with self._rows("open_tenure", key) as rows:
             row = rows.shard(shard)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
+from itertools import islice
 from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -78,12 +79,7 @@ class Ledger(Protocol):
         return list(self.each_batch(key, shard, state))
 
     def batches_within(
-        self,
-        key: GroupKey,
-        since: datetime | None,
-        until: datetime | None,
-        *,
-        shards: Collection[ShardId] | None = None,
+        self, key: GroupKey, since: datetime | None, until: datetime | None
     ) -> Iterator[Batch]:
         """Return committed batches that list a file which may hold times of `[since, until)`.
 
@@ -138,7 +134,9 @@ class Ledger(Protocol):
 
         Without a limit it is all that `each_entry` gives: for a journal that is known to be small.
         """
-        ...
+        each = self.each_entry(key, shard=shard, after=after, newest_first=newest)
+        entries = list(islice(each, limit))
+        return entries[::-1] if newest else entries
 
     def gaps(
         self,

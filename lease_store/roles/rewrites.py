@@ -19,13 +19,7 @@ class Rewrites(Protocol):
     """The verbs on rewriting a shard's committed output."""
 
     def claim_rewrite(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        run: str,
-        kind: RewriteKind,
-        *,
-        replaces: str | None = None,
+        self, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, replaces: str = ""
     ) -> Changed | RewriteByOther:
         """Reserve the shard's committed output for one rewriting run, beside its consumption.
 
@@ -45,13 +39,7 @@ class Rewrites(Protocol):
         ...
 
     def rewrite_batches(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        run: str,
-        rewrites: Sequence[BatchRewrite],
-        *,
-        reason: str,
+        self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
     ) -> Changed | Stale:
         """Swap the output of committed batches: all of them in one transaction, or none.
 

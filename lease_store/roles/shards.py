@@ -11,6 +11,9 @@ from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 
+Claims = Mapping[ShardId, tuple[NodeName, int]]
+"""The node that each shard is for, and the `lease_id` that the shard had when it was chosen."""
+
 
 class Shards(Protocol):
     """The verbs on shards that need no tenure: planners and operators call them."""
@@ -22,12 +25,7 @@ class Shards(Protocol):
         ...
 
     def claim(
-        self,
-        key: GroupKey,
-        claims: Mapping[ShardId, tuple[NodeName, int]],
-        *,
-        observer: str,
-        reason: str,
+        self, key: GroupKey, claims: Claims, *, observer: str, reason: str
     ) -> dict[ShardId, Changed | Stale]:
         """Give each shard to its node (edge 3), if its `lease_id` is still the one given."""
         ...

@@ -22,13 +22,7 @@ class Tenures(Protocol):
     """The verbs of a shard's holder."""
 
     def open_tenure(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        node: NodeName,
-        run: str,
-        *,
-        replaces: str | None = None,
+        self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
     ) -> Opened | OpenByOther | NotHeld:
         """Begin a tenure: epoch + 1, `consumer_run` := run, in one compare-and-set.
 

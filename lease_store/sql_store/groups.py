@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.draining import Draining, draining_of
-from dagster_leasehold.lease_store.group_rows import Group, Pulse, Snapshot
+from dagster_leasehold.lease_store.group_rows import GROUPS_PER_STREAM_MAX, Group, Pulse, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.roles.groups import Groups
@@ -38,7 +38,7 @@ class SqlGroups(SqlVerbs, Groups):
             siblings = tx.all(group_statements.lock_stream_groups(key.stream), mapping.group_from)
             if any(sibling.key == key for sibling in siblings):
                 raise refusals.group_exists(key)
-            if len(siblings) >= self._groups_per_stream_max:
+            if len(siblings) >= GROUPS_PER_STREAM_MAX:
                 raise refusals.group_limit(key, len(siblings))
             values = mapping.key_values(key) | mapping.group_values(group) | {"generation": 0}
             try:

@@ -111,12 +111,7 @@ class SqlLedger(SqlVerbs, Ledger):
 
     @override
     def batches_within(
-        self,
-        key: GroupKey,
-        since: datetime | None,
-        until: datetime | None,
-        *,
-        shards: Collection[ShardId] | None = None,
+        self, key: GroupKey, since: datetime | None, until: datetime | None
     ) -> Iterator[Batch]:
         batches = chain.from_iterable(
             self._each(key, statements.batches_of_span(key, first, last), mapping.batch_from)
@@ -125,8 +120,7 @@ class SqlLedger(SqlVerbs, Ledger):
         return (
             batch
             for batch in batches
-            if (shards is None or batch.shard in shards)
-            and any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
+            if any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
         )
 
     # -- journal --------------------------------------------------------------------------------
@@ -145,20 +139,6 @@ class SqlLedger(SqlVerbs, Ledger):
             key, shard=shard, after=after, until=until, newest_first=newest_first
         )
         return self._each(key, listing, mapping.ENTRY.read)
-
-    @override
-    def journal(
-        self,
-        key: GroupKey,
-        *,
-        shard: ShardId | None = None,
-        after: int = 0,
-        limit: int | None = None,
-        newest: bool = False,
-    ) -> list[JournalEntry]:
-        listing = statements.entries(key, shard=shard, after=after, until=None, newest_first=newest)
-        entries = list(self._each(key, listing, mapping.ENTRY.read, limit=limit))
-        return entries[::-1] if newest else entries
 
     # -- gaps -----------------------------------------------------------------------------------
 

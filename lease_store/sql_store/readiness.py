@@ -21,22 +21,12 @@ class SqlReadiness:
     Args:
         transactions: runs each verb on the database.
         clock: the wall clock for the journal's dates; nothing is decided by it.
-        place: how messages name the database; no secrets.
-        groups_per_stream_max: the most groups one stream may have.
     """
 
-    def __init__(
-        self,
-        transactions: Transactions,
-        *,
-        clock: Callable[[], datetime],
-        place: str,
-        groups_per_stream_max: int,
-    ) -> None:
+    def __init__(self, transactions: Transactions, clock: Callable[[], datetime]) -> None:
         self._transactions = transactions
         self._clock = clock
-        self._place = place
-        self._groups_per_stream_max = groups_per_stream_max
+        self._place = transactions.place
         self._ready = False
         self._readiness = Lock()
         self._dialect = transactions.engine.dialect.name

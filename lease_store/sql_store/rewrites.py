@@ -31,13 +31,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
 
     @override
     def claim_rewrite(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        run: str,
-        kind: RewriteKind,
-        *,
-        replaces: str | None = None,
+        self, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, replaces: str = ""
     ) -> Changed | RewriteByOther:
         """Claim a shard's output; claiming again under the same run is harmless."""
 
@@ -80,13 +74,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
 
     @override
     def rewrite_batches(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        run: str,
-        rewrites: Sequence[BatchRewrite],
-        *,
-        reason: str,
+        self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
     ) -> Changed | Stale:
         rows = [
             {

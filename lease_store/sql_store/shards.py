@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
@@ -10,7 +10,7 @@ from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
-from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.roles.shards import Claims, Shards
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.transitions import Step
@@ -66,12 +66,7 @@ class SqlShards(SqlVerbs, Shards):
 
     @override
     def claim(
-        self,
-        key: GroupKey,
-        claims: Mapping[ShardId, tuple[NodeName, int]],
-        *,
-        observer: str,
-        reason: str,
+        self, key: GroupKey, claims: Claims, *, observer: str, reason: str
     ) -> dict[ShardId, Changed | Stale]:
         """Claim shards; many claims are several transactions, each whole."""
         outcomes: dict[ShardId, Changed | Stale] = {}
@@ -81,12 +76,7 @@ class SqlShards(SqlVerbs, Shards):
         return outcomes
 
     def _claim(
-        self,
-        key: GroupKey,
-        claims: Mapping[ShardId, tuple[NodeName, int]],
-        *,
-        observer: str,
-        reason: str,
+        self, key: GroupKey, claims: Claims, *, observer: str, reason: str
     ) -> dict[ShardId, Changed | Stale]:
         def work(tx: Transaction) -> dict[ShardId, Changed | Stale]:
             outcomes: dict[ShardId, Changed | Stale] = dict.fromkeys(claims, Stale())

@@ -39,13 +39,7 @@ class SqlTenures(SqlVerbs, Tenures):
 
     @override
     def open_tenure(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        node: NodeName,
-        run: str,
-        *,
-        replaces: str | None = None,
+        self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
     ) -> Opened | OpenByOther | NotHeld:
         def work(tx: Transaction, *, moving: bool) -> Opened | OpenByOther | NotHeld:
             row = self._lock_shard(tx, key, shard)
