@@ -1,4 +1,6 @@
-"""Asking a service again: after a pause that grows, with jitter, so that clients do not agree.
+"""Refusals of services: the errors that they become, and the pauses before asking again.
+
+A pause grows with each attempt, and has jitter, so that clients do not agree.
 
 Based on exponential back-off with full jitter (AWS Architecture Blog, "Exponential Backoff and
 Jitter", 2015); a service that says how long to wait is waited for at least as long.
@@ -6,9 +8,10 @@ Jitter", 2015); a service that says how long to wait is waited for at least as l
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Container, Iterable
+from typing import NamedTuple, TypeVar
 
 from tenacity import (
     RetryCallState,
@@ -18,7 +21,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from dagster_leasehold.lease_store.errors import SourceThrottled, SourceUnavailable
+from dagster_leasehold.lease_store.errors import LeaseholdError, SourceThrottled, SourceUnavailable
 
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
@@ -62,3 +65,29 @@ def ask(
         sleep=sleep,
         reraise=True,
     )(call)
+
+
+class Refusal(NamedTuple):
+    """A kind of refusal: a row of a service's table.
+
+    Attributes:
+        codes: the service's codes for it, as a regular expression.
+        error: the type of the error.
+        sentence: its sentence; braces hold `code`, `status`, and what else the request was about.
+        statuses: statuses of HTTP that mean the same.
+    """
+
+    codes: str
+    error: type[LeaseholdError]
+    sentence: str
+    statuses: Container[int] = ()
+
+
+def error_for(
+    table: Iterable[Refusal], code: str, status: int = 0, **about: str
+) -> LeaseholdError | None:
+    """Return the error of the first row that a code or status belongs to; None if none fits."""
+    for row in table:
+        if re.fullmatch(row.codes, code) or status in row.statuses:
+            return row.error(row.sentence.format(code=code, status=status, **about))
+    return None

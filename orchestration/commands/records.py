@@ -19,7 +19,6 @@ from dagster_leasehold.orchestration.commands.options import (
     StreamArgument,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.demo.input import check_readable
 from dagster_leasehold.orchestration.presentation import iso, progress, tell
 
 if TYPE_CHECKING:
@@ -138,6 +137,7 @@ def load(
 ) -> None:
     """Append the lines of files to the local log of a stream; a log that is missing is made."""
     from dagster_leasehold.shard_sources.local_log import LocalLog
+    from dagster_leasehold.shard_sources.local_log.lines import check_readable
 
     target = Target.at(home)
     declared = target.declared(stream)

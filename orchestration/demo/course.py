@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
-from dagster_leasehold.orchestration.demo.input import DemoInput, check_readable
+from dagster_leasehold.orchestration.demo.input import DemoInput
 from dagster_leasehold.orchestration.demo.loading import Loader
 from dagster_leasehold.orchestration.demo.report import (
     committed_digest,
@@ -30,6 +30,7 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
     materialize_lease_table,
 )
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
+from dagster_leasehold.shard_sources.local_log.lines import check_readable
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dagster_leasehold.lease_store.errors import RecordRefused, UserMistake
+from dagster_leasehold.lease_store.errors import RecordRefused
 from dagster_leasehold.orchestration.demo.loading import Loader
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 
@@ -43,20 +43,6 @@ class DemoInput:
         if self.files:
             return Loader(log, lines_of(self.files))
         return Loader(log, access_log(self.records, self.seed))
-
-
-def check_readable(files: Sequence[Path]) -> None:
-    """Refuse files of which one cannot be read, before anything is begun.
-
-    Raises:
-        UserMistake: a file is missing, is a folder, or may not be read.
-    """
-    for path in files:
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise UserMistake(f"The file {path} cannot be read: {error.strerror}.") from None
 
 
 def count_lines(files: Sequence[Path]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ class _Connection(Generic[Client]):
 
     def refusal(self) -> KafkaError | None:
         """Return the reason for which the brokers refuse this client; None where they do not."""
-        return next((report for report in self.reported if report.name() in REFUSED), None)
+        refused = (report for report in self.reported if re.fullmatch(REFUSED, report.name()))
+        return next(refused, None)
 
 
 class KafkaClient:
@@ -181,7 +183,7 @@ class KafkaClient:
             yield
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
-            if connection is not None and error.name() in AWAY:
+            if connection is not None and re.fullmatch(AWAY, error.name()):
                 # A refused log-in reaches a caller as a time-out; the reason is reported aside.
                 connection.client.poll(0)
                 error = connection.refusal() or error

@@ -15,63 +15,50 @@ from dagster_leasehold.lease_store.errors import (
     UnknownShard,
     shown,
 )
+from dagster_leasehold.shard_sources.retrying import Refusal, error_for
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
 # Names as `KafkaError.name()` gives them; a leading underscore is the client's own verdict.
-REFUSED = frozenset(
-    {
-        "_AUTHENTICATION",
-        "_SSL",
-        "CLUSTER_AUTHORIZATION_FAILED",
-        "GROUP_AUTHORIZATION_FAILED",
-        "SASL_AUTHENTICATION_FAILED",
-        "TOPIC_AUTHORIZATION_FAILED",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-        "UNSUPPORTED_SASL_MECHANISM",
-    }
+REFUSED = (
+    "_AUTHENTICATION|_SSL|SASL_AUTHENTICATION_FAILED|UNSUPPORTED_SASL_MECHANISM"
+    "|(CLUSTER|GROUP|TOPIC|TRANSACTIONAL_ID)_AUTHORIZATION_FAILED"
 )
-OUT_OF_RANGE = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
-UNKNOWN = frozenset({"_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"})
-MISCONFIGURED = frozenset({"_INVALID_ARG", "_CONFLICT"})
-THROTTLED = frozenset({"THROTTLING_QUOTA_EXCEEDED"})
-AWAY = frozenset(
-    {
-        "_ALL_BROKERS_DOWN",
-        "_RESOLVE",
-        "_TIMED_OUT",
-        "_TIMED_OUT_QUEUE",
-        "_TRANSPORT",
-        "_WAIT_COORD",
-        "BROKER_NOT_AVAILABLE",
-        "COORDINATOR_LOAD_IN_PROGRESS",
-        "COORDINATOR_NOT_AVAILABLE",
-        "LEADER_NOT_AVAILABLE",
-        "NETWORK_EXCEPTION",
-        "NOT_COORDINATOR",
-        "NOT_LEADER_FOR_PARTITION",
-        "OFFSET_NOT_AVAILABLE",
-        "REPLICA_NOT_AVAILABLE",
-        "REQUEST_TIMED_OUT",
-    }
+OUT_OF_RANGE = "_AUTO_OFFSET_RESET|OFFSET_OUT_OF_RANGE"
+AWAY = (
+    "_ALL_BROKERS_DOWN|_RESOLVE|_TIMED_OUT|_TIMED_OUT_QUEUE|_TRANSPORT|_WAIT_COORD"
+    "|(BROKER|COORDINATOR|LEADER|OFFSET|REPLICA)_NOT_AVAILABLE|COORDINATOR_LOAD_IN_PROGRESS"
+    "|NETWORK_EXCEPTION|NOT_COORDINATOR|NOT_LEADER_FOR_PARTITION|REQUEST_TIMED_OUT"
 )
-_KINDS: tuple[tuple[frozenset[str], type[LeaseholdError], str], ...] = (
-    (
+_REFUSALS = (
+    Refusal(
         REFUSED,
         SourceRefused,
         "Kafka refuses {where}: {text}; check the credentials, the certificates and what they may "
         "read.",
     ),
-    (OUT_OF_RANGE, CursorExpired, "{where} no longer holds the offset that was asked for: {text}."),
-    (UNKNOWN, UnknownShard, "Kafka does not know {where}."),
-    (
-        MISCONFIGURED,
+    Refusal(
+        OUT_OF_RANGE,
+        CursorExpired,
+        "{where} no longer holds the offset that was asked for: {text}.",
+    ),
+    Refusal(
+        "_UNKNOWN_PARTITION|_UNKNOWN_TOPIC|UNKNOWN_TOPIC_OR_PART",
+        UnknownShard,
+        "Kafka does not know {where}.",
+    ),
+    Refusal(
+        "_INVALID_ARG|_CONFLICT",
         InvalidSetting,
         "Kafka's client does not take its properties for {where}: {text}.",
     ),
-    (THROTTLED, SourceThrottled, "Kafka asks for patience with {where}: {text}."),
-    (AWAY, SourceUnavailable, "Kafka does not answer for {where}: {text}."),
+    Refusal(
+        "THROTTLING_QUOTA_EXCEEDED",
+        SourceThrottled,
+        "Kafka asks for patience with {where}: {text}.",
+    ),
+    Refusal(AWAY, SourceUnavailable, "Kafka does not answer for {where}: {text}."),
 )
 
 
@@ -83,9 +70,8 @@ def error_of(error: KafkaError, where: str) -> LeaseholdError:
         where: the topic or partition, and the brokers, for the sentence.
     """
     name, text = error.name(), shown(error.str())
-    for names, kind, sentence in _KINDS:
-        if name in names:
-            return kind(sentence.format(where=where, text=text))
+    if meant := error_for(_REFUSALS, name, where=where, text=text):
+        return meant
     if error.retriable():
         return SourceUnavailable(f"Kafka does not answer for {where}: {text}.")
     return SourceError(f"Kafka cannot answer for {where}: {name} {text}.")

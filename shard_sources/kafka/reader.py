@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -94,7 +95,7 @@ class KafkaReader:
         self, shard: ShardId, error: KafkaError, reached: int, start: int, end: int
     ) -> None:
         """Raise for a reading that has stopped before the end of its range."""
-        if error.name() in OUT_OF_RANGE:
+        if re.fullmatch(OUT_OF_RANGE, error.name()):
             self.check_within(shard, start, *self._client.watermarks(shard))
         if error.name() != "_PARTITION_EOF":
             raise error_of(error, f"offset {start} of shard {shard} of topic {self.topic}")

@@ -14,10 +14,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
+from typing import Any
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES = 16
@@ -113,7 +110,7 @@ def _parts(body: bytes) -> list[Part] | None:
 
 def _part(message: Any, record: Any) -> Part:
     explicit: str | None = None
-    if _has(record, "explicit_hash_key_index"):
+    if record.HasField("explicit_hash_key_index"):
         explicit = message.explicit_hash_key_table[record.explicit_hash_key_index]
     part = Part(
         partition_key=message.partition_key_table[record.partition_key_index],
@@ -124,7 +121,3 @@ def _part(message: Any, record: Any) -> Part:
     if part.hash_key < 0:
         raise ValueError("a hash is no negative number")
     return part
-
-
-def _has(message: Message, name: str) -> bool:
-    return message.HasField(name)

@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.errors import (
     shown,
 )
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
-from dagster_leasehold.shard_sources.retrying import ask
+from dagster_leasehold.shard_sources.retrying import Refusal, ask, error_for
 
 ATTEMPTS = 6
 PAUSE_MAX_S = 5.0
@@ -29,42 +29,6 @@ PAUSE_MAX_S = 5.0
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 8
 CONNECTIONS = 16
-
-_THROTTLED = {
-    "ProvisionedThroughputExceededException",
-    "LimitExceededException",
-    "KMSThrottlingException",
-    "ThrottlingException",
-    "Throttling",
-    "RequestLimitExceeded",
-    "TooManyRequestsException",
-}
-# A process may find new ones: the chain is asked again once before these are raised.
-_CREDENTIALS = {
-    "ExpiredTokenException",
-    "ExpiredToken",
-    "UnrecognizedClientException",
-    "InvalidClientTokenId",
-    "InvalidSignatureException",
-    "SignatureDoesNotMatch",
-    "IncompleteSignature",
-    "IncompleteSignatureException",
-    "MissingAuthenticationToken",
-    "MissingAuthenticationTokenException",
-    "InvalidAccessKeyId",
-    "RequestExpired",
-}
-_FORBIDDEN = {
-    "AccessDeniedException",
-    "AccessDenied",
-    "NotAuthorized",
-    "OptInRequired",
-    "KMSAccessDeniedException",
-    "KMSDisabledException",
-    "KMSInvalidStateException",
-    "KMSNotFoundException",
-    "KMSOptInRequired",
-}
 
 
 class IteratorExpired(SourceError):
@@ -77,6 +41,42 @@ class NumberRefused(SourceError):
 
 class CredentialsRefused(SourceRefused):
     """The service does not accept the credentials, which may have been replaced since."""
+
+
+_REFUSALS = (
+    Refusal(
+        "(ProvisionedThroughput|Limit|RequestLimit)Exceeded(Exception)?|TooManyRequestsException"
+        "|(KMS)?ThrottlingException|Throttling",
+        SourceThrottled,
+        "{answer}, and again after pauses: other applications read the same shard, or too many "
+        "readers do.",
+        (429,),
+    ),
+    # Its text may repeat the request's signature, so that the code alone is shown.
+    Refusal(
+        "ExpiredToken(Exception)?|UnrecognizedClientException|InvalidClientTokenId"
+        "|InvalidSignatureException|SignatureDoesNotMatch|IncompleteSignature(Exception)?"
+        "|MissingAuthenticationToken(Exception)?|InvalidAccessKeyId|RequestExpired",
+        CredentialsRefused,
+        "{answer}: the credentials are wrong or have expired; renew them where boto3 finds them.",
+    ),
+    Refusal(
+        "AccessDenied(Exception)?|NotAuthorized|(KMS)?OptInRequired"
+        "|KMS(AccessDenied|Disabled|InvalidState|NotFound)Exception",
+        SourceRefused,
+        "{answer}: {message}; grant it, or use other credentials.",
+        (401, 403),
+    ),
+    Refusal("ExpiredIteratorException", IteratorExpired, "{answer}."),
+    Refusal("ResourceNotFoundException", LogNotFound, "{answer}: {message}."),
+    Refusal("InvalidArgumentException|ValidationException", NumberRefused, "{answer}: {message}."),
+    Refusal(
+        "InternalFailure|ServiceUnavailable",
+        SourceUnavailable,
+        "{answer} ({status}): try again later.",
+        range(500, 1000),
+    ),
+)
 
 
 @dataclass
@@ -168,30 +168,9 @@ class KinesisService:
         code = str(response.get("Error", {}).get("Code", ""))
         message = shown(" ".join(str(response.get("Error", {}).get("Message", "")).split()))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        asked = f"{_capital(self)} answered {operation} with {code}"
-        typed: LeaseholdError = SourceError(f"{asked}: {message}.")
-        if code in _THROTTLED or status == 429:
-            typed = SourceThrottled(
-                f"{asked}, and again after pauses: other applications read the same shard, or too "
-                "many readers do."
-            )
-        elif code in _CREDENTIALS:
-            # Its text may repeat the request's signature, so that the code alone is shown.
-            typed = CredentialsRefused(
-                f"{asked}: the credentials are wrong or have expired; renew them where boto3 "
-                "finds them."
-            )
-        elif code in _FORBIDDEN or status in (401, 403):
-            typed = SourceRefused(f"{asked}: {message}; grant it, or use other credentials.")
-        elif code == "ExpiredIteratorException":
-            typed = IteratorExpired(f"{asked}.")
-        elif code == "ResourceNotFoundException":
-            typed = LogNotFound(f"{asked}: {message}.")
-        elif code in ("InvalidArgumentException", "ValidationException"):
-            typed = NumberRefused(f"{asked}: {message}.")
-        elif status >= 500 or code in ("InternalFailure", "ServiceUnavailable"):
-            typed = SourceUnavailable(f"{asked} ({status}): try again later.")
-        return typed
+        answer = f"{_capital(self)} answered {operation} with {code}"
+        meant = error_for(_REFUSALS, code, status, answer=answer, message=message)
+        return meant or SourceError(f"{answer}: {message}.")
 
     def _typed_locally(self, error: Exception, operation: str) -> LeaseholdError:
         """Return the typed error for one that the client raises without an answer."""

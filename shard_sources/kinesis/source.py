@@ -69,7 +69,7 @@ class KinesisStream(KinesisReader):
             if entry is None:
                 return _removed()
             try:
-                planned = self._plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
+                planned = self.plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
             except CursorExpired:
                 return self._bounds(shard, entry)
             # That a closed shard has been read to its end, only the service may say.
@@ -128,16 +128,14 @@ class KinesisStream(KinesisReader):
         end = self._newest.end(shard)
         return str(end if end is not None else self._begin(listed[shard].shard))
 
-    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Find the end of a batch that starts at `start`, by reading it.
-
-        The records are kept for Spark's workers on this host, and for the next plan.
-        """
-        return self._plan(shard, start, limits)
-
-    def _plan(
+    def plan(
         self, shard: ShardId, start: str, limits: Limits, *, looks_again: bool = True
     ) -> PlannedRange:
+        """Find the end of a batch that starts at `start`, by reading it.
+
+        The records are kept for Spark's workers on this host, and for the next plan. With
+        `looks_again`, a shard that seems to hold no more is read once more.
+        """
         place = Place.parse(shard, start)
         keeps = limits.records_max >= KEPT_FROM_RECORDS
         rest = self._ahead.take(shard, start) if keeps else None

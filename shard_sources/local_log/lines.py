@@ -5,43 +5,31 @@ A carriage return stays, an empty line is a record, and so is a last line withou
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
 
 from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused, UserMistake
 from dagster_leasehold.shard_sources.local_log.catalog import CatalogShard
 from dagster_leasehold.shard_sources.local_log.format import RECORD_BYTES_MAX
-from dagster_leasehold.shard_sources.local_log.resharding import hash_of
 from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter
 
 WRITERS_OPEN_MAX = 75
 _READ_BYTES = 4 * 1024 * 1024
 
 
-class Spread(StrEnum):
-    """How lines are shared among the writable shards."""
-
-    ROUND_ROBIN = "round_robin"
-    HASH = "hash"
-
-
 def append_lines(
     files: Sequence[Path],
     shards: Sequence[CatalogShard],
     open_writer: Callable[[CatalogShard], ShardWriter],
-    spread: Spread,
     progress: Callable[[int], None],
 ) -> dict[CatalogShard, AppendedRange]:
     """Append all lines of `files`, in this order, to `shards`; see `LocalLog.append_lines`."""
     if not shards:
         raise LogCorrupt("The log has no shard that takes records: its catalog is damaged.")
-    for file in files:
-        _check_readable(file)
+    check_readable(files)
     ordered = sorted(shards, key=lambda shard: shard.hash_begin)
-    divide = _by_turns(len(ordered)) if spread is Spread.ROUND_ROBIN else _by_hash(ordered)
+    divide = _by_turns(len(ordered))
     ranges: dict[CatalogShard, AppendedRange] = {}
     with ExitStack() as stack:
         # Each open writer has four files open, of which a process may have about a thousand.
@@ -66,13 +54,19 @@ def append_lines(
     return ranges
 
 
-def _check_readable(file: Path) -> None:
-    try:
-        # A pipe can be read once only, so that opening it here would lose what is in it.
-        if not file.is_fifo():
-            file.open("rb").close()
-    except OSError as error:
-        raise UserMistake(f"The file {file} cannot be read: {error.strerror}.") from None
+def check_readable(files: Iterable[Path]) -> None:
+    """Refuse files of which one cannot be read, before anything is begun.
+
+    Raises:
+        UserMistake: a file is missing, is a folder, or may not be read.
+    """
+    for file in files:
+        try:
+            # A pipe can be read once only, so that opening it here would lose what is in it.
+            if not file.is_fifo():
+                file.open("rb").close()
+        except OSError as error:
+            raise UserMistake(f"The file {file} cannot be read: {error.strerror}.") from None
 
 
 def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
@@ -111,18 +105,6 @@ def _by_turns(count: int) -> Callable[[list[bytes]], list[list[bytes]]]:
         nonlocal turn
         parts = [lines[(shard - turn) % count :: count] for shard in range(count)]
         turn = (turn + len(lines)) % count
-        return parts
-
-    return divide
-
-
-def _by_hash(ordered: Sequence[CatalogShard]) -> Callable[[list[bytes]], list[list[bytes]]]:
-    begins = [int(shard.hash_begin, 16) for shard in ordered]
-
-    def divide(lines: list[bytes]) -> list[list[bytes]]:
-        parts: list[list[bytes]] = [[] for _ in begins]
-        for line in lines:
-            parts[bisect_right(begins, hash_of(line)) - 1].append(line)
         return parts
 
     return divide

@@ -24,7 +24,7 @@ from dagster_leasehold.shard_sources.local_log.catalog import (
 )
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.local_log.heads import Head, make_heads
-from dagster_leasehold.shard_sources.local_log.lines import Spread, append_lines
+from dagster_leasehold.shard_sources.local_log.lines import append_lines
 from dagster_leasehold.shard_sources.local_log.resharding import (
     even_ranges,
     merge_children,
@@ -143,10 +143,7 @@ class LocalLog(LocalLogSource):
             return writer.append(records)
 
     def append_lines(
-        self,
-        *files: Path | str,
-        spread: Spread = Spread.ROUND_ROBIN,
-        progress: Callable[[int], None] = lambda _: None,
+        self, *files: Path | str, progress: Callable[[int], None] = lambda _: None
     ) -> dict[ShardId, AppendedRange]:
         """Append each line of each file, without its line feed, to the writable shards.
 
@@ -163,7 +160,6 @@ class LocalLog(LocalLogSource):
             [Path(file) for file in files],
             load_catalog(self.root).writable,
             lambda entry: self.writer(entry.shard),
-            spread,
             progress,
         )
         return {entry.shard: range_ for entry, range_ in ranges.items()}

@@ -12,7 +12,6 @@ last range of a log ends at thirty-two `f`, and includes that last value itself.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -137,8 +136,3 @@ def split_point(begin: str, end: str, at: str | None) -> str:
             "strictly between the two."
         )
     return hash_text(middle)
-
-
-def hash_of(key: bytes) -> int:
-    """The hash of a record's key, which decides its shard when a log is loaded by hash."""
-    return int.from_bytes(hashlib.md5(key, usedforsecurity=False).digest(), "big")

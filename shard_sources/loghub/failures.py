@@ -19,37 +19,48 @@ from dagster_leasehold.lease_store.errors import (
     UnknownShard,
     shown,
 )
+from dagster_leasehold.shard_sources.retrying import Refusal, error_for
 
-UNREACHABLE = "LogRequestError"
-"""The SDK's code for what it did not get an answer to."""
-_REFUSED = frozenset(
-    {
-        "Unauthorized",
-        "SignatureNotMatch",
-        "MissingAccessKeyId",
-        "MissingSecurityToken",
-        "ProjectForbidden",
-        "AccessDenied",
-        "Forbidden",
-        "NoPermission",
-    }
+_REFUSALS = (
+    Refusal(
+        "Unauthorized|SignatureNotMatch|MissingAccessKeyId|MissingSecurityToken|ProjectForbidden"
+        "|AccessDenied|Forbidden|NoPermission|(InvalidAccessKeyId|(Invalid)?SecurityToken).*",
+        SourceRefused,
+        "{service} does not accept the credentials for {log} ({code}): check "
+        "ALIBABA_CLOUD_ACCESS_KEY_ID, ALIBABA_CLOUD_ACCESS_KEY_SECRET and "
+        "ALIBABA_CLOUD_SECURITY_TOKEN, and that they may read this logstore.",
+    ),
+    Refusal(
+        "RequestTimeExpired|InvalidRequestTime|RequestTimeTooSkewed",
+        SourceRefused,
+        "{service} refused the request's time ({code}): this machine's clock differs from the "
+        "service's by more than 15 minutes, so set it.",
+    ),
+    Refusal(
+        "(ShardRead|Read|Project)QuotaExceed|ExceedQuota|QpsLimitExceeded|ShardReadQpsExceed",
+        SourceThrottled,
+        "{service} asks for fewer reads{of_shard} of {log} ({code}), and went on asking while they "
+        "were repeated.",
+        (429,),
+    ),
+    # The SDK calls it a LogRequestError if it got no answer.
+    Refusal(
+        "InternalServerError|ServerBusy|RequestTimeout|LogRequestError",
+        SourceUnavailable,
+        "{service} does not answer for {log} ({code}).",
+        range(500, 1000),
+    ),
+    Refusal(
+        "ProjectNotExist|Log[Ss]toreNotExist",
+        LogNotFound,
+        "{service} has no logstore {shown_log} ({code}): check the options project, logstore and "
+        "endpoint.",
+    ),
+    Refusal("ShardNotExist", UnknownShard, "Logstore {log} has no shard {shown_shard}."),
+    Refusal(
+        "InvalidCursor", CursorInvalid, "{shown_cursor} is not a cursor of shard {shard} of {log}."
+    ),
 )
-_REFUSED_BEGIN = ("InvalidAccessKeyId", "SecurityToken", "InvalidSecurityToken")
-_CLOCK = frozenset({"RequestTimeExpired", "InvalidRequestTime", "RequestTimeTooSkewed"})
-_NO_LOG = frozenset({"ProjectNotExist", "LogStoreNotExist", "LogstoreNotExist"})
-_THROTTLED = frozenset(
-    {
-        "ReadQuotaExceed",
-        "ShardReadQuotaExceed",
-        "ProjectQuotaExceed",
-        "ExceedQuota",
-        "QpsLimitExceeded",
-        "ShardReadQpsExceed",
-    }
-)
-_AWAY = frozenset({"InternalServerError", "ServerBusy", "RequestTimeout", UNREACHABLE})
-_TOO_MANY_REQUESTS = 429
-_SERVER_ERRORS = 500
 
 
 class ServiceRefusal(Exception):
@@ -88,42 +99,18 @@ class RequestSubject:
 def failure(refusal: ServiceRefusal, subject: RequestSubject) -> LeaseholdError:
     """The error for a refusal."""
     code, log = refusal.code, subject.logstore
-    where = f"The log service at {subject.endpoint}"
-    kind: type[LeaseholdError] = SourceError
-    sentence = f"{where} refused a request for {log}: {shown(code)}: {shown(refusal.message)}."
-    if code in _REFUSED or code.startswith(_REFUSED_BEGIN):
-        kind, sentence = (
-            SourceRefused,
-            f"{where} does not accept the credentials for {log} ({code}): check "
-            "ALIBABA_CLOUD_ACCESS_KEY_ID, ALIBABA_CLOUD_ACCESS_KEY_SECRET and "
-            "ALIBABA_CLOUD_SECURITY_TOKEN, and that they may read this logstore.",
-        )
-    elif code in _CLOCK:
-        kind, sentence = (
-            SourceRefused,
-            f"{where} refused the request's time ({code}): this machine's clock differs from "
-            "the service's by more than 15 minutes, so set it.",
-        )
-    elif code in _THROTTLED or refusal.status == _TOO_MANY_REQUESTS:
-        of = f" of shard {subject.shard}" if subject.shard else ""
-        kind, sentence = (
-            SourceThrottled,
-            f"{where} asks for fewer reads{of} of {log} ({code}), and went on asking while they "
-            "were repeated.",
-        )
-    elif code in _AWAY or refusal.status >= _SERVER_ERRORS:
-        kind, sentence = SourceUnavailable, f"{where} does not answer for {log} ({code})."
-    elif code in _NO_LOG:
-        kind, sentence = (
-            LogNotFound,
-            f"{where} has no logstore {shown(log)} ({code}): check the options project, logstore "
-            "and endpoint.",
-        )
-    elif code == "ShardNotExist":
-        kind, sentence = UnknownShard, f"Logstore {log} has no shard {shown(subject.shard)}."
-    elif code == "InvalidCursor":
-        kind, sentence = (
-            CursorInvalid,
-            f"{shown(subject.cursor)} is not a cursor of shard {subject.shard} of {log}.",
-        )
-    return kind(sentence)
+    service = f"The log service at {subject.endpoint}"
+    return error_for(
+        _REFUSALS,
+        code,
+        refusal.status,
+        service=service,
+        log=log,
+        shown_log=shown(log),
+        shard=subject.shard,
+        shown_shard=shown(subject.shard),
+        of_shard=f" of shard {subject.shard}" if subject.shard else "",
+        shown_cursor=shown(subject.cursor),
+    ) or SourceError(
+        f"{service} refused a request for {log}: {shown(code)}: {shown(refusal.message)}."
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,16 @@ def test_groups_are_created_listed_changed_paused_and_deleted(run, home: Path) -
     assert run("group", "show", "g1", "--json").json["paused"] is False
     assert run("group", "delete", "g1").code == 0
     assert run("group", "list", "--json").json == []
+
+
+def test_load_reads_a_pipe_once(run, tmp_path: Path) -> None:
+    """A look at the pipe before it is read would end it for whoever writes into it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    feeder = threading.Thread(target=lambda: pipe.write_bytes(b"one\ntwo\n"))
+    feeder.start()
+    assert run("load", "pipe", "--shards", 1, "--json").json["records"] == 2
+    feeder.join(timeout=10)
 
 
 def test_load_makes_the_log_and_appends_lines_as_they_are(run, home: Path, tmp_path: Path) -> None:

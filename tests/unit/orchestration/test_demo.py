@@ -11,20 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, UserMistake
+from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.orchestration.demo.course import reshard
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
-from dagster_leasehold.orchestration.demo.input import (
-    DemoInput,
-    access_log,
-    check_readable,
-    count_lines,
-    lines_of,
-)
+from dagster_leasehold.orchestration.demo.input import DemoInput, access_log, count_lines, lines_of
 from dagster_leasehold.orchestration.demo.loading import Loader, RecordDigest
 from dagster_leasehold.orchestration.demo.standing import Standing, standing
 from dagster_leasehold.orchestration.demo.watch import StageDisplay
@@ -139,12 +133,6 @@ def test_lines_come_out_as_they_went_in(content: bytes) -> None:
     assert b"".join(line + b"\n" for line in lines).removesuffix(b"\n") == content.removesuffix(
         b"\n"
     )
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing", tmp_path):
-        with pytest.raises(UserMistake, match=f"{path} cannot be read"):
-            check_readable([path])
 
 
 def test_parts_are_loaded_in_order_into_whatever_is_writable_then(tmp_path: Path) -> None:

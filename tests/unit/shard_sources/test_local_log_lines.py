@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.errors import RecordRefused, UserMistake
+from dagster_leasehold.shard_sources.local_log.lines import check_readable
 from tests.unit.shard_sources.local_logs import new_log, read_all
 
 
@@ -26,17 +27,11 @@ class TestLines:
         content=st.binary(max_size=400).map(lambda b: b.replace(b"\x01", b"\n")),
         shards=st.integers(1, 5),
         block=st.integers(1, 50),
-        spread=st.sampled_from(["round_robin", "hash"]),
     )
     def test_all_lines_arrive_in_order(
-        self,
-        tmp_path_factory: pytest.TempPathFactory,
-        content: bytes,
-        shards: int,
-        block: int,
-        spread: str,
+        self, tmp_path_factory: pytest.TempPathFactory, content: bytes, shards: int, block: int
     ) -> None:
-        from dagster_leasehold.shard_sources.local_log import Spread, lines
+        from dagster_leasehold.shard_sources.local_log import lines
 
         folder = tmp_path_factory.mktemp("load")
         file = folder / "input"
@@ -44,14 +39,13 @@ class TestLines:
         log = new_log(folder / "log", shards=shards)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lines, "_READ_BYTES", block)
-            log.append_lines(file, spread=Spread(spread))
+            log.append_lines(file)
         expected = content.split(b"\n")
         if expected[-1] == b"":
             expected.pop()
         loaded = [read_all(log, str(n)) for n in range(shards)]
         assert sorted(chain.from_iterable(loaded)) == sorted(expected)
-        if spread == "round_robin":
-            assert loaded == [expected[n::shards] for n in range(shards)]
+        assert loaded == [expected[n::shards] for n in range(shards)]
         for part in loaded:
             # Each shard's lines, equal ones included, stand in the order of the file.
             rest = iter(expected)
@@ -69,6 +63,11 @@ class TestLines:
         log.append_lines(pipe)
         feeder.join(timeout=10)
         assert read_all(log) == [b"one", b"two"]
+
+    def test_a_file_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        for path in (tmp_path / "missing", tmp_path):
+            with pytest.raises(UserMistake, match=f"{path} cannot be read"):
+                check_readable([path])
 
     def test_more_shards_than_a_process_may_open_files(self, tmp_path: Path) -> None:
         """Each shard takes four open files while it is written to."""
