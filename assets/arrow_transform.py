@@ -25,9 +25,6 @@ class ArrowTransform:
     """A transform from Arrow table to Arrow table, made by `arrow_transform`.
 
     It bears the name, the module and the docstring of its function, and is called like it.
-
-    Attributes:
-        function: the user's function.
     """
 
     function: TableFunction

@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+import pydantic
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
@@ -43,7 +35,7 @@ PREFIX = "LEASEHOLD_"
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
 
 
-class Settings(BaseModel):
+class Settings(pydantic.BaseModel):
     """All settings of a deployment; `load_settings` reads them.
 
     Attributes:
@@ -63,10 +55,10 @@ class Settings(BaseModel):
         streams: the streams that the package's own definitions are made of.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     home: Path = HOME_DEFAULT
-    database_url: SecretStr | None = None
+    database_url: pydantic.SecretStr | None = None
     nodes: tuple[str, ...] = ("local",)
     agents: bool = False
     agent_node: str | None = None
@@ -76,9 +68,9 @@ class Settings(BaseModel):
     history_days: float | Literal["forever"] = HISTORY_DAYS_DEFAULT
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
 
-    @field_validator("nodes", "streams", mode="before")
+    @pydantic.field_validator("nodes", "streams", mode="before")
     @classmethod
-    def _list_of_variable(cls, value: object, info: ValidationInfo) -> object:
+    def _list_of_variable(cls, value: object, info: pydantic.ValidationInfo) -> object:
         """Parse a JSON list of an environment variable, or nodes as `a,b`; a file holds a list."""
         if not isinstance(value, str):
             return value
@@ -86,7 +78,7 @@ class Settings(BaseModel):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return json.loads(value)
 
-    @field_validator("nodes")
+    @pydantic.field_validator("nodes")
     @classmethod
     def _some_node(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
@@ -95,14 +87,14 @@ class Settings(BaseModel):
             raise ValueError("a node is named twice")
         return value
 
-    @field_validator("spark")
+    @pydantic.field_validator("spark")
     @classmethod
     def _known_engine(cls, value: str) -> str:
         if value in ("connect", "classic") or value.startswith(("sc://", "spark://", "local[")):
             return value
         raise ValueError("use connect, classic, or an address that begins with sc:// or spark://")
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _streams_once(self) -> Settings:
         names = [stream.name for stream in self.streams]
         for name in names:
@@ -125,13 +117,13 @@ class Settings(BaseModel):
         return history_age(self.history_days)
 
     @property
-    def store_url(self) -> SecretStr:
+    def store_url(self) -> pydantic.SecretStr:
         """The lease store's URL: the one given, or that of the home's own MariaDB or SQLite."""
         if self.database_url is not None:
             return self.database_url
         if (access := self.private_mariadb) is not None:
             return access.store_url
-        return SecretStr(f"sqlite:///{self.home.absolute() / 'leases.db'}")
+        return pydantic.SecretStr(f"sqlite:///{self.home.absolute() / 'leases.db'}")
 
     @property
     def private_mariadb(self) -> Access | None:
@@ -224,7 +216,7 @@ def load_settings(**overrides: object) -> Settings:
     }
     try:
         settings = Settings.model_validate({**working, **of_home, **variables, **arguments})
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         raise _invalid(error, origins) from None
     # Derived values are checked here, where the message can still name the setting.
     for name, derive in (
@@ -246,7 +238,7 @@ def load_settings(**overrides: object) -> Settings:
     return settings
 
 
-def _invalid(error: ValidationError, origins: Mapping[str, str]) -> InvalidSetting:
+def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> InvalidSetting:
     """Return pydantic's first complaint as one sentence that says where the value comes from."""
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]

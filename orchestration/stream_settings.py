@@ -7,18 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
-from dagster_leasehold.assets.pace import (
-    COMMIT_BYTES_DEFAULT,
-    COMMIT_INTERVAL_DEFAULT_S,
-    IDLE_LIMIT_DEFAULT_S,
-    RUN_BUDGET_DEFAULT_S,
-)
-from dagster_leasehold.assets.shard_stream import (
-    COMPACT_AFTER_S,
-    COMPACT_TARGET_BYTES,
-    VACUUM_AFTER_MIN_S,
-    VACUUM_AFTER_S,
-)
+from dagster_leasehold.assets import pace, shard_stream
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
@@ -84,17 +73,19 @@ class StreamSettings(BaseModel):
     batch_records_max: int = Field(default=Limits().records_max, gt=0)
     batch_bytes_max: int = Field(default=Limits().bytes_max, gt=0)
     shards_per_run: int = Field(default=64, gt=0)
-    run_budget_s: float = Field(default=RUN_BUDGET_DEFAULT_S, gt=0)
-    commit_interval_s: float = Field(default=COMMIT_INTERVAL_DEFAULT_S, ge=0)
-    commit_bytes: int = Field(default=COMMIT_BYTES_DEFAULT, gt=0)
-    idle_limit_s: float = Field(default=IDLE_LIMIT_DEFAULT_S, gt=0)
+    run_budget_s: float = Field(default=pace.RUN_BUDGET_DEFAULT_S, gt=0)
+    commit_interval_s: float = Field(default=pace.COMMIT_INTERVAL_DEFAULT_S, ge=0)
+    commit_bytes: int = Field(default=pace.COMMIT_BYTES_DEFAULT, gt=0)
+    idle_limit_s: float = Field(default=pace.IDLE_LIMIT_DEFAULT_S, gt=0)
     stall_limit_s: float = Field(default=STALL_LIMIT_DEFAULT_S, gt=0)
     output_days: float | None = Field(default=None, ge=HISTORY_DAYS_MIN, le=HISTORY_DAYS_MAX)
 
     compact: bool = True
-    compact_target_bytes: int = Field(default=COMPACT_TARGET_BYTES, gt=0)
-    compact_after_s: float = Field(default=COMPACT_AFTER_S, ge=0)
-    vacuum_after_s: float = Field(default=VACUUM_AFTER_S, ge=VACUUM_AFTER_MIN_S)
+    compact_target_bytes: int = Field(default=shard_stream.COMPACT_TARGET_BYTES, gt=0)
+    compact_after_s: float = Field(default=shard_stream.COMPACT_AFTER_S, ge=0)
+    vacuum_after_s: float = Field(
+        default=shard_stream.VACUUM_AFTER_S, ge=shard_stream.VACUUM_AFTER_MIN_S
+    )
 
     @property
     def key(self) -> GroupKey:

@@ -1,19 +1,86 @@
-"""The sensor that cleans up after runs that died, and deletes old history."""
+"""The sensor that cleans up after runs that died, and deletes old history a little in each tick."""
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneRound
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
-from dagster_leasehold.sensors.history_rounds import HistoryRounds
 from dagster_leasehold.sensors.run_cleaning import RunCleaning
+
+ROUND_EVERY_S = 3_600.0
+STEPS_PER_TICK = 50
+TICK_BUDGET_S = 1.0
+"""The time of a tick, in seconds, after which the rest of a round waits for the next one."""
+FAILURES_SHOWN = 3
+
+
+@dataclass(slots=True)
+class HistoryRounds:
+    """The rounds of one group, one each hour, with a memory of where a round stands.
+
+    Attributes:
+        key: of the group.
+        deployment: of the store, the settings and the output folder.
+        clock: monotonic seconds.
+        output_age: the age at which committed output expires; None keeps it.
+    """
+
+    key: GroupKey
+    deployment: Deployment
+    clock: Clock
+    output_age: timedelta | None = None
+    _round: PruneRound | None = None
+    _next_s: float = field(default=float("-inf"))
+
+    def tick(self) -> list[str]:
+        """Do a part of a round if one is due; return a line for each result when it is over.
+
+        An error of the store is a line, too, and an hour later there is another round.
+        """
+        age = self.deployment.history_age
+        started_s = self.clock()
+        nothing = age is None and self.output_age is None
+        if nothing or (self._round is None and started_s < self._next_s):
+            return []
+        try:
+            round_ = self._round or PruneRound(
+                self.deployment.store(), self.key, age, self._output()
+            )
+        except StoreError as error:
+            self._next_s = started_s + ROUND_EVERY_S
+            return [str(error)]
+        self._round = round_
+        for _ in range(STEPS_PER_TICK):
+            if round_.over or self.clock() - started_s > TICK_BUDGET_S:
+                break
+            round_.step()
+        if not round_.over:
+            return []
+        self._round, self._next_s = None, self.clock() + ROUND_EVERY_S
+        rows = round_.report.rows.total()
+        lines = [f"deleted {rows:,} old rows of history"] if rows else []
+        if expired := round_.report.expired:
+            lines.append(f"forgot {expired:,} ledger rows of output that has expired")
+        return lines + round_.report.failures[:FAILURES_SHOWN]
+
+    def _output(self) -> OutputExpiry | None:
+        if self.output_age is None:
+            return None
+        folder = self.deployment.output_folder(self.key)
+        return OutputExpiry(self.output_age, partial(touch_replaced, folder))
 
 
 def build_janitor_sensor(

@@ -13,13 +13,7 @@ import time
 from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple, TypeVar
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+import tenacity
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceThrottled, SourceUnavailable
 
@@ -51,16 +45,16 @@ def ask(
     Raises:
         SourceThrottled, SourceUnavailable: the last attempt's, as it was.
     """
-    jitter = wait_random_exponential(multiplier=first_pause_s, max=pause_max_s)
+    jitter = tenacity.wait_random_exponential(multiplier=first_pause_s, max=pause_max_s)
 
-    def pause_s(state: RetryCallState) -> float:
+    def pause_s(state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
         asked_s = error.retry_after_s if isinstance(error, SourceThrottled) else 0.0
         return max(asked_s, jitter(state))
 
-    return Retrying(
-        retry=retry_if_exception_type(SourceUnavailable),
-        stop=stop_after_attempt(attempts),
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(SourceUnavailable),
+        stop=tenacity.stop_after_attempt(attempts),
         wait=pause_s,
         sleep=sleep,
         reraise=True,

@@ -22,7 +22,7 @@ from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.attempt_reports import MovingRecords
 from dagster_leasehold.assets.output.output_file import SYNCED_AT_ONCE
-from dagster_leasehold.assets.output.range_files import RangeFiles
+from dagster_leasehold.assets.output.shard_files import RangeFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.assets.spark.users_code import users_error
 from dagster_leasehold.lease_store.durable_files import sync_folder

@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.ledger_view import (
-    Heads,
-    at_one_moment,
-    expired_output,
-    output_begins,
-    units_of,
-)
+from dagster_leasehold.assets.output import ledger_view
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import InvalidSetting
@@ -131,15 +125,15 @@ def listed_parts(
     shards: Collection[ShardId] | None = None,
     numbers: BatchNumbers | None = None,
     span: EventSpan = ALWAYS,
-) -> tuple[list[CommittedPart], Heads]:
+) -> tuple[list[CommittedPart], ledger_view.Heads]:
     """Return `committed_parts`, and the heads of the shards: the parts hold all batches below."""
 
-    def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedPart]]:
+    def read(heads: ledger_view.Heads) -> Iterator[tuple[ShardId, CommittedPart]]:
         if numbers is not None:
             for shard, head in heads.items():
                 end = min(numbers[shard].stop, head.next_number)
                 wanted = range(numbers[shard].start, end)
-                for unit in units_of(store, key, shard, wanted) if wanted else ():
+                for unit in ledger_view.units_of(store, key, shard, wanted) if wanted else ():
                     for part in _parts_of(unit, output_root, wanted):
                         yield shard, part
             return
@@ -152,7 +146,7 @@ def listed_parts(
     wanted = shards
     if numbers is not None:
         wanted = [shard for shard in numbers if shards is None or shard in shards]
-    parts_of_shards, heads = at_one_moment(store, key, wanted, read)
+    parts_of_shards, heads = ledger_view.at_one_moment(store, key, wanted, read)
     if numbers is not None:
         _refuse_expired(store, key, numbers)
     parts = [
@@ -170,16 +164,18 @@ def _refuse_expired(store: Ledger, key: GroupKey, numbers: BatchNumbers) -> None
     Raises:
         OutputUnreadable: some have.
     """
-    for shard, expired in expired_output(store, key, numbers).items():
+    for shard, expired in ledger_view.expired_output(store, key, numbers).items():
         wanted = numbers[shard]
         if wanted and wanted.start < expired.first_number:
             raise OutputUnreadable(
-                f"{output_begins(key, shard, expired)} Ask for batches from "
+                f"{ledger_view.output_begins(key, shard, expired)} Ask for batches from "
                 f"{expired.first_number} on."
             )
 
 
-def _batches(store: Ledger, key: GroupKey, heads: Heads, span: EventSpan) -> Iterator[Batch]:
+def _batches(
+    store: Ledger, key: GroupKey, heads: ledger_view.Heads, span: EventSpan
+) -> Iterator[Batch]:
     """Return committed batches of these shards with output in a span."""
     if not span.everything:
         batches = store.batches_within(key, span.since, span.until)

@@ -1,14 +1,15 @@
-"""One Parquet file per shard and task, written as Arrow batches come, with bounded memory.
+"""One Parquet file per shard and task, or per range, written as Arrow batches come.
 
-Knows Arrow alone: Spark calls it through `assets.output.parquet_sink`, with the rows of any of the
-sweep's shards in any order.
+Rows that never leave the process which read them come range by range, all of one shard and in
+order. With a transform of DataFrames, Spark calls `ShardFiles` through `assets.output.parquet_sink`
+with the rows of any of the sweep's shards in any order. Both know Arrow alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,92 @@ if TYPE_CHECKING:
 
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 RUNS_PER_SHARD_MAX = 4
+
+
+class RangeFiles:
+    """The files of one range, begun with their first rows.
+
+    Args:
+        folder: the attempt's folder.
+        name: tells this try of this range from all others.
+        shard: the shard that every row belongs to.
+        transform: the name of the transform that made the rows; empty where there is none.
+    """
+
+    def __init__(self, folder: Path, name: str, shard: ShardId, transform: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._shard = shard
+        self._transform = transform
+        self._open: dict[bool, OutputFile] = {}
+        self._schemas: dict[bool, pa.Schema] = {}
+        self._syncs: list[Future[None]] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows in their order; rows with an error go to quarantine.
+
+        Raises:
+            TransformError: they have other columns than the rows before.
+            OSError: they cannot be written.
+        """
+        bad, good = quarantined_and_good(rows)
+        if bad is not None:
+            self._take(bad, quarantine=True)
+        self._take(good, quarantine=False)
+
+    def finish(self, syncs: Executor) -> list[WrittenFile]:
+        """Write all that is left, and begin to put it on the disk.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        files = [self._open[kind] for kind in sorted(self._open)]
+        written = [file.finish() for file in files]
+        self._syncs = [syncs.submit(file.sync) for file in files]
+        return written
+
+    def settle(self) -> None:
+        """Wait until the content of finished files is durable; their names are not yet.
+
+        Raises:
+            OSError: it cannot be put on the disk.
+        """
+        wait(self._syncs)
+        for sync in self._syncs:
+            sync.result()
+
+    def abandon(self) -> None:
+        """Close and delete what was begun."""
+        for file in self._open.values():
+            file.abandon()
+        self._open = {}
+
+    def _take(self, rows: pa.RecordBatch, *, quarantine: bool) -> None:
+        if rows.num_rows == 0:
+            return
+        if quarantine not in self._open:
+            make_folder(self._folder, exist_ok=True)
+            kind = ".quarantine" if quarantine else ""
+            self._schemas[quarantine] = rows.schema
+            self._open[quarantine] = OutputFile(
+                self._shard,
+                self._folder / f"{self._shard}.{self._name}{kind}.parquet",
+                rows.schema,
+                quarantine=quarantine,
+                transform=self._transform,
+            )
+        elif not rows.schema.equals(self._schemas[quarantine]):
+            raise TransformError(
+                f"The transform {self._transform} returned the columns "
+                f"{_columns(rows.schema)} for some records of shard {self._shard}, and "
+                f"{_columns(self._schemas[quarantine])} for records before them: return the same "
+                "columns of the same types for every table."
+            )
+        self._open[quarantine].add(rows)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 class ShardFiles:

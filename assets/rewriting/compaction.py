@@ -16,24 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.errors import RewriteRefused
+from dagster_leasehold.assets.output import units
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, unreadable
 from dagster_leasehold.assets.output.output_file import COMPRESSION, ROW_GROUP_BYTES
 from dagster_leasehold.assets.output.transform_mark import mark_of, marked
-from dagster_leasehold.assets.output.units import (
-    Ended,
-    Unit,
-    each_unit,
-    rewriting,
-    swap,
-    unit_files,
-)
-from dagster_leasehold.assets.rewriting.merges import (
-    NO_COLUMNS,
-    Columns,
-    changed_rows,
-    each_merge,
-    joined,
-)
+from dagster_leasehold.assets.rewriting import merges
 from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
@@ -96,7 +83,7 @@ class Compactor:
         run: str,
         new_attempt: Callable[[], str] | None = None,
         target_bytes: int = COMPACT_TARGET_BYTES,
-        ended: Ended = lambda _: False,
+        ended: units.Ended = lambda _: False,
     ) -> None:
         self._store = store
         self._key = key
@@ -123,9 +110,9 @@ class Compactor:
         report, counted = CompactionReport(shard), _Counted()
         try:
             kind = RewriteKind.COMPACTION
-            with rewriting(self._store, self._key, shard, self._run, kind, ended=self._ended):
-                for merge in each_merge(
-                    each_unit(self._rows(shard, counted)),
+            with units.rewriting(self._store, self._key, shard, self._run, kind, ended=self._ended):
+                for merge in merges.each_merge(
+                    units.each_unit(self._rows(shard, counted)),
                     target_bytes=self._target_bytes,
                     columns=self.columns,
                 ):
@@ -142,18 +129,18 @@ class Compactor:
             counted.files += len(row.files)
             yield row
 
-    def columns(self, unit: Unit) -> Columns:
+    def columns(self, unit: units.Unit) -> merges.Columns:
         """Return the schemas of a unit's files."""
         records, quarantined = (
             tuple(
                 _schema(self._output_root / file.path)
-                for file in unit_files(unit, quarantine=quarantine)
+                for file in units.unit_files(unit, quarantine=quarantine)
             )
             for quarantine in (False, True)
         )
-        return joined(NO_COLUMNS, (records, quarantined))
+        return merges.joined(merges.NO_COLUMNS, (records, quarantined))
 
-    def merged(self, report: CompactionReport, merge: Sequence[Unit]) -> CompactionReport:
+    def merged(self, report: CompactionReport, merge: Sequence[units.Unit]) -> CompactionReport:
         """Write the merged file of some units, and swap it in; return the report with it.
 
         The run holds the claim on the shard.
@@ -178,14 +165,14 @@ class Compactor:
                     f"to {folder} ({error.strerror}): its output stays as it is."
                 ) from error
             raise
-        changed = [batch for unit in merge for batch in changed_rows(unit)]
+        changed = [batch for unit in merge for batch in merges.changed_rows(unit)]
         rewrites = [
             BatchRewrite(batch.sequence, batch.generation, () if number else new, batch.statistics)
             for number, batch in enumerate(changed)
         ]
         first, last = together[0].sequence, together[-1].last
         reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"
-        if not swap(
+        if not units.swap(
             self._store,
             self._key,
             report.shard,
@@ -209,13 +196,15 @@ class Compactor:
         )
 
     def _write(
-        self, shard: ShardId, merge: Sequence[Unit], attempt: str, together: int
+        self, shard: ShardId, merge: Sequence[units.Unit], attempt: str, together: int
     ) -> tuple[DataFile, ...]:
         folder = self._output_root / attempt
         make_folder(folder)
         made: list[DataFile] = []
         for quarantine in (False, True):
-            parts = [file for unit in merge for file in unit_files(unit, quarantine=quarantine)]
+            parts = [
+                file for unit in merge for file in units.unit_files(unit, quarantine=quarantine)
+            ]
             if not parts:
                 continue
             name = f"{shard}.merged{'.quarantine' if quarantine else ''}.parquet"

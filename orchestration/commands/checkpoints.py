@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.lease_store.errors import (
-    CheckpointRefused,
-    LeaseholdError,
-    SourceError,
-    UserMistake,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END, first_withdrawn
@@ -83,7 +78,7 @@ def set_(
     target, key = Target.of_group(home, stream, group)
     lease = target.shard(key, shard)
     if not force:
-        raise CheckpointRefused(
+        raise errors.CheckpointRefused(
             f"Only the holder of shard {shown(shard)} moves its checkpoint: add --force to set it "
             "yourself, which skips records or reads them again."
         )
@@ -151,17 +146,17 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
 
     if text in (Position.BEGIN, Position.END):
         return source.cursor_at(shard, Position(text))
-    refusal: LeaseholdError | None = None
+    refusal: errors.LeaseholdError | None = None
     try:
         # A source tells a cursor of its own by planning from it; nothing is read.
         source.plan(shard, text, Limits(records_max=1))
         return text
-    except (UserMistake, SourceError, ValueError) as error:
-        refusal = error if isinstance(error, LeaseholdError) else None
+    except (errors.UserMistake, errors.SourceError, ValueError) as error:
+        refusal = error if isinstance(error, errors.LeaseholdError) else None
     at = parse_time(text)
     if at is None:
         bounds = source.bounds([shard])[shard]
-        raise CheckpointRefused(
+        raise errors.CheckpointRefused(
             f"{shown(text)} is not a cursor of shard {shown(shard)}, which holds {bounds.begin} to "
             f"{bounds.end}: use a cursor in this range, begin, end or an ISO 8601 time."
         ) from refusal

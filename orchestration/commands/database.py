@@ -12,16 +12,9 @@ from pydantic import SecretStr
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.pruning import history_age
+from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.options import Home, Json
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import (
-    counted,
-    progress,
-    say,
-    show_json,
-    show_table,
-    tell,
-)
 
 app = typer.Typer(
     help="Prepare the lease store's database, or copy it into another one.", no_args_is_help=True
@@ -54,10 +47,10 @@ def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None
             target.make_home()
         target.wake_mariadb()
         url = target.settings.store_url
-    with progress("upgrading the schema"):
+    with presentation.progress("upgrading the schema"):
         open_store(url, upgrade=True).close()
     where = described(url)
-    tell(
+    presentation.tell(
         {"lease_store": where, "upgraded": True},
         f"The lease store {where} has the schema of this release.",
         as_json=as_json,
@@ -95,20 +88,20 @@ def prune(
     store = target.store if url_env is None else open_store(url_in("--env", url_env))
     rows: Counter[str] = Counter()
     failures: list[str] = []
-    with progress("deleting old rows", "rows") as show:
+    with presentation.progress("deleting old rows", "rows") as show:
         for group in store.groups():
             done = rows.total()
             report = pruned(store, group.key, age, lambda gone, done=done: show(done + gone))
             rows += report.rows
             failures += report.failures
     if as_json:
-        show_json({"older_than_days": age.days, "rows": rows, "failures": failures})
+        presentation.show_json({"older_than_days": age.days, "rows": rows, "failures": failures})
     else:
         if rows:
-            show_table("Rows deleted", "table, >rows", sorted(rows.items()))
+            presentation.show_table("Rows deleted", "table, >rows", sorted(rows.items()))
         for failure in failures:
-            say(failure)
-        say(f"Deleted {rows.total():,} rows that were older than {age.days} days.")
+            presentation.say(failure)
+        presentation.say(f"Deleted {rows.total():,} rows that were older than {age.days} days.")
     if failures:
         raise typer.Exit(1)
 
@@ -145,12 +138,12 @@ def copy(
     url = url_in("--to-env", to_env)
     source = Target.at(home)
     source.store.close()
-    with progress("copying", "rows") as show:
+    with presentation.progress("copying", "rows") as show:
         copied = copy_store(source.settings.store_url, url, report=show)
     before, after = described(source.settings.store_url), described(url)
     if as_json:
         groups = [str(key) for key in copied.groups]
-        show_json(
+        presentation.show_json(
             {
                 "from": before,
                 "to": after,
@@ -160,14 +153,14 @@ def copy(
             }
         )
     else:
-        show_table("Rows copied", "table, >rows", copied.rows.items())
+        presentation.show_table("Rows copied", "table, >rows", copied.rows.items())
         for violation in copied.violations:
-            say(f"VIOLATION: {violation}")
+            presentation.say(f"VIOLATION: {violation}")
         groups, rows = len(copied.groups), sum(copied.rows.values())
-        say(f"From {before}")
-        say(f"to {after}:")
-        say(
-            f"{counted(groups, 'consumer group')}, {rows:,} rows, "
+        presentation.say(f"From {before}")
+        presentation.say(f"to {after}:")
+        presentation.say(
+            f"{presentation.counted(groups, 'consumer group')}, {rows:,} rows, "
             f"{len(copied.violations) or 'no'} violations. Paused in both stores: resume in one."
         )
     if copied.violations:

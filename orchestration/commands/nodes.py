@@ -118,7 +118,7 @@ def _agent(
     from dagster_leasehold.orchestration.supervision.code_server import CodeServer
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
-    from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
+    from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
     from dagster_leasehold.orchestration.user_modules import memberships_of
 
     folder = settings.node_folder(node)

@@ -16,14 +16,8 @@ from dagster_leasehold.orchestration.commands.options import Home, WebPort
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.orchestration.supervision import preflight
 from dagster_leasehold.orchestration.supervision.interrupts import ended_by_signals
-from dagster_leasehold.orchestration.supervision.preflight import (
-    HOME_BYTES,
-    check_folder,
-    check_spark,
-    held_port,
-    require_room,
-)
 
 POLL_S = 0.5
 
@@ -57,8 +51,8 @@ def demo(
     from dagster_leasehold.orchestration.demo.watch import DemoFailed
 
     settings = load_settings(home=home)
-    check_folder()
-    require_room(settings.home, HOME_BYTES)
+    preflight.check_folder()
+    preflight.require_room(settings.home, preflight.HOME_BYTES)
     source = DemoInput((*(files or ()), *(more_files or ())), records, seed)
     try:
         with ended_by_signals():
@@ -75,41 +69,35 @@ def ui(home: Home = None, port: WebPort = None) -> None:
     from dagster_leasehold.orchestration.demo.home import running_alone
     from dagster_leasehold.orchestration.instance import create_instance, embedded_text
     from dagster_leasehold.orchestration.resources import declared_streams
-    from dagster_leasehold.orchestration.supervision.dagster_processes import (
-        child_environment,
-        daemon,
-        storage_environment,
-        wait_for_port,
-        webserver,
-    )
+    from dagster_leasehold.orchestration.supervision import dagster_processes
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
     target = Target.at(home)
     settings = target.settings
-    check_folder()
+    preflight.check_folder()
     # Before anything is started: a source that cannot be used is one sentence.
     declared_streams(settings)
-    require_room(settings.home, HOME_BYTES)
+    preflight.require_room(settings.home, preflight.HOME_BYTES)
     # Ctrl-C is how it is meant to end.
     with (
         suppress(KeyboardInterrupt),
         ended_by_signals(),
-        held_port(port) as chosen,
+        preflight.held_port(port) as chosen,
         running_alone(settings.home),
     ):
-        check_spark(settings)
+        preflight.check_spark(settings)
         target.wake_mariadb()
-        with storage_environment(settings):
+        with dagster_processes.storage_environment(settings):
             create_instance(settings, embedded_text(mysql=settings.private_mariadb is not None))
-        environment = child_environment(settings, os.environ)
+        environment = dagster_processes.child_environment(settings, os.environ)
         with (
             SparkWarmUp(settings, environment),
-            daemon(settings, environment) as background,
-            webserver(settings, environment, chosen) as pages,
+            dagster_processes.daemon(settings, environment) as background,
+            dagster_processes.webserver(settings, environment, chosen) as pages,
         ):
             say(f"Starting Dagster on {settings.home} …")
             say_what_is_missing(target)
-            wait_for_port(chosen, pages)
+            dagster_processes.wait_for_port(chosen, pages)
             say(f"Open http://127.0.0.1:{chosen} in a browser; Ctrl-C ends it.")
             sys.stdout.flush()
             while background.exit_code() is None and pages.exit_code() is None:

@@ -10,18 +10,7 @@ import typer
 
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
-from dagster_leasehold.orchestration.commands.options import (
-    End,
-    GroupName,
-    Home,
-    Json,
-    OneShard,
-    Replaces,
-    Shards,
-    Start,
-    StreamArgument,
-    StreamModule,
-)
+from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.records import json_record
 from dagster_leasehold.orchestration.commands.rewriting import replay_shards
 from dagster_leasehold.orchestration.commands.target import Target
@@ -30,7 +19,7 @@ from dagster_leasehold.orchestration.presentation import say, show_json, show_ta
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from dagster_leasehold.assets.output.quarantine import QuarantinedRecord
+    from dagster_leasehold.assets.output.committed_output import QuarantinedRecord
 
 LIMIT_DEFAULT = 50
 VALUE_SHOWN_MAX = 60
@@ -42,9 +31,9 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(
-    stream: StreamArgument = None,
+    stream: options.StreamArgument = None,
     *,
-    shard: OneShard = None,
+    shard: options.OneShard = None,
     since: Annotated[
         str | None,
         typer.Option("--since", help="Only records with event times from this ISO 8601 time."),
@@ -52,15 +41,18 @@ def list_(
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="Show the first N records.")
     ] = LIMIT_DEFAULT,
-    group: GroupName = None,
-    as_json: Json = False,
-    home: Home = None,
+    group: options.GroupName = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
 ) -> None:
     """List records in quarantine, each with its cursor, its raw bytes and its error.
 
     In JSON, bytes that are not text are encoded as base64.
     """
-    from dagster_leasehold.assets.output.quarantine import quarantined_count, quarantined_records
+    from dagster_leasehold.assets.output.committed_output import (
+        quarantined_count,
+        quarantined_records,
+    )
 
     target, key = Target.of_group(home, stream, group)
     wanted = target.named_shard(key, shard)
@@ -114,16 +106,16 @@ def _time(since: str | None) -> datetime | None:
 
 @app.command()
 def retry(
-    stream: StreamArgument = None,
+    stream: options.StreamArgument = None,
     *,
-    shard: Shards = None,
-    start: Start = None,
-    end: End = None,
-    module: StreamModule = None,
-    replaces: Replaces = None,
-    group: GroupName = None,
-    as_json: Json = False,
-    home: Home = None,
+    shard: options.Shards = None,
+    start: options.Start = None,
+    end: options.End = None,
+    module: options.StreamModule = None,
+    replaces: options.Replaces = None,
+    group: options.GroupName = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
 ) -> None:
     """Replay exactly the batches that have records in quarantine, with today's transform.
 

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.orchestration.commands.options import (
-    GroupName,
-    Home,
-    Json,
-    OneShard,
-    Stream,
-    StreamArgument,
-)
+from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import iso, progress, tell
 
@@ -32,20 +25,20 @@ SHARDS_DEFAULT = 8
 
 
 def cat(
-    stream: StreamArgument = None,
+    stream: options.StreamArgument = None,
     *,
-    shard: OneShard = None,
+    shard: options.OneShard = None,
     parquet: Annotated[
         Path | None,
         typer.Option(
             "--parquet", metavar="FILE", help="Write one Parquet file instead; it must be new."
         ),
     ] = None,
-    group: GroupName = None,
+    group: options.GroupName = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines (the default).")
     ] = False,
-    home: Home = None,
+    home: options.Home = None,
 ) -> None:
     """Print committed records as JSON lines, in order per shard.
 
@@ -128,12 +121,12 @@ def json_record(row: dict[str, Any]) -> dict[str, Any]:
 
 def load(
     files: Annotated[list[Path], typer.Argument(help="Files; each line is a record.")],
-    stream: Stream = None,
+    stream: options.Stream = None,
     shards: Annotated[
         int, typer.Option("--shards", min=1, max=4096, help="Number of shards, if the log is new.")
     ] = SHARDS_DEFAULT,
-    as_json: Json = False,
-    home: Home = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
 ) -> None:
     """Append the lines of files to the local log of a stream; a log that is missing is made."""
     from dagster_leasehold.shard_sources.local_log import LocalLog

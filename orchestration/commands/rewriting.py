@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.assets.errors import RewriteRefused
-from dagster_leasehold.orchestration.commands.options import (
-    End,
-    GroupName,
-    Home,
-    Json,
-    Replaces,
-    Shards,
-    Start,
-    StreamArgument,
-    StreamModule,
-)
+from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import progress, show_json, show_table
 from dagster_leasehold.orchestration.supervision.interrupts import handled_by
@@ -35,16 +25,16 @@ TARGET_MIB = 128
 
 
 def replay(
-    stream: StreamArgument = None,
+    stream: options.StreamArgument = None,
     *,
-    shard: Shards = None,
-    start: Start = None,
-    end: End = None,
-    module: StreamModule = None,
-    replaces: Replaces = None,
-    group: GroupName = None,
-    as_json: Json = False,
-    home: Home = None,
+    shard: options.Shards = None,
+    start: options.Start = None,
+    end: options.End = None,
+    module: options.StreamModule = None,
+    replaces: options.Replaces = None,
+    group: options.GroupName = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
 ) -> None:
     """Rebuild committed output with today's transform, while consumption continues.
 
@@ -131,16 +121,16 @@ def replay_shards(
 
 
 def compact(
-    stream: StreamArgument = None,
+    stream: options.StreamArgument = None,
     *,
-    shard: Shards = None,
+    shard: options.Shards = None,
     target_mib: Annotated[
         int, typer.Option("--target-mib", min=1, help="Size of a merged file, in MiB.")
     ] = TARGET_MIB,
-    replaces: Replaces = None,
-    group: GroupName = None,
-    as_json: Json = False,
-    home: Home = None,
+    replaces: options.Replaces = None,
+    group: options.GroupName = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
 ) -> None:
     """Merge small files of committed output into larger ones, in the same order.
 

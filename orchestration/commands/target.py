@@ -9,14 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.lease_store.errors import (
-    InvalidSetting,
-    StoreUnavailable,
-    UnknownGroup,
-    UnknownShard,
-    UnknownStream,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -58,7 +52,7 @@ class Target:
         """
         settings = load_settings(home=home)
         if settings.home.exists() and not settings.home.is_dir():
-            raise InvalidSetting(f"The home {settings.home} is a file: name a folder.")
+            raise errors.InvalidSetting(f"The home {settings.home} is a file: name a folder.")
         return cls(settings)
 
     @classmethod
@@ -85,7 +79,7 @@ class Target:
             and not self.settings.private_mariadb
             and not (self.settings.home / "leases.db").exists()
         ):
-            raise StoreUnavailable(
+            raise errors.StoreUnavailable(
                 f"There is no lease store in {self.settings.home}: name another folder with "
                 "--home, or begin one with `leasehold load` and `leasehold group create`, or with "
                 "`leasehold demo`."
@@ -124,7 +118,7 @@ class Target:
         try:
             self.settings.home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidSetting(
+            raise errors.InvalidSetting(
                 f"The home {self.settings.home} cannot be made: {error.strerror}."
             ) from None
 
@@ -139,10 +133,10 @@ class Target:
             return chosen[0]
         names = listed(stream.name for stream in self.settings.streams)
         if name is None:
-            raise UnknownStream(
+            raise errors.UnknownStream(
                 f"Name the stream with --stream; the declared streams are: {names}."
             )
-        raise UnknownStream(
+        raise errors.UnknownStream(
             f"No stream {shown(name)} is declared; the declared streams are: {names}."
         )
 
@@ -170,7 +164,7 @@ class Target:
         coded = stream_of_module(module, name, self.settings.home)
         coded = coded if group is None else replace(coded, group=group)
         if coded.key not in {stored.key for stored in self.store.groups(coded.key.stream)}:
-            raise UnknownGroup(f"There is no consumer group {coded.key} in the lease store.")
+            raise errors.UnknownGroup(f"There is no consumer group {coded.key} in the lease store.")
         return coded
 
     def local_log(self, name: str | None) -> LocalLog:
@@ -185,7 +179,7 @@ class Target:
         source = self.stream(name).source
         if isinstance(source, LocalLog):
             return source
-        raise InvalidSetting(
+        raise errors.InvalidSetting(
             f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: this "
             "command works on local logs, so use the service's own tools."
         )
@@ -203,7 +197,7 @@ class Target:
             if stored.key.group == wanted:
                 return stored
         names = listed(stored.key.group for stored in groups)
-        raise UnknownGroup(
+        raise errors.UnknownGroup(
             f"Stream {shown(declared.name)} has no consumer group {shown(wanted)}; "
             f"its groups are: {names}."
         )
@@ -218,7 +212,7 @@ class Target:
         ranked = sorted(rows, key=rank_key)
         for shard in shards or ():
             if ShardId(shard) not in rows:
-                raise UnknownShard(
+                raise errors.UnknownShard(
                     f"Group {key} has no shard {shown(shard)}; its shards are: {listed(ranked)}."
                 )
         return [rows[ShardId(shard)] for shard in (shards or ranked)]

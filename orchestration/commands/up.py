@@ -25,8 +25,12 @@ from dagster_leasehold.orchestration.demo.home import running_alone
 from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
+from dagster_leasehold.orchestration.supervision import preflight
 from dagster_leasehold.orchestration.supervision.agent_state import AgentState, answering_alone
-from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.child_processes import (
+    ChildProcess,
+    SupervisedChild,
+)
 from dagster_leasehold.orchestration.supervision.code_server import end_session
 from dagster_leasehold.orchestration.supervision.dagster_processes import (
     child_environment,
@@ -37,19 +41,11 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
     webserver,
 )
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
-from dagster_leasehold.orchestration.supervision.preflight import (
-    HOME_BYTES,
-    check_folder,
-    check_spark,
-    held_port,
-    require_room,
-)
 from dagster_leasehold.orchestration.supervision.private_mariadb import (
     PrivateMariaDB,
     installed,
     room_needed,
 )
-from dagster_leasehold.orchestration.supervision.supervised_child import SupervisedChild
 
 POLL_S = 0.5
 NODES_DEFAULT = 3
@@ -167,16 +163,16 @@ def up(
     from dagster_leasehold.orchestration.resources import declared_streams
 
     target = Target(load_settings(home=home, agents=True))
-    check_folder()
+    preflight.check_folder()
     if module is None:
         # Before anything is started: a source that cannot be used is one sentence.
         declared_streams(target.settings)
     private = uses_private_mariadb(target.settings, sqlite=sqlite)
     home_path = target.settings.home
-    require_room(home_path, room_needed(home_path) if private else HOME_BYTES)
+    preflight.require_room(home_path, room_needed(home_path) if private else preflight.HOME_BYTES)
     target.make_home()
-    with stop_event() as stop, held_port(port) as chosen:
-        check_spark(target.settings)
+    with stop_event() as stop, preflight.held_port(port) as chosen:
+        preflight.check_spark(target.settings)
         _run(target, nodes, chosen, module, stop, sqlite=sqlite)
 
 
@@ -190,7 +186,7 @@ def _run(
     sqlite: bool,
 ) -> None:
     from dagster_leasehold.assets.deployment import ensure_instance_address
-    from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
+    from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
     settings = target.settings
     with running_alone(settings.home), ExitStack() as stack:

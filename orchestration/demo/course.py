@@ -9,16 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.orchestration.demo import report
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
-from dagster_leasehold.orchestration.demo.input import DemoInput
-from dagster_leasehold.orchestration.demo.loading import Loader
-from dagster_leasehold.orchestration.demo.report import (
-    committed_digest,
-    show_proof,
-    show_runs,
-    show_shards,
-    show_times,
-)
+from dagster_leasehold.orchestration.demo.input import DemoInput, Loader
 from dagster_leasehold.orchestration.demo.watch import StageDisplay, Watch
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.resources import declared_stream
@@ -96,10 +89,10 @@ class Demo:
         with self._timed("lease table"):
             # The UI opens with the table and its pictures in place.
             proven = materialize_lease_table(settings, stream) and proven
-        show_runs(
+        report.show_runs(
             count_runs(settings, "SUCCESS"), count_runs(settings, "FAILURE"), settings.dagster_home
         )
-        show_times(self._times, time.monotonic() - begin)
+        report.show_times(self._times, time.monotonic() - begin)
         say(
             f"To print its records: leasehold cat {stream.name} --home {settings.home}\n"
             f"To see its runs and shards in a browser: leasehold ui --home {settings.home}"
@@ -142,11 +135,11 @@ class Demo:
     def _prove(self, store: GroupsAndLedger, stream: ShardStream, loader: Loader) -> bool:
         from dagster_leasehold.lease_store.rules.verification import verify
 
-        show_shards(store, stream.key, stream.source)
+        report.show_shards(store, stream.key, stream.source)
         output = self._settings.output_folder(stream.key.stream, stream.key.group)
-        committed = committed_digest(store, stream.key, output)
+        committed = report.committed_digest(store, stream.key, output)
         violations = [str(violation) for violation in verify(store, stream.key)]
-        return show_proof(loader.digest, committed, violations)
+        return report.show_proof(loader.digest, committed, violations)
 
     @contextmanager
     def _timed(self, name: str) -> Generator[None]:

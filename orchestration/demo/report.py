@@ -10,7 +10,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.store import GroupsAndLedger
-from dagster_leasehold.orchestration.demo.loading import RecordDigest
+from dagster_leasehold.orchestration.demo.input import RecordDigest
 from dagster_leasehold.orchestration.presentation import say, show_table
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from dagster_leasehold.lease_store.process_identity import ProcessIdentity, star
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
-from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess, RestartWaits
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
-from dagster_leasehold.orchestration.supervision.supervised_child import RestartWaits
 
 LOG_FILE = "code-server.log"
 HEARTBEAT_TIMEOUT_S = 30

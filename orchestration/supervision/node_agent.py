@@ -28,7 +28,7 @@ from dagster_leasehold.orchestration.supervision.agent_state import AgentState
 from dagster_leasehold.orchestration.supervision.code_server import CodeServer, end_session
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
-from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
+from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 from dagster_leasehold.sensors.tick_mark import tick_marks
 
 if TYPE_CHECKING:

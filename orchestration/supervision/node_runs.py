@@ -18,12 +18,7 @@ RUNS_MAX = 200
 
 
 class NodeRuns:
-    """The runs of a node in Dagster's storage.
-
-    Args:
-        instance: Dagster's.
-        node: its name.
-    """
+    """The runs of a node in Dagster's storage."""
 
     def __init__(self, instance: DagsterInstance, node: NodeName) -> None:
         self._instance = instance

@@ -25,15 +25,7 @@ from pydantic import SecretStr
 
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import StoreUnavailable
-from dagster_leasehold.orchestration.mariadb_access import (
-    ACCESS_FILE,
-    ACCOUNT,
-    DAGSTER,
-    FOLDER,
-    LEASES,
-    LOOPBACK,
-    Access,
-)
+from dagster_leasehold.orchestration import mariadb_access
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.preflight import (
     HOME_BYTES,
@@ -58,7 +50,7 @@ def installed() -> bool:
 
 def room_needed(home: Path) -> int:
     """Return the bytes that a home with a server of its own writes soon."""
-    made = (home / FOLDER / "data").exists()
+    made = (home / mariadb_access.FOLDER / "data").exists()
     return HOME_BYTES if made else HOME_BYTES + SERVER_BYTES
 
 
@@ -69,9 +61,6 @@ def _program(name: str) -> str | None:
 class PrivateMariaDB:
     """The server of a home, to be entered with `with`; it is made the first time.
 
-    Args:
-        home: the folder of the deployment.
-
     Raises:
         NoSpace: at entry: the disk has too little room.
         StoreUnavailable: at entry: MariaDB is not installed, does not start, or another process
@@ -80,9 +69,9 @@ class PrivateMariaDB:
 
     def __init__(self, home: Path) -> None:
         self._home = home.absolute()
-        self._folder = self._home / FOLDER
+        self._folder = self._home / mariadb_access.FOLDER
         self._process: ChildProcess | None = None
-        self._lock = FileLock(self._home / f".{FOLDER}.lock")
+        self._lock = FileLock(self._home / f".{mariadb_access.FOLDER}.lock")
         self._socket_folder: str | None = None
 
     @property
@@ -95,8 +84,8 @@ class PrivateMariaDB:
         program = _program(PROGRAM)
         if program is None or not installed():
             raise StoreUnavailable(
-                f"The lease store of {self._home} is a MariaDB in its folder {FOLDER}, and this "
-                f"machine has no {PROGRAM}: install mariadb-server."
+                f"The lease store of {self._home} is a MariaDB in its folder {self._folder.name}, and "
+                f"this machine has no {PROGRAM}: install mariadb-server."
             )
         try:
             self._lock.acquire(timeout=LOCK_TIMEOUT_S)
@@ -193,7 +182,7 @@ class PrivateMariaDB:
                 f"--socket={self._socket_folder}/s",
                 f"--pid-file={self._folder / 'pid'}",
                 f"--init-file={self._account_file(access)}",
-                f"--bind-address={LOOPBACK}",
+                f"--bind-address={mariadb_access.LOOPBACK}",
                 f"--port={access.port}",
                 "--skip-name-resolve",
                 "--character-set-server=utf8mb4",
@@ -215,22 +204,22 @@ class PrivateMariaDB:
                 f"The MariaDB of {self._home} did not start: see {self._process.log}."
             )
 
-    def _noted_access(self) -> Access:
+    def _noted_access(self) -> mariadb_access.Access:
         """Return the port and password of the last time; another port if that one is taken now."""
-        former = Access.of(self._home)
+        former = mariadb_access.Access.of(self._home)
         password = former.password if former else SecretStr(secrets.token_urlsafe(24))
-        access = Access(_free_port(former.port if former else 0), password)
+        access = mariadb_access.Access(_free_port(former.port if former else 0), password)
         noted = {"port": access.port, "password": password.get_secret_value()}
-        replace_file(self._folder / ACCESS_FILE, json.dumps(noted), mode=0o600)
+        replace_file(self._folder / mariadb_access.ACCESS_FILE, json.dumps(noted), mode=0o600)
         return access
 
-    def _account_file(self, access: Access) -> Path:
+    def _account_file(self, access: mariadb_access.Access) -> Path:
         """Write the statements that the server begins with, one a line; return the file."""
-        account = f"'{ACCOUNT}'@'{LOOPBACK}'"
+        account = f"'{mariadb_access.ACCOUNT}'@'{mariadb_access.LOOPBACK}'"
         lines = ["DROP USER IF EXISTS ''@'localhost';"]
         secret = access.password.get_secret_value()
         lines.append(f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{secret}';")
-        for database in (LEASES, DAGSTER):
+        for database in (mariadb_access.LEASES, mariadb_access.DAGSTER):
             lines += [
                 f"CREATE DATABASE IF NOT EXISTS {database} "
                 "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;",
@@ -251,21 +240,21 @@ def _free_port(wanted: int) -> int:
     for port in (wanted, 0):
         with suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((LOOPBACK, port))
+            probe.bind((mariadb_access.LOOPBACK, port))
             return int(probe.getsockname()[1])
-    raise StoreUnavailable(f"No port of {LOOPBACK} is free for MariaDB.")
+    raise StoreUnavailable(f"No port of {mariadb_access.LOOPBACK} is free for MariaDB.")
 
 
-def _lets_in(access: Access) -> bool:
+def _lets_in(access: mariadb_access.Access) -> bool:
     import pymysql
 
     try:
         pymysql.connect(
-            host=LOOPBACK,
+            host=mariadb_access.LOOPBACK,
             port=access.port,
-            user=ACCOUNT,
+            user=mariadb_access.ACCOUNT,
             password=access.password.get_secret_value(),
-            database=DAGSTER,
+            database=mariadb_access.DAGSTER,
             connect_timeout=5,
         ).close()
     except pymysql.MySQLError:

@@ -15,37 +15,84 @@ from pathlib import Path
 from typing import Self
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess, RestartWaits
 from dagster_leasehold.shard_sources.source import ReadRange
 
 EMBEDDED = "connect"
 START_TIMEOUT_S = 150.0
 LOG_FILE = "warm-up.log"
+WAIT_FIRST_S = 2.0
+WAIT_MAX_S = 60.0
+
+
+class SparkKeeper:
+    """The supervision of a folder's embedded Spark server: started, and again when it has ended.
+
+    Runs start it too when they find none, under the same lock: this one only makes sure that they
+    find it warm. Does nothing where the settings name another kind of Spark.
+    """
+
+    def __init__(self, settings: Settings, environment: Mapping[str, str], clock: Clock) -> None:
+        self._folder = settings.spark_folder
+        self._environment = dict(environment)
+        self._clock = clock
+        self._active = settings.spark == EMBEDDED
+        self._start: ChildProcess | None = None
+        self._started_at = 0.0
+        self._begin_at = clock()
+        self._waits = RestartWaits(WAIT_FIRST_S, WAIT_MAX_S)
+
+    def look(self) -> None:
+        """Start the server if it does not run; to be called every second or so."""
+        if not self._active:
+            return
+        now = self._clock()
+        if self._start is not None:
+            self._end_start(now)
+            return
+        from dagster_leasehold.assets.spark.connect_server import running
+
+        if running(self._folder) is not None:
+            self._waits.settle(now - self._started_at)
+            return
+        if now < self._begin_at:
+            return
+        self._start = _start_in(self._folder, self._environment).__enter__()
+        self._started_at = now
+
+    def _end_start(self, now: float) -> None:
+        """Note the outcome of a start that has come to its end."""
+        assert self._start is not None
+        code = self._start.exit_code()
+        if code is None and now - self._started_at < START_TIMEOUT_S:
+            return
+        why = self._start.last_line() if code else f"no answer within {START_TIMEOUT_S:.0f} s."
+        self._start.stop()
+        self._start = None
+        self._begin_at = now + self._waits.next_s()
+        say(f"Spark did not start: {why}" if code != 0 else "Spark is warm.")
+
+    def stop(self) -> None:
+        """Stop the server."""
+        if self._active:
+            _stop(self._folder, self._start)
+        self._start = None
 
 
 class SparkWarmUp:
     """A process that warms Spark up, to be entered with `with`; Spark is stopped at the end.
 
     Does nothing where the settings name another kind of Spark.
-
-    Args:
-        settings: whose Spark it is.
-        environment: of the process.
     """
 
     def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
         self._folder = settings.spark_folder
         self._process: ChildProcess | None = None
         if settings.spark == EMBEDDED:
-            self._process = ChildProcess(
-                "the start of Spark",
-                # A process, because a client of Spark in this one would outlive the server, and
-                # try to reach it for minutes when this process ends.
-                [sys.executable, "-m", __name__, str(self._folder)],
-                log=self._folder / LOG_FILE,
-                environment=environment,
-            )
+            self._process = _start_in(self._folder, environment)
 
     @property
     def error(self) -> str:
@@ -56,19 +103,38 @@ class SparkWarmUp:
 
     def __enter__(self) -> Self:
         if self._process is not None:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._process.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is None:
-            return
-        from dagster_leasehold.assets.spark.connect_server import stop
+        if self._process is not None:
+            _stop(self._folder, self._process)
 
+
+def _start_in(folder: Path, environment: Mapping[str, str]) -> ChildProcess:
+    """Return the process that starts the server of a folder.
+
+    It is one of its own, because a client of Spark in this one would outlive the server, and try to
+    reach it for minutes when this process ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return ChildProcess(
+        "the start of Spark",
+        [sys.executable, "-m", __name__, str(folder)],
+        log=folder / LOG_FILE,
+        environment=environment,
+    )
+
+
+def _stop(folder: Path, start: ChildProcess | None) -> None:
+    """Stop the server of a folder, and the process that starts it."""
+    from dagster_leasehold.assets.spark.connect_server import stop
+
+    if start is not None:
         # A server that is still starting has no state yet, and could not be stopped.
-        self._process.wait(START_TIMEOUT_S)
-        self._process.stop()
-        stop(self._folder)
+        start.wait(START_TIMEOUT_S)
+        start.stop()
+    stop(folder)
 
 
 def run_first_job(address: str, folder: Path) -> int:

@@ -21,7 +21,7 @@ from typing import NoReturn
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
-from dagster_leasehold.orchestration.supervision.supervised_child import RestartWaits
+from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
 
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 20

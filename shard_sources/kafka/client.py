@@ -73,10 +73,6 @@ class KafkaClient:
     A consumer that has read a range is kept for the next: making one takes it a second to find its
     way. One that was refused or saw nobody is dropped, so that the next one connects anew, with
     the credentials that the environment has then.
-
-    Args:
-        options: of the source.
-        topic: the topic.
     """
 
     def __init__(self, options: KafkaOptions, topic: str) -> None:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.lease_store.errors import (
-    CursorExpired,
-    InvalidSetting,
-    LeaseholdError,
-    SourceError,
-    SourceRefused,
-    SourceThrottled,
-    SourceUnavailable,
-    UnknownShard,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.shard_sources.retrying import Refusal, error_for
 
 if TYPE_CHECKING:
@@ -34,35 +25,35 @@ AWAY = (
 _REFUSALS = (
     Refusal(
         REFUSED,
-        SourceRefused,
+        errors.SourceRefused,
         "Kafka refuses {where}: {text}; check the credentials, the certificates and what they may "
         "read.",
     ),
     Refusal(
         OUT_OF_RANGE,
-        CursorExpired,
+        errors.CursorExpired,
         "{where} no longer holds the offset that was asked for: {text}.",
     ),
     Refusal(
         "_UNKNOWN_PARTITION|_UNKNOWN_TOPIC|UNKNOWN_TOPIC_OR_PART",
-        UnknownShard,
+        errors.UnknownShard,
         "Kafka does not know {where}.",
     ),
     Refusal(
         "_INVALID_ARG|_CONFLICT",
-        InvalidSetting,
+        errors.InvalidSetting,
         "Kafka's client does not take its properties for {where}: {text}.",
     ),
     Refusal(
         "THROTTLING_QUOTA_EXCEEDED",
-        SourceThrottled,
+        errors.SourceThrottled,
         "Kafka asks for patience with {where}: {text}.",
     ),
-    Refusal(AWAY, SourceUnavailable, "Kafka does not answer for {where}: {text}."),
+    Refusal(AWAY, errors.SourceUnavailable, "Kafka does not answer for {where}: {text}."),
 )
 
 
-def error_of(error: KafkaError, where: str) -> LeaseholdError:
+def error_of(error: KafkaError, where: str) -> errors.LeaseholdError:
     """Return the error of ours that an error of the client means.
 
     Args:
@@ -73,5 +64,5 @@ def error_of(error: KafkaError, where: str) -> LeaseholdError:
     if meant := error_for(_REFUSALS, name, where=where, text=text):
         return meant
     if error.retriable():
-        return SourceUnavailable(f"Kafka does not answer for {where}: {text}.")
-    return SourceError(f"Kafka cannot answer for {where}: {name} {text}.")
+        return errors.SourceUnavailable(f"Kafka does not answer for {where}: {text}.")
+    return errors.SourceError(f"Kafka cannot answer for {where}: {name} {text}.")

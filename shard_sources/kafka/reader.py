@@ -28,12 +28,7 @@ NO_TIME = 0
 
 
 class KafkaReader:
-    """Reads ranges of a topic's partitions; what a Spark worker needs of the source.
-
-    Args:
-        options: of the source.
-        topic: the topic.
-    """
+    """Reads ranges of a topic's partitions; what a Spark worker needs of the source."""
 
     def __init__(self, options: KafkaOptions, topic: str) -> None:
         self.topic = topic

@@ -10,16 +10,8 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from dagster_leasehold.lease_store.errors import (
-    InvalidSetting,
-    LeaseholdError,
-    LogNotFound,
-    SourceError,
-    SourceRefused,
-    SourceThrottled,
-    SourceUnavailable,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.retrying import Refusal, ask, error_for
 
@@ -31,15 +23,15 @@ READ_TIMEOUT_S = 8
 CONNECTIONS = 16
 
 
-class IteratorExpired(SourceError):
+class IteratorExpired(errors.SourceError):
     """An iterator is older than five minutes: another one is made from the last cursor."""
 
 
-class NumberRefused(SourceError):
+class NumberRefused(errors.SourceError):
     """The service takes a sequence number for none of this shard."""
 
 
-class CredentialsRefused(SourceRefused):
+class CredentialsRefused(errors.SourceRefused):
     """The service does not accept the credentials, which may have been replaced since."""
 
 
@@ -47,7 +39,7 @@ _REFUSALS = (
     Refusal(
         "(ProvisionedThroughput|Limit|RequestLimit)Exceeded(Exception)?|TooManyRequestsException"
         "|(KMS)?ThrottlingException|Throttling",
-        SourceThrottled,
+        errors.SourceThrottled,
         "{answer}, and again after pauses: other applications read the same shard, or too many "
         "readers do.",
         (429,),
@@ -63,16 +55,16 @@ _REFUSALS = (
     Refusal(
         "AccessDenied(Exception)?|NotAuthorized|(KMS)?OptInRequired"
         "|KMS(AccessDenied|Disabled|InvalidState|NotFound)Exception",
-        SourceRefused,
+        errors.SourceRefused,
         "{answer}: {message}; grant it, or use other credentials.",
         (401, 403),
     ),
     Refusal("ExpiredIteratorException", IteratorExpired, "{answer}."),
-    Refusal("ResourceNotFoundException", LogNotFound, "{answer}: {message}."),
+    Refusal("ResourceNotFoundException", errors.LogNotFound, "{answer}: {message}."),
     Refusal("InvalidArgumentException|ValidationException", NumberRefused, "{answer}: {message}."),
     Refusal(
         "InternalFailure|ServiceUnavailable",
-        SourceUnavailable,
+        errors.SourceUnavailable,
         "{answer} ({status}): try again later.",
         range(500, 1000),
     ),
@@ -139,7 +131,7 @@ class KinesisService:
             raise self._typed_locally(error, operation) from None
         except ValueError as error:
             # botocore's own, for an endpoint that is no URL.
-            raise InvalidSetting(f"{_capital(self)} cannot be asked: {error}.") from None
+            raise errors.InvalidSetting(f"{_capital(self)} cannot be asked: {error}.") from None
 
     def _connected(self) -> Any:
         with self._lock:
@@ -163,29 +155,31 @@ class KinesisService:
                 )
             return self._client
 
-    def _typed(self, response: Mapping[str, Any], operation: str) -> LeaseholdError:
+    def _typed(self, response: Mapping[str, Any], operation: str) -> errors.LeaseholdError:
         """Return the typed error for one of the service's; never with request headers in it."""
         code = str(response.get("Error", {}).get("Code", ""))
         message = shown(" ".join(str(response.get("Error", {}).get("Message", "")).split()))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         answer = f"{_capital(self)} answered {operation} with {code}"
         meant = error_for(_REFUSALS, code, status, answer=answer, message=message)
-        return meant or SourceError(f"{answer}: {message}.")
+        return meant or errors.SourceError(f"{answer}: {message}.")
 
-    def _typed_locally(self, error: Exception, operation: str) -> LeaseholdError:
+    def _typed_locally(self, error: Exception, operation: str) -> errors.LeaseholdError:
         """Return the typed error for one that the client raises without an answer."""
         from botocore import exceptions as boto
 
         asked = f"{_capital(self)} could not be asked for {operation}"
         kind = type(error).__name__
         if isinstance(error, boto.NoRegionError):
-            return InvalidSetting(
+            return errors.InvalidSetting(
                 f"{asked}: no region is known; set the option 'region' or AWS_DEFAULT_REGION."
             )
         if isinstance(error, boto.ProfileNotFound):
-            return InvalidSetting(f"{asked}: boto3 knows no profile {shown(self.options.profile)}.")
+            return errors.InvalidSetting(
+                f"{asked}: boto3 knows no profile {shown(self.options.profile)}."
+            )
         if isinstance(error, boto.HTTPClientError | boto.EndpointConnectionError):
-            return SourceUnavailable(f"{asked}: {kind}; try again later.")
+            return errors.SourceUnavailable(f"{asked}: {kind}; try again later.")
         if isinstance(error, boto.ParamValidationError):
             return NumberRefused(f"{asked}: an argument is not of the service's form.")
         credentials = ("Credential", "Token", "SSO", "Login", "Signature", "Auth")
@@ -194,7 +188,7 @@ class KinesisService:
                 f"{asked}: {kind}; put credentials where boto3 finds them (environment, profile, "
                 "role)."
             )
-        return SourceError(f"{asked}: {kind}.")
+        return errors.SourceError(f"{asked}: {kind}.")
 
 
 def _capital(service: KinesisService) -> str:

@@ -11,19 +11,10 @@ from typing import TypeVar
 from dagster_leasehold.lease_store.errors import CursorExpired, LogNotFound
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.shard_sources.kinesis import planning
 from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, at, start
-from dagster_leasehold.shard_sources.kinesis.newest_records import NewestRecords
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
-from dagster_leasehold.shard_sources.kinesis.planning import (
-    KEPT_FROM_RECORDS,
-    Batch,
-    ReadAhead,
-    Step,
-    Unread,
-    fill,
-    renewed,
-)
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
 from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS
 from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
@@ -46,8 +37,8 @@ class KinesisStream(KinesisReader):
 
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
         super().__init__(options, stream, folder)
-        self._ahead = ReadAhead()
-        self._newest = NewestRecords(self._pages)
+        self._ahead = planning.ReadAhead()
+        self._newest = planning.NewestRecords(self._pages)
 
     def list_shards(self) -> list[ShardListing]:
         """All shards that the stream still knows, with both parents of a merge."""
@@ -137,16 +128,16 @@ class KinesisStream(KinesisReader):
         `looks_again`, a shard that seems to hold no more is read once more.
         """
         place = Place.parse(shard, start)
-        keeps = limits.records_max >= KEPT_FROM_RECORDS
+        keeps = limits.records_max >= planning.KEPT_FROM_RECORDS
         rest = self._ahead.take(shard, start) if keeps else None
         if rest is None:
-            rest = Unread(
+            rest = planning.Unread(
                 self._steps(shard, place, RECORDS_PER_CALL_MAX if keeps else limits.records_max)
             )
         writer = self._planned.writer(shard) if keeps else None
-        batch = Batch(shard, limits, place, writer, looks_again)
+        batch = planning.Batch(shard, limits, place, writer, looks_again)
         try:
-            goes_on = fill(batch, rest)
+            goes_on = planning.fill(batch, rest)
             batch.flush()
         except LogNotFound:
             if removed(shard, self._shards.listed()):
@@ -161,16 +152,16 @@ class KinesisStream(KinesisReader):
         if goes_on and keeps:
             self._ahead.keep(shard, str(batch.reached), rest)
         if batch.reached.order == place.order and not batch.last:
-            batch.reached = renewed(place, rest.page, self._shards.retention_s())
+            batch.reached = planning.renewed(place, rest.page, self._shards.retention_s())
         return batch.planned()
 
-    def _steps(self, shard: ShardId, place: Place, limit: int) -> Iterator[Step]:
+    def _steps(self, shard: ShardId, place: Place, limit: int) -> Iterator[planning.Step]:
         for page in self._pages.from_place(shard, place, limit=limit):
             for user in self._users(shard, page):
                 if user.place.order >= place.order:
-                    yield Step(user.following, user)
+                    yield planning.Step(user.following, user)
             reached = page.records[-1].following if page.records else place
-            yield Step(reached, page=page)
+            yield planning.Step(reached, page=page)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
         """0 at the end, otherwise None: the service does not count records."""

@@ -148,12 +148,7 @@ def make_heads(root: Path, shards: Iterable[ShardId], head: Head) -> None:
 
 
 class HeadsFile:
-    """The open file of heads of a log; a context manager.
-
-    Args:
-        root: the log's folder.
-        writable: open it for writing, too.
-    """
+    """The open file of heads of a log; a context manager."""
 
     def __init__(self, root: Path, *, writable: bool = False) -> None:
         self._path = root / HEADS_FILE

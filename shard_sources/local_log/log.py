@@ -13,15 +13,7 @@ from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.shard_sources.local_log.catalog import (
-    CATALOG_FILE,
-    Catalog,
-    CatalogShard,
-    catalog_lock,
-    load_catalog,
-    refuse_remains,
-    save_catalog,
-)
+from dagster_leasehold.shard_sources.local_log import catalog
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.local_log.heads import Head, make_heads
 from dagster_leasehold.shard_sources.local_log.lines import append_lines
@@ -89,20 +81,20 @@ class LocalLog(LocalLogSource):
             raise UserMistake(f"A log of {shards} shards cannot be made: use 1 to {SHARDS_MAX}.")
         log = cls(root, clock=clock, segment_bytes_max=segment_bytes_max)
         entries = [
-            CatalogShard(ShardId(str(number)), (), begin, end)
+            catalog.CatalogShard(ShardId(str(number)), (), begin, end)
             for number, (begin, end) in enumerate(even_ranges(shards))
         ]
         try:
             make_folder(log.root, exist_ok=True)
-            with catalog_lock(log.root):
+            with catalog.catalog_lock(log.root):
                 if log.exists:
                     raise LogExists(f"There is a log in {log.root} already: use another folder.")
-                refuse_remains(log.root)
+                catalog.refuse_remains(log.root)
                 for entry in entries:
                     shard_folder(log.root, entry.shard).mkdir(parents=True, exist_ok=True)
                 sync_folder(log.root / "shards")
                 make_heads(log.root, (entry.shard for entry in entries), Head())
-                save_catalog(log.root, Catalog(tuple(entries)))
+                catalog.save_catalog(log.root, catalog.Catalog(tuple(entries)))
         except OSError as error:
             raise UserMistake(f"No log can be made in {log.root}: {error.strerror}.") from None
         return log
@@ -111,13 +103,13 @@ class LocalLog(LocalLogSource):
     def open(cls, root: Path | str, *, clock: Callable[[], datetime] = utc_now) -> Self:
         """Return the log in a folder; raise LogNotFound or LogCorrupt if it cannot be read."""
         log = cls(root, clock=clock)
-        load_catalog(log.root)
+        catalog.load_catalog(log.root)
         return log
 
     @property
     def exists(self) -> bool:
         """True if the folder holds a log."""
-        return (self.root / CATALOG_FILE).exists()
+        return (self.root / catalog.CATALOG_FILE).exists()
 
     # --- Writing ---
 
@@ -125,7 +117,7 @@ class LocalLog(LocalLogSource):
         """The one writer of a shard, to be entered with `with`; see `ShardWriter`."""
         return ShardWriter(
             self.root,
-            load_catalog(self.root).find(shard).shard,
+            catalog.load_catalog(self.root).find(shard).shard,
             clock=self._clock,
             durable=durable,
             segment_bytes_max=self._segment_bytes_max,
@@ -158,7 +150,7 @@ class LocalLog(LocalLogSource):
         """
         ranges = append_lines(
             [Path(file) for file in files],
-            load_catalog(self.root).writable,
+            catalog.load_catalog(self.root).writable,
             lambda entry: self.writer(entry.shard),
             progress,
         )
@@ -193,7 +185,7 @@ class LocalLog(LocalLogSource):
         Returns:
             The cursor at which the shard now begins.
         """
-        entry = load_catalog(self.root).find(shard)
+        entry = catalog.load_catalog(self.root).find(shard)
         return retain(self._folder(entry.shard), before, self._retaining_writer)
 
     def _retaining_writer(self, shard: ShardId) -> ShardWriter:

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.shard_sources import positions
 from dagster_leasehold.shard_sources.local_log.catalog import load_catalog
 from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
-from dagster_leasehold.shard_sources.positions import (
-    GONE,
-    divide_offsets,
-    offsets_left,
-    removed_bounds,
-    removed_error,
-    removed_lag,
-    removed_plan,
-)
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -36,11 +28,7 @@ ORIGIN = "0"
 
 
 class LocalLogReader:
-    """Reads ranges of a local log; what a Spark worker needs of it, picklable.
-
-    Args:
-        root: the log's folder.
-    """
+    """Reads ranges of a local log; what a Spark worker needs of it, picklable."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()
@@ -55,9 +43,9 @@ class LocalLogReader:
         """The records of a range, in order, in batches of `record_schema()`."""
         catalog = load_catalog(self.root)
         if catalog.removed(range_.shard):
-            if range_.start == range_.end == GONE:
+            if range_.start == range_.end == positions.GONE:
                 return
-            raise removed_error(range_.shard)
+            raise positions.removed_error(range_.shard)
         yield from self._folder(catalog.find(range_.shard).shard).read(range_)
 
 
@@ -86,7 +74,7 @@ class LocalLogSource(LocalLogReader):
         bounds: dict[ShardId, ShardBounds] = {}
         for shard in shards:
             if catalog.removed(shard):
-                bounds[shard] = removed_bounds(ORIGIN)
+                bounds[shard] = positions.removed_bounds(ORIGIN)
                 continue
             finished = catalog.find(shard).read_only
             extent = self._folder(shard).extent()
@@ -97,7 +85,7 @@ class LocalLogSource(LocalLogReader):
         """The cursor of the first record at or after a position; the end if there is none."""
         catalog = load_catalog(self.root)
         if catalog.removed(shard):
-            return GONE
+            return positions.GONE
         folder = self._folder(catalog.find(shard).shard)
         if isinstance(position, datetime):
             return str(folder.at_time(position))
@@ -108,19 +96,19 @@ class LocalLogSource(LocalLogReader):
         """Where a batch that starts at `start` ends: exact in records and bytes, at least one."""
         catalog = load_catalog(self.root)
         if catalog.removed(shard):
-            return removed_plan(shard, start)
+            return positions.removed_plan(shard, start)
         entry = catalog.find(shard)
         return self._folder(entry.shard).plan(start, limits, finished=entry.read_only)
 
     def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
         """Cut a range by its offsets, which have no holes."""
-        return divide_offsets(range_, parts)
+        return positions.divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
         """Records between a cursor and the end; None where a removed shard may have had some."""
         if bounds.removed:
-            return removed_lag(cursor)
-        return offsets_left(shard, cursor, bounds)
+            return positions.removed_lag(cursor)
+        return positions.offsets_left(shard, cursor, bounds)
 
     def spark_options(self) -> Mapping[str, str]:
         """Return the options from which a Spark worker builds the reader again."""

@@ -24,7 +24,6 @@ from filelock import FileLock, Timeout
 
 from dagster_leasehold.lease_store.errors import ShardBusy, ShardReadOnly, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log.appendable_segment import AppendableSegment
 from dagster_leasehold.shard_sources.local_log.catalog import ensure_heads, load_catalog
 from dagster_leasehold.shard_sources.local_log.format import (
     IndexEntry,
@@ -36,6 +35,7 @@ from dagster_leasehold.shard_sources.local_log.format import (
 )
 from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile, Point
 from dagster_leasehold.shard_sources.local_log.segments import (
+    AppendableSegment,
     Segment,
     SegmentName,
     list_segments,

@@ -30,12 +30,7 @@ class ServiceCheckpoint:
 
 
 class ServiceConsumerGroup:
-    """A consumer group of a logstore, in the service.
-
-    Args:
-        source: the logstore.
-        name: the group's name there.
-    """
+    """A consumer group of a logstore, in the service."""
 
     def __init__(self, source: LogHub, name: str) -> None:
         self._source = source

@@ -8,37 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_leasehold.lease_store.errors import (
-    CursorInvalid,
-    LeaseholdError,
-    LogNotFound,
-    SourceError,
-    SourceRefused,
-    SourceThrottled,
-    SourceUnavailable,
-    UnknownShard,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.shard_sources.retrying import Refusal, error_for
 
 _REFUSALS = (
     Refusal(
         "Unauthorized|SignatureNotMatch|MissingAccessKeyId|MissingSecurityToken|ProjectForbidden"
         "|AccessDenied|Forbidden|NoPermission|(InvalidAccessKeyId|(Invalid)?SecurityToken).*",
-        SourceRefused,
+        errors.SourceRefused,
         "{service} does not accept the credentials for {log} ({code}): check "
         "ALIBABA_CLOUD_ACCESS_KEY_ID, ALIBABA_CLOUD_ACCESS_KEY_SECRET and "
         "ALIBABA_CLOUD_SECURITY_TOKEN, and that they may read this logstore.",
     ),
     Refusal(
         "RequestTimeExpired|InvalidRequestTime|RequestTimeTooSkewed",
-        SourceRefused,
+        errors.SourceRefused,
         "{service} refused the request's time ({code}): this machine's clock differs from the "
         "service's by more than 15 minutes, so set it.",
     ),
     Refusal(
         "(ShardRead|Read|Project)QuotaExceed|ExceedQuota|QpsLimitExceeded|ShardReadQpsExceed",
-        SourceThrottled,
+        errors.SourceThrottled,
         "{service} asks for fewer reads{of_shard} of {log} ({code}), and went on asking while they "
         "were repeated.",
         (429,),
@@ -46,19 +37,21 @@ _REFUSALS = (
     # The SDK calls it a LogRequestError if it got no answer.
     Refusal(
         "InternalServerError|ServerBusy|RequestTimeout|LogRequestError",
-        SourceUnavailable,
+        errors.SourceUnavailable,
         "{service} does not answer for {log} ({code}).",
         range(500, 1000),
     ),
     Refusal(
         "ProjectNotExist|Log[Ss]toreNotExist",
-        LogNotFound,
+        errors.LogNotFound,
         "{service} has no logstore {shown_log} ({code}): check the options project, logstore and "
         "endpoint.",
     ),
-    Refusal("ShardNotExist", UnknownShard, "Logstore {log} has no shard {shown_shard}."),
+    Refusal("ShardNotExist", errors.UnknownShard, "Logstore {log} has no shard {shown_shard}."),
     Refusal(
-        "InvalidCursor", CursorInvalid, "{shown_cursor} is not a cursor of shard {shard} of {log}."
+        "InvalidCursor",
+        errors.CursorInvalid,
+        "{shown_cursor} is not a cursor of shard {shard} of {log}.",
     ),
 )
 
@@ -96,7 +89,7 @@ class RequestSubject:
     cursor: str = ""
 
 
-def failure(refusal: ServiceRefusal, subject: RequestSubject) -> LeaseholdError:
+def failure(refusal: ServiceRefusal, subject: RequestSubject) -> errors.LeaseholdError:
     """The error for a refusal."""
     code, log = refusal.code, subject.logstore
     service = f"The log service at {subject.endpoint}"
@@ -111,6 +104,6 @@ def failure(refusal: ServiceRefusal, subject: RequestSubject) -> LeaseholdError:
         shown_shard=shown(subject.shard),
         of_shard=f" of shard {subject.shard}" if subject.shard else "",
         shown_cursor=shown(subject.cursor),
-    ) or SourceError(
+    ) or errors.SourceError(
         f"{service} refused a request for {log}: {shown(code)}: {shown(refusal.message)}."
     )

@@ -12,8 +12,7 @@ import pytest
 from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
-from dagster_leasehold.assets.output.committed_output import iter_records
-from dagster_leasehold.assets.output.quarantine import quarantined_records
+from dagster_leasehold.assets.output.committed_output import iter_records, quarantined_records
 from dagster_leasehold.assets.parsing import parse_csv, parse_json
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.spark.connect_server import ConnectServer, running
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
-from dagster_leasehold.orchestration.supervision.spark_keeper import SparkKeeper
+from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.integration.assets.runs import PROJECT, RECORDS, new_home, store_of, stream_of
 

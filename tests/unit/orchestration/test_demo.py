@@ -18,10 +18,15 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.orchestration.demo.course import reshard
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
-from dagster_leasehold.orchestration.demo.input import DemoInput, access_log, count_lines, lines_of
-from dagster_leasehold.orchestration.demo.loading import Loader, RecordDigest
-from dagster_leasehold.orchestration.demo.standing import Standing, standing
-from dagster_leasehold.orchestration.demo.watch import StageDisplay
+from dagster_leasehold.orchestration.demo.input import (
+    DemoInput,
+    Loader,
+    RecordDigest,
+    access_log,
+    count_lines,
+    lines_of,
+)
+from dagster_leasehold.orchestration.demo.watch import StageDisplay, Standing, standing
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record

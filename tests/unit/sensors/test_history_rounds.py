@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.shard_summary import ENTRIES_KEPT
-from dagster_leasehold.sensors.history_rounds import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds
+from dagster_leasehold.sensors.janitor import ROUND_EVERY_S, STEPS_PER_TICK, HistoryRounds
 from tests.conformance.world import A, World, X
 
 KEY = GroupKey.parse("group", "stream")

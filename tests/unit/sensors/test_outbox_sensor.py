@@ -21,8 +21,7 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatisti
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor, delivered_before
-from dagster_leasehold.sensors.unreported import not_shown
+from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor, delivered_before, not_shown
 from tests.unit.sensors.streams import MirroringSource, memory_deployment, scripted_stream
 
 LOCAL, ZERO = NodeName("local"), ShardId("0")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.supervised_child import (
+from dagster_leasehold.orchestration.supervision.child_processes import (
     PAUSE_MAX_S,
     STEADY_S,
+    ChildProcess,
     SupervisedChild,
 )
 
