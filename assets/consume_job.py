@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import dagster as dg
 
+from dagster_leasehold.assets import shard_run
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.run_progress import PROGRESS_TAG, RunProgress
@@ -12,12 +13,6 @@ from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
 from dagster_leasehold.assets.run_process import tag_run
-from dagster_leasehold.assets.shard_run import (
-    FOLLOWING_REPORT_EVERY_S,
-    REPORT_EVERY_S,
-    ProgressReports,
-    ShardRun,
-)
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -79,8 +74,8 @@ def _consume(
 ) -> None:
     run_id = context.run.run_id
     tag_run(context.instance, run_id, stream)
-    done = ShardRun(stream, deployment.store(), run_id)
-    every_s = FOLLOWING_REPORT_EVERY_S if config.follow else REPORT_EVERY_S
+    done = shard_run.ShardRun(stream, deployment.store(), run_id)
+    every_s = shard_run.FOLLOWING_REPORT_EVERY_S if config.follow else shard_run.REPORT_EVERY_S
     reports, seconds = consume_shards(
         stream,
         deployment,
@@ -89,7 +84,7 @@ def _consume(
         incarnation=config.incarnation,
         run=run_id,
         shards=[ShardId(shard) for shard in config.shards],
-        after_commit=ProgressReports(done, context, time.monotonic, every_s),
+        after_commit=shard_run.ProgressReports(done, context, time.monotonic, every_s),
         follow=_follow(stream, context.instance, run_id) if config.follow else None,
     )
     done.add(reports, seconds=seconds)

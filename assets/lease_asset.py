@@ -12,16 +12,8 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_leasehold.assets import lease_pictures as pictures
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.lease_pictures import (
-    Holding,
-    as_markdown,
-    growth,
-    growth_picture,
-    holders_before,
-    holdings_over_time,
-    ownership_picture,
-)
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -91,8 +83,8 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
     holdings = recent_holdings(store, snapshot, now)
     points = recent_growth(store, stream.key)
     counted = [lag for lag in lags.values() if lag is not None]
-    ownership = as_markdown(ownership_picture(holdings), "Who held which shard")
-    committed = as_markdown(growth_picture(points), "Committed records")
+    ownership = pictures.as_markdown(pictures.ownership_picture(holdings), "Who held which shard")
+    committed = pictures.as_markdown(pictures.growth_picture(points), "Committed records")
     shards = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
     return {
         "ownership": dg.MetadataValue.md(ownership),
@@ -115,13 +107,15 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
 
 def recent_holdings(
     store: Ledger, snapshot: Snapshot, now: datetime, limit: int = PICTURE_ROWS_MAX
-) -> list[Holding]:
+) -> list[pictures.Holding]:
     """Return the nodes that held each shard over time, by the newest entries of the journal."""
     journal = store.journal(snapshot.group.key, limit=limit, newest=True)
     if len(journal) < limit:
-        return holdings_over_time(journal, now)
+        return pictures.holdings_over_time(journal, now)
     held = {row.shard: row.consumer_owner for row in snapshot.shards if row.consumer_owner}
-    return holdings_over_time(journal, now, held_before=holders_before(journal, held))
+    return pictures.holdings_over_time(
+        journal, now, held_before=pictures.holders_before(journal, held)
+    )
 
 
 def recent_growth(
@@ -146,7 +140,7 @@ def recent_growth(
             before += own.records - sum(written for _, written in newest)
             since = max(since or newest[-1][0], newest[-1][0])
         committed += newest
-    return growth(committed, before=before, since=since)
+    return pictures.growth(committed, before=before, since=since)
 
 
 def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:

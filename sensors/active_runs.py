@@ -9,16 +9,8 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
+from dagster_leasehold.assets import partitions as names
 from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, STOP_TAG
-from dagster_leasehold.assets.partitions import (
-    NODE_TAG,
-    PROCESS_TAG,
-    STREAM_TAG,
-    asset_key,
-    asset_op_name,
-    consume_job_name,
-    consume_op_name,
-)
 from dagster_leasehold.assets.shard_replay import is_replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -70,8 +62,8 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
     runs = {
         run.run_id: run
         for of_stream in (
-            dg.RunsFilter(statuses=ACTIVE, tags={STREAM_TAG: stream.name}),
-            dg.RunsFilter(statuses=ACTIVE, job_name=consume_job_name(stream)),
+            dg.RunsFilter(statuses=ACTIVE, tags={names.STREAM_TAG: stream.name}),
+            dg.RunsFilter(statuses=ACTIVE, job_name=names.consume_job_name(stream)),
         )
         for run in _all_runs(instance, of_stream)
     }
@@ -82,14 +74,14 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
             continue
         config = _consume_config(run, stream)
         started = run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
-        process = run.tags.get(PROCESS_TAG, "")
+        process = run.tags.get(names.PROCESS_TAG, "")
         active.append(
             ActiveRun(
                 run.run_id,
-                run.tags.get(NODE_TAG),
+                run.tags.get(names.NODE_TAG),
                 shards,
                 started=started,
-                launched=run.job_name == consume_job_name(stream),
+                launched=run.job_name == names.consume_job_name(stream),
                 process=process,
                 follows=bool(config.get("follow")),
                 definition=str(config.get("definition", "")),
@@ -142,11 +134,11 @@ def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[D
 
 def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
     """Return the shards that a run serves, or None for a run of something else."""
-    if run.job_name == consume_job_name(stream):
+    if run.job_name == names.consume_job_name(stream):
         return frozenset(_consume_config(run, stream).get("shards", ()))
-    if run.asset_selection and asset_key(stream) in run.asset_selection:
+    if run.asset_selection and names.asset_key(stream) in run.asset_selection:
         given: dict[str, Any] = dict(run.run_config)
-        op = given.get("ops", {}).get(asset_op_name(stream), {})
+        op = given.get("ops", {}).get(names.asset_op_name(stream), {})
         if is_replay(op.get("config") or {}):
             # It works beside live consumption, which must not wait for it.
             return frozenset()
@@ -158,4 +150,4 @@ def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
 def _consume_config(run: DagsterRun, stream: ShardStream) -> dict[str, Any]:
     """Return the config of a run of `consume_<stream>`, empty for any other run."""
     config: dict[str, Any] = dict(run.run_config)
-    return config.get("ops", {}).get(consume_op_name(stream), {}).get("config", {})
+    return config.get("ops", {}).get(names.consume_op_name(stream), {}).get("config", {})

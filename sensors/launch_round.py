@@ -11,14 +11,9 @@ from itertools import islice
 
 import dagster as dg
 
+from dagster_leasehold.assets import partitions
 from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.definition_mark import definition_mark
-from dagster_leasehold.assets.partitions import (
-    NODE_TAG,
-    STREAM_TAG,
-    consume_job_name,
-    consume_op_name,
-)
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseLost
@@ -324,8 +319,8 @@ def run_request(
         definition=definition,
     )
     return dg.RunRequest(
-        job_name=consume_job_name(stream),
-        run_config=dg.RunConfig(ops={consume_op_name(stream): config}),
+        job_name=partitions.consume_job_name(stream),
+        run_config=dg.RunConfig(ops={partitions.consume_op_name(stream): config}),
         tags=tags_of(stream, launch, work_max_s=stream.run_budget_s + stream.stall_limit_s),
     )
 
@@ -333,8 +328,8 @@ def run_request(
 def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[str, str]:
     """Return the tags of a run on a node; `work_max_s` is the longest that it works, in seconds."""
     return {
-        NODE_TAG: launch.node,
-        STREAM_TAG: stream.name,
+        partitions.NODE_TAG: launch.node,
+        partitions.STREAM_TAG: stream.name,
         # A run that hangs ends by itself before; this is for one that cannot even do that.
         MAX_RUNTIME_TAG: str(round(work_max_s) + OVERTIME_S),
         MAX_RETRIES_TAG: "0",

@@ -19,12 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster_leasehold.assets.output.worker_results import (
-    RangeStatistics,
-    WrittenFile,
-    error_of,
-    plain_error,
-)
+from dagster_leasehold.assets.output import worker_results
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -77,26 +72,26 @@ def signs_of_work(folder: Path) -> frozenset[tuple[str, int]]:
     return frozenset(signs)
 
 
-def report_read(folder: Path, shard: str, statistics: RangeStatistics) -> None:
+def report_read(folder: Path, shard: str, statistics: worker_results.RangeStatistics) -> None:
     """Report that the range of a shard was read to its end."""
     _write(folder, f"{_READ}-{uuid.uuid4().hex}", {"shard": shard, "read": statistics.plain()})
 
 
 def report_error(folder: Path, shard: str | None, error: BaseException) -> None:
     """Report why a task failed."""
-    content = {"shard": shard, "error": plain_error(error)}
+    content = {"shard": shard, "error": worker_results.plain_error(error)}
     _write(folder, f"{_ERROR}-{uuid.uuid4().hex}", content)
 
 
-def report_written(folder: Path, files: Iterable[WrittenFile]) -> None:
+def report_written(folder: Path, files: Iterable[worker_results.WrittenFile]) -> None:
     """Report the files of the tasks that counted; the job has succeeded."""
     _write(folder, _WRITTEN, [file.plain() for file in files])
 
 
-def read_statistics(folder: Path) -> dict[str, RangeStatistics]:
+def read_statistics(folder: Path) -> dict[str, worker_results.RangeStatistics]:
     """Return the statistics of every shard whose range was read to its end."""
     return {
-        content["shard"]: RangeStatistics.of(content["read"])
+        content["shard"]: worker_results.RangeStatistics.of(content["read"])
         for content in _contents(folder, _READ)
     }
 
@@ -106,14 +101,14 @@ def failures(folder: Path) -> list[ShardFailure]:
     reported: list[ShardFailure] = []
     for content in _contents(folder, _ERROR):
         shard = ShardId(content["shard"]) if content["shard"] is not None else None
-        reported.append(ShardFailure(shard, error_of(content["error"])))
+        reported.append(ShardFailure(shard, worker_results.error_of(content["error"])))
     return reported
 
 
-def written_files(folder: Path) -> list[WrittenFile] | None:
+def written_files(folder: Path) -> list[worker_results.WrittenFile] | None:
     """Return the files of the job; None if it did not succeed."""
     for content in _contents(folder, _WRITTEN):
-        return [WrittenFile.of(file) for file in content]
+        return [worker_results.WrittenFile.of(file) for file in content]
     return None
 
 

@@ -21,13 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.consuming import sweep
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
-from dagster_leasehold.assets.consuming.sweep import (
-    Sweeper,
-    SweepOutcome,
-    SweepResult,
-    check_quarantined,
-)
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.ledger_view import expired_output, units_of
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
@@ -134,7 +129,7 @@ class Replayer:
         stream: ShardStream,
         store: LedgerAndRewrites,
         output_root: Path,
-        sweeper: Sweeper,
+        sweeper: sweep.Sweeper,
         run: str,
         ended: Ended = lambda _: False,
         of_settings: bool = False,
@@ -234,12 +229,12 @@ class Replayer:
         for range_ in ranges:
             self._guarded(range_.shard, lambda r=range_: self._take(r, results[r.shard]))
 
-    def _take(self, range_: ReadRange, result: SweepResult) -> None:
+    def _take(self, range_: ReadRange, result: sweep.SweepResult) -> None:
         replay = self._open[range_.shard]
-        if not isinstance(result, SweepOutcome):
+        if not isinstance(result, sweep.SweepOutcome):
             raise result
         statistics = result.statistics
-        check_quarantined(self._stream, range_, statistics.quarantined)
+        sweep.check_quarantined(self._stream, range_, statistics.quarantined)
         batch = replay.waiting.popleft()
         replay.made.append(BatchRewrite(batch.sequence, batch.generation, result.files, statistics))
         self._made += 1

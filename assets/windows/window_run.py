@@ -10,13 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from dagster_leasehold.assets import errors
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.errors import (
-    RewriteRefused,
-    SparkUnavailable,
-    TransformError,
-    WindowIncomplete,
-)
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, touch_replaced
 from dagster_leasehold.assets.output.committed_output import parquet_frame
 from dagster_leasehold.assets.output.committed_parts import CommittedPart, EventSpan, listed_parts
@@ -152,7 +147,7 @@ def make_window(
             return WindowMade(window, len(parts))
         store.end_window(stream.key, name)
         shutil.rmtree(root / attempt, ignore_errors=True)
-    raise RewriteRefused(
+    raise errors.RewriteRefused(
         f"The hour {time_text(start)} of {asset} changed {TRIES_MAX} times while this run made "
         "it: it stays as the others left it."
     )
@@ -196,7 +191,7 @@ def _check_complete(
     shards, unlisted = shard_times(store, stream)
     reached = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
     if reached.until is None or reached.until < end:
-        raise WindowIncomplete(
+        raise errors.WindowIncomplete(
             f"The hour {time_text(start)} of {asset} is not complete ({reached.clause}): wait for "
             "its sensor, or set even_if_incomplete in the config."
         )
@@ -224,12 +219,12 @@ def _write(
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)
         if session_is_gone(error):
-            raise SparkUnavailable(
+            raise errors.SparkUnavailable(
                 f"Spark does not answer ({users_error(error)}): see the Spark server's log; "
                 "materialize the hour again."
             ) from error
-        raise TransformError(f"{where} failed with {users_error(error)}.") from error
-    raise TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
+        raise errors.TransformError(f"{where} failed with {users_error(error)}.") from error
+    raise errors.TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
 
 
 def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
@@ -238,7 +233,7 @@ def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
 
     paths = sorted((root / attempt).glob("*.parquet"))
     if not paths:
-        raise SparkUnavailable(
+        raise errors.SparkUnavailable(
             f"Spark reported that it wrote {attempt} but left no file in {root / attempt}: let "
             "Spark's workers and this process share the output folder."
         )

@@ -6,12 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.lease_store.errors import (
-    CheckpointRefused,
-    GroupInUse,
-    InvalidSetting,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.orchestration.commands.checkpoints import app, forced
@@ -129,7 +125,7 @@ def export(
     }
     within = [shard for shard, cursor in cursors.items() if cursor.index]
     if within and not repeat:
-        raise CheckpointRefused(
+        raise errors.CheckpointRefused(
             f"The checkpoints of shards {listed(within)} of {key} lie within a LogGroup, where the "
             "service has no cursor: let more of them be read, or add --repeat to have the first "
             "records of these LogGroups read again."
@@ -166,7 +162,7 @@ def _both(
     key = target.group(stream, group).key
     source = target.stream(stream).source
     if not isinstance(source, LogHub):
-        raise InvalidSetting(
+        raise errors.InvalidSetting(
             f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: only "
             "logstores of loghub have consumer groups of their own."
         )
@@ -181,13 +177,13 @@ def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target
     """
     held = sorted((shard for shard, consumer in consumers.items() if consumer), key=rank_key)
     if held:
-        raise GroupInUse(
+        raise errors.GroupInUse(
             f"Consumers of {shown(name)} hold shards {listed(held)} in the log service: stop "
             "them first, or add --live to read twice what they read from now on."
         )
     opened = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
     if opened:
-        raise GroupInUse(
+        raise errors.GroupInUse(
             f"Runs of {key} have shards {listed(sorted(opened, key=rank_key))} open: drain it "
             f"first with `leasehold group drain {key.group} --stream {key.stream}`, or add --live."
         )
@@ -195,12 +191,12 @@ def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target
 
 def _check(source: LogHub, shard: ShardId, cursor: GroupCursor) -> None:
     """Refuse a cursor that is not of its shard; one that has expired becomes a gap later."""
-    from dagster_leasehold.lease_store.errors import CursorExpired, UnknownShard
+    from dagster_leasehold.lease_store import errors
     from dagster_leasehold.shard_sources.source import Limits
 
     try:
         source.plan(shard, str(cursor), Limits(records_max=1))
-    except (CursorExpired, UnknownShard):
+    except (errors.CursorExpired, errors.UnknownShard):
         return
 
 

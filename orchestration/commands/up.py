@@ -25,21 +25,13 @@ from dagster_leasehold.orchestration.demo.home import running_alone
 from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
-from dagster_leasehold.orchestration.supervision import preflight
+from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
 from dagster_leasehold.orchestration.supervision.agent_state import AgentState, answering_alone
 from dagster_leasehold.orchestration.supervision.child_processes import (
     ChildProcess,
     SupervisedChild,
 )
 from dagster_leasehold.orchestration.supervision.code_server import end_session
-from dagster_leasehold.orchestration.supervision.dagster_processes import (
-    child_environment,
-    daemon,
-    opened_instance,
-    storage_environment,
-    wait_for_port,
-    webserver,
-)
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.private_mariadb import (
     PrivateMariaDB,
@@ -193,24 +185,28 @@ def _run(
         say(f"Starting Dagster and {nodes} nodes on {settings.home} …")
         sys.stdout.flush()
         watched = _storage(settings, stack, runs_max=nodes * RUNS_PER_NODE + 2, sqlite=sqlite)
-        environment = child_environment(settings, os.environ) | {
+        environment = dagster_processes.child_environment(settings, os.environ) | {
             "LEASEHOLD_AGENTS": "true",
             "LEASEHOLD_SPARK_STATE": str(settings.spark_folder),
         }
-        with opened_instance(settings) as instance:
+        with dagster_processes.opened_instance(settings) as instance:
             # Made here, where nobody else can make another one at the same moment.
             ensure_instance_address(instance)
         keeper = SparkKeeper(settings, environment, steady_clock)
         stack.callback(keeper.stop)
         keeper.look()
         loaded = module or DEFINITIONS_MODULE
-        pages = stack.enter_context(webserver(settings, environment, port, module=loaded))
+        pages = stack.enter_context(
+            dagster_processes.webserver(settings, environment, port, module=loaded)
+        )
         agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, module))
         # Ended first: while the nodes leave, nothing new shall be launched.
-        background = stack.enter_context(daemon(settings, environment, module=loaded))
+        background = stack.enter_context(
+            dagster_processes.daemon(settings, environment, module=loaded)
+        )
         if module is None:
             say_what_is_missing(target)
-        wait_for_port(port, pages, stop)
+        dagster_processes.wait_for_port(port, pages, stop)
         if not stop.is_set():
             _raise_if_ended(watched)
             say(f"Open http://127.0.0.1:{port} in a browser; Ctrl-C ends it.")
@@ -248,7 +244,7 @@ def _storage(
     # Dagster's own storage follows its own variables, as in production.
     elsewhere = bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
     say(described(settings, dagster_elsewhere=elsewhere))
-    with storage_environment(settings):
+    with dagster_processes.storage_environment(settings):
         create_instance(settings, nodes_text(runs_max=runs_max, mysql=elsewhere or bool(processes)))
     return processes
 

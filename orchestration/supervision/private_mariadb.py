@@ -26,13 +26,8 @@ from pydantic import SecretStr
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.orchestration import mariadb_access
+from dagster_leasehold.orchestration.supervision import preflight
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.preflight import (
-    HOME_BYTES,
-    MIB,
-    SERVER_BYTES,
-    require_room,
-)
 
 LOG_FILE = "server.log"
 PROGRAM, INSTALLER = "mariadbd", "mariadb-install-db"
@@ -51,7 +46,7 @@ def installed() -> bool:
 def room_needed(home: Path) -> int:
     """Return the bytes that a home with a server of its own writes soon."""
     made = (home / mariadb_access.FOLDER / "data").exists()
-    return HOME_BYTES if made else HOME_BYTES + SERVER_BYTES
+    return preflight.HOME_BYTES if made else preflight.HOME_BYTES + preflight.SERVER_BYTES
 
 
 def _program(name: str) -> str | None:
@@ -84,8 +79,8 @@ class PrivateMariaDB:
         program = _program(PROGRAM)
         if program is None or not installed():
             raise StoreUnavailable(
-                f"The lease store of {self._home} is a MariaDB in its folder {self._folder.name}, and "
-                f"this machine has no {PROGRAM}: install mariadb-server."
+                f"The lease store of {self._home} is a MariaDB in its folder {self._folder.name}, "
+                f"and this machine has no {PROGRAM}: install mariadb-server."
             )
         try:
             self._lock.acquire(timeout=LOCK_TIMEOUT_S)
@@ -96,7 +91,7 @@ class PrivateMariaDB:
             ) from None
         try:
             self._end_leftover()
-            require_room(self._home, room_needed(self._home))
+            preflight.require_room(self._home, room_needed(self._home))
             self._create()
             self._start(program)
         except BaseException:
@@ -159,7 +154,7 @@ class PrivateMariaDB:
                 (self._folder / LOG_FILE).write_text(done.stdout + done.stderr, encoding="utf-8")
             # Half-made it may fill the disk, which is then what the user has to hear of.
             try:
-                require_room(self._home, MIB)
+                preflight.require_room(self._home, preflight.MIB)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
             raise StoreUnavailable(

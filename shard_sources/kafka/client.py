@@ -11,13 +11,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dagster_leasehold.lease_store.errors import (
-    InvalidSetting,
-    LeaseholdError,
-    SourceUnavailable,
-    UnknownShard,
-    shown,
-)
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kafka.failures import AWAY, REFUSED, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
@@ -92,7 +87,7 @@ class KafkaClient:
         secrets: dict[str, str] = {}
         for name, variable in options.secrets.items():
             if variable not in os.environ:
-                raise InvalidSetting(
+                raise errors.InvalidSetting(
                     f"The environment variable {shown(variable)}, which holds {shown(name)} of "
                     f"topic {self.topic}, is not set here."
                 )
@@ -185,13 +180,13 @@ class KafkaClient:
                 error = connection.refusal() or error
             raise error_of(error, f"{where} at {shown(self.options.bootstrap_servers)}") from None
 
-    def _silence(self, connection: _Connection[Consumer], where: str) -> LeaseholdError:
+    def _silence(self, connection: _Connection[Consumer], where: str) -> errors.LeaseholdError:
         """Return the error for an answer that did not come in time."""
         if refusal := connection.refusal():
             return error_of(refusal, f"{where} at {shown(self.options.bootstrap_servers)}")
         last = connection.reported[-1:]
         reason = f": {shown(last[0].str())}" if last else ""
-        return SourceUnavailable(
+        return errors.SourceUnavailable(
             f"Kafka has not answered for {where} within {self.options.timeout_s:g} s{reason}."
         )
 
@@ -215,7 +210,7 @@ class KafkaClient:
             UnknownShard: the shard's id is no number of a partition.
         """
         if not (shard.isascii() and shard.isdecimal() and str(int(shard)) == shard):
-            raise UnknownShard(
+            raise errors.UnknownShard(
                 f"Topic {self.topic} has no shard {shown(shard)}: the shards of a topic are the "
                 "numbers of its partitions."
             )

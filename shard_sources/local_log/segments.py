@@ -28,7 +28,14 @@ import pyarrow as pa
 from dagster_leasehold.lease_store.durable_files import sync_folder
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log import format
+from dagster_leasehold.shard_sources.local_log.format import (
+    DECODED_BYTES_MAX,
+    ENTRY_BYTES,
+    IndexEntry,
+    damaged_file,
+    decode,
+    segment_header,
+)
 
 SEGMENT_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
@@ -56,7 +63,7 @@ class AppendableSegment:
         index = os.open(name.index, flags, 0o644)
         segment = cls(_opened_beside(index, lambda: os.open(name.data, flags, 0o644)), index)
         try:
-            _write(segment._data, format.segment_header())
+            _write(segment._data, segment_header())
             os.fsync(segment._data)
             sync_folder(name.folder)
         except OSError:
@@ -78,8 +85,8 @@ class AppendableSegment:
         try:
             os.ftruncate(segment._data, size if entries else 0)
             if not entries:
-                _write(segment._data, format.segment_header())
-            os.ftruncate(segment._index, entries * format.ENTRY_BYTES)
+                _write(segment._data, segment_header())
+            os.ftruncate(segment._index, entries * ENTRY_BYTES)
         except OSError:
             segment.close()
             raise
@@ -194,10 +201,10 @@ class Segment:
         except FileNotFoundError:
             os.close(self._data)
             if name.data.exists():
-                raise format.damaged_file(name.index, "is missing") from None
+                raise damaged_file(name.index, "is missing") from None
             raise
         self.size = os.fstat(self._data).st_size
-        present = os.fstat(self._index).st_size // format.ENTRY_BYTES
+        present = os.fstat(self._index).st_size // ENTRY_BYTES
         self.count = present if span.count is None else min(span.count, present)
 
     def __enter__(self) -> Self:
@@ -220,29 +227,29 @@ class Segment:
         """Raise LogCorrupt if entries or bytes are missing at its end."""
         if self.end != self.span.end:
             reason = f"ends at offset {self.end}, and {self.span.end} was written"
-            raise format.damaged_file(self.name.index, reason)
+            raise damaged_file(self.name.index, reason)
         if self.count and self.entry(self.count - 1).position_end > self.size:
-            raise format.damaged_file(self.name.data, "ends before its last record")
+            raise damaged_file(self.name.data, "ends before its last record")
 
     def _stored(self, number: int, count: int) -> bytes:
-        return os.pread(self._index, count * format.ENTRY_BYTES, number * format.ENTRY_BYTES)
+        return os.pread(self._index, count * ENTRY_BYTES, number * ENTRY_BYTES)
 
-    def entry(self, number: int) -> format.IndexEntry:
+    def entry(self, number: int) -> IndexEntry:
         """Return entry `number`, counted from 0; raise LogCorrupt if it is damaged."""
-        entry = format.IndexEntry.unpack(self._stored(number, 1))
+        entry = IndexEntry.unpack(self._stored(number, 1))
         if entry is None:
             raise self.damaged_entry(number)
         return entry
 
-    def stored_entry(self, number: int) -> tuple[bytes, format.IndexEntry | None]:
+    def stored_entry(self, number: int) -> tuple[bytes, IndexEntry | None]:
         """The bytes of entry `number`, and the entry, or None where its checksum does not fit."""
         stored = self._stored(number, 1)
-        return stored, format.IndexEntry.unpack(stored)
+        return stored, IndexEntry.unpack(stored)
 
     def damaged_entry(self, number: int) -> LogCorrupt:
         """The error for entry `number`."""
-        place = f"in the {format.ENTRY_BYTES} bytes from {number * format.ENTRY_BYTES}"
-        return format.damaged_file(self.name.index, f"is damaged {place}")
+        place = f"in the {ENTRY_BYTES} bytes from {number * ENTRY_BYTES}"
+        return damaged_file(self.name.index, f"is damaged {place}")
 
     @property
     def end(self) -> int:
@@ -264,24 +271,24 @@ class Segment:
         """The number of the first entry with a record at or after a time; `count` if none."""
         return bisect_left(range(self.count), time_us, key=lambda n: self.entry(n).time_max_so_far)
 
-    def entries(self, number: int) -> Iterator[format.IndexEntry]:
+    def entries(self, number: int) -> Iterator[IndexEntry]:
         """The entries from `number` on; raise LogCorrupt at one that does not follow the last."""
-        follows: format.IndexEntry | None = None
+        follows: IndexEntry | None = None
         while number < self.count:
             amount = min(_ENTRIES_PER_READ, self.count - number)
             stored = self._stored(number, amount)
-            for at in range(0, amount * format.ENTRY_BYTES, format.ENTRY_BYTES):
-                entry = format.IndexEntry.unpack(stored[at : at + format.ENTRY_BYTES])
+            for at in range(0, amount * ENTRY_BYTES, ENTRY_BYTES):
+                entry = IndexEntry.unpack(stored[at : at + ENTRY_BYTES])
                 if entry is None or (follows is not None and entry.offset != follows.end):
                     raise self.damaged_entry(number)
                 yield entry
                 follows = entry
                 number += 1
 
-    def batch(self, entry: format.IndexEntry) -> pa.RecordBatch:
+    def batch(self, entry: IndexEntry) -> pa.RecordBatch:
         """Return the records of one message; raise LogCorrupt if its bytes are others."""
-        if entry.length > format.DECODED_BYTES_MAX:
+        if entry.length > DECODED_BYTES_MAX:
             message = f"a message of {entry.length} bytes at {entry.position}, more than any has"
-            raise format.damaged_file(self.name.index, f"names {message}")
+            raise damaged_file(self.name.index, f"names {message}")
         encoded = os.pread(self._data, entry.length, entry.position)
-        return format.decode(encoded, entry, str(self.name.data))
+        return decode(encoded, entry, str(self.name.data))

@@ -14,18 +14,13 @@ import pyarrow.compute as pc
 
 from dagster_leasehold.lease_store.errors import CursorExpired, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import segments
 from dagster_leasehold.shard_sources.local_log.format import (
     IndexEntry,
     microseconds,
     missing_offset,
 )
 from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile
-from dagster_leasehold.shard_sources.local_log.segments import (
-    Segment,
-    list_from,
-    list_segments,
-    shard_folder,
-)
 from dagster_leasehold.shard_sources.local_log.tails import Extent, extent_of
 from dagster_leasehold.shard_sources.positions import check_within, parse_offset
 from dagster_leasehold.shard_sources.source import (
@@ -55,7 +50,7 @@ class ShardFolder:
     @property
     def folder(self) -> Path:
         """The folder of the shard's segments."""
-        return shard_folder(self.root, self.shard)
+        return segments.shard_folder(self.root, self.shard)
 
     def head(self) -> Head:
         """Read the shard's head; raise LogCorrupt if it is damaged."""
@@ -72,7 +67,7 @@ class ShardFolder:
         """
         for _ in range(_LISTING_ATTEMPTS):
             head = self.head()
-            names = list_from(self.folder, head.begin)
+            names = segments.list_from(self.folder, head.begin)
             try:
                 return extent_of(head, names)
             except FileNotFoundError:
@@ -90,14 +85,14 @@ class ShardFolder:
         check_within(f"Shard {self.shard}", offset, extent.begin, extent.end)
         return offset
 
-    def _entries(self, start: int, extent: Extent) -> Iterator[tuple[Segment, IndexEntry]]:
+    def _entries(self, start: int, extent: Extent) -> Iterator[tuple[segments.Segment, IndexEntry]]:
         """The messages that hold the offsets from `start` to the end, each in its open segment."""
         expected = start
         for span in extent.segments:
             if span.end <= start:
                 continue
             try:
-                segment = Segment(span)
+                segment = segments.Segment(span)
             except FileNotFoundError:
                 raise self._gone(expected) from None
             with segment:
@@ -114,7 +109,7 @@ class ShardFolder:
     def _gone(self, offset: int) -> CursorExpired | LogCorrupt:
         """The error for an offset that was written and is not there: retention, or damage."""
         head = self.head()
-        names = list_segments(self.folder)
+        names = segments.list_segments(self.folder)
         begin = head.begin if not head.unknown else names[0].first if names else 0
         if begin > offset:
             return CursorExpired(
@@ -132,7 +127,7 @@ class ShardFolder:
             if span.name.first > expected:
                 self._refuse_damage(expected)
             try:
-                segment = Segment(span)
+                segment = segments.Segment(span)
             except FileNotFoundError:
                 self._refuse_damage(span.name.first)
                 expected = span.end

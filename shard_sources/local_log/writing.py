@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from dagster_leasehold.lease_store.errors import ShardBusy, ShardReadOnly, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.local_log import segments
 from dagster_leasehold.shard_sources.local_log.catalog import ensure_heads, load_catalog
 from dagster_leasehold.shard_sources.local_log.format import (
     IndexEntry,
@@ -34,13 +35,6 @@ from dagster_leasehold.shard_sources.local_log.format import (
     segment_header,
 )
 from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile, Point
-from dagster_leasehold.shard_sources.local_log.segments import (
-    AppendableSegment,
-    Segment,
-    SegmentName,
-    list_segments,
-    shard_folder,
-)
 from dagster_leasehold.shard_sources.local_log.tails import writable_tail
 
 SEGMENT_BYTES_MAX = 128 * 1024 * 1024
@@ -91,13 +85,13 @@ class ShardWriter:
     ) -> None:
         self._root = root
         self._shard = shard
-        self._folder = shard_folder(root, shard)
+        self._folder = segments.shard_folder(root, shard)
         self._clock = clock
         self._durable = durable
         self._segment_bytes_max = segment_bytes_max
         self._closing = closing
         self._lock = FileLock(self._folder / "write.lock", timeout=wait_s)
-        self._segment: AppendableSegment | None = None
+        self._segment: segments.AppendableSegment | None = None
         self._heads = HeadsFile(root, writable=True)
         self._head = Head()
         self._at = Point()
@@ -227,7 +221,7 @@ class ShardWriter:
         self._heads.write(self._shard, head, durable=durable)
         self._head = head
 
-    def _settle(self, segment: AppendableSegment) -> None:
+    def _settle(self, segment: segments.AppendableSegment) -> None:
         """Put on the disk what was appended without waiting for it."""
         if self._head.flushed != self._head.appended:
             segment.sync()
@@ -245,7 +239,7 @@ class ShardWriter:
             self._begin_segment()
             return
         name, count = tail.name, tail.count or 0
-        with Segment(tail) as segment:
+        with segments.Segment(tail) as segment:
             last = segment.entry(count - 1) if count else None
             if last is not None:
                 # Damaged bytes must not be buried under new ones.
@@ -254,23 +248,23 @@ class ShardWriter:
         size = last.position_end if last else len(segment_header())
         self._at = Point(name.first, count, size, tail.end, checksum)
         self._time_max = last.time_max_so_far if last else _NO_TIME
-        self._segment = AppendableSegment.reopen(name, size, count)
+        self._segment = segments.AppendableSegment.reopen(name, size, count)
         if self._at == head.appended == head.flushed and head.certain and not head.unknown:
             return
         # Even for a writer that does not wait for the disk: what was acknowledged before must not
         # depend on what this one does.
         self._segment.sync()
         if head.unknown:
-            self._heads.write_begin(self._shard, list_segments(self._folder)[0].first)
+            self._heads.write_begin(self._shard, segments.list_segments(self._folder)[0].first)
         self._acknowledge(self._at, durable=True)
 
-    def _begin_segment(self) -> AppendableSegment:
+    def _begin_segment(self) -> segments.AppendableSegment:
         if self._segment:
             self._settle(self._segment)
             self._segment.close()
             self._segment = None
-        name = SegmentName(self._at.end, self._folder)
-        self._segment = AppendableSegment.begin(name)
+        name = segments.SegmentName(self._at.end, self._folder)
+        self._segment = segments.AppendableSegment.begin(name)
         self._at = Point(name.first, size=len(segment_header()), end=name.first)
         self._time_max = _NO_TIME
         return self._segment

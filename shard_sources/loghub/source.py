@@ -9,16 +9,11 @@ from datetime import datetime
 from dagster_leasehold.lease_store.errors import CursorExpired, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.shard_sources import positions
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard, with_parents
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.loghub.reader import LogHubReader
-from dagster_leasehold.shard_sources.positions import (
-    GONE,
-    removed_bounds,
-    removed_lag,
-    removed_plan,
-)
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.source import (
     Limits,
@@ -62,7 +57,7 @@ class LogHub(LogHubReader):
             extents = pool.map(
                 lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), present
             )
-            return dict.fromkeys(gone, removed_bounds(str(GroupCursor(0)))) | {
+            return dict.fromkeys(gone, positions.removed_bounds(str(GroupCursor(0)))) | {
                 shard: ShardBounds(str(begin), str(end), listed[shard].read_only)
                 for shard, (begin, end) in zip(present, extents, strict=True)
             }
@@ -78,7 +73,7 @@ class LogHub(LogHubReader):
         try:
             return str(self._cursor(shard, at))
         except CursorExpired:
-            return GONE
+            return positions.GONE
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Where a batch ends: at least one record; bytes are those of the messages.
@@ -87,8 +82,8 @@ class LogHub(LogHubReader):
         whole groups and its consumer groups cannot point into one. Otherwise it ends within one.
         """
         self.number_of(shard)
-        if start == GONE and self.removed(shard, self.client.shards()):
-            return removed_plan(shard, start)
+        if start == positions.GONE and self.removed(shard, self.client.shards()):
+            return positions.removed_plan(shard, start)
         first = GroupCursor.parse(shard, start)
         end, whole, records, bytes_ = first, 0, 0, 0
         # Asked for once, so that the last page of groups need not be an empty one.
@@ -125,7 +120,7 @@ class LogHub(LogHubReader):
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
         """0 at the end; None before it, because the service counts LogGroups, not records."""
         if bounds.removed:
-            return removed_lag(cursor)
+            return positions.removed_lag(cursor)
         end = GroupCursor.parse(shard, bounds.end)
         return 0 if GroupCursor.parse(shard, cursor) >= end else None
 
