@@ -11,7 +11,10 @@ from typing_extensions import override
 
 from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
 from dagster_leasehold.assets.consuming.consumption import Consumer
+from dagster_leasehold.assets.consuming.following import Follow
+from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorInvalid
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -26,6 +29,7 @@ from dagster_leasehold.shard_sources.source import (
 )
 from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
 from dagster_leasehold.simulation.shard_log import ShardLog
+from dagster_leasehold.simulation.waiting_runs import Waits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +96,7 @@ def consume(run: Run) -> None:
         source=SimulatedSource(run.log),
         group=run.key.group,
         limits=Limits(records_max=BATCH_RECORDS_MAX),
-        run_budget_s=RUN_BUDGET_S,
+        run_budget_s=run.waits.pace.budget_s if run.waits else RUN_BUDGET_S,
     )
     cursors = bootstrap_cursors(run.store.pulse(run.key), run.node) if run.pinned else None
     consumer = Consumer(
@@ -107,6 +111,19 @@ def consume(run: Run) -> None:
         after_commit=run.acknowledge,
         replaces=run.replaces,
         bootstrap=cursors,
+        follow=run.waits and _follow(run.waits),
     )
     for report in consumer.consume(run.shards).values():
         run.say(str(report))
+
+
+def _follow(waits: Waits) -> Follow:
+    """Return the way in which a simulated run follows its shards."""
+
+    def requests() -> RunRequests:
+        wishes = waits.look()
+        return RunRequests(wishes.take, wishes.let_go, wishes.finish, wishes.stop)
+
+    # A simulated record has no bytes that could make a batch sooner.
+    pace = Pace(waits.pace.commit_interval_s, idle_limit_s=waits.pace.idle_limit_s)
+    return Follow(pace, waits.wait, requests)

@@ -7,7 +7,8 @@ has to settle within a bound and stay still. A seed that fails replays identical
 
     stage       a seed's time, log and store; below it schedule, shard_log, configuration
     parts       the code under simulation, or a mutant in its place; seam is its way to the store
-    host        one host, with its host_runs; agent_host and client_host are other kinds of it
+    host        one host, with its host_runs; agent_host and client_host are other kinds of it;
+                waiting_runs follow their shards, and answer what others wish meanwhile
     fleet       all hosts; ports names what they may ask of the world, and the world of them
     incidents   planned events and random faults; host_failures and settings_changes
     watch       the invariants of each call; node_watch, shard_watch

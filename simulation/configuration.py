@@ -196,3 +196,31 @@ _LARGEST = {
 
 _MILD = frozenset({"clock_rate_error", "uneven_ticks", "instant_call"})
 """Conditions rather than faults: where one of them is drawn, it is drawn near its largest."""
+
+
+FOLLOWING_SHARE = 0.5
+"""The share of a swarm's groups whose runs follow their shards."""
+INTERVALS_S = (0.0, 2.0, 10.0, 30.0)
+IDLE_LIMITS_S = (5.0, 30.0, 120.0)
+BUDGETS_S = (60.0, 100_000.0)
+"""The second one outlives every simulation: no shard may need the end of a run to get on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingPace:
+    """The pace of a group whose runs follow their shards, in seconds."""
+
+    commit_interval_s: float
+    idle_limit_s: float
+    budget_s: float
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Self | None:
+        """Return a seed's pace; None where its runs end once all is read."""
+        # Chance of its own, so that seeds whose runs do not follow play as they always did.
+        chance = random.Random(f"the pace of {seed}")
+        if chance.random() >= FOLLOWING_SHARE:
+            return None
+        return cls(
+            chance.choice(INTERVALS_S), chance.choice(IDLE_LIMITS_S), chance.choice(BUDGETS_S)
+        )

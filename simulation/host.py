@@ -201,6 +201,10 @@ class Host:
                 if shard in report.progress
                 and runs.worth_a_run(report.progress[shard], replaces, starting)
             ]
+            # A shard that a dead run has open, or that starts elsewhere, needs a run of its own.
+            joining = [s for s in wanted if s not in replaces and s not in starting]
+            if joining and runs.offer(node, joining):
+                wanted = [shard for shard in wanted if shard not in joining]
             if wanted:
                 self.launch_for(report, node, tuple(wanted[:SHARDS_PER_RUN]), replaces)
 

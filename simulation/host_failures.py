@@ -186,4 +186,5 @@ class HostFailures:
             shard = stage.chance.choice(list(stage.log.shards) or [ShardId("0")])
             if shard in {lease.shard for lease in stage.store.snapshot(stage.key).shards}:
                 node = stage.chance.choice(list(host.incarnations))
-                host.runs.launch(node, (shard,), {}, host.incarnations[node])
+                host.runs.ask_back(shard)
+                host.runs.launch(node, (shard,), {}, host.incarnations[node], follows=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.errors import StoreError
@@ -13,6 +13,7 @@ from dagster_leasehold.simulation.parts import Run, WrittenRange
 from dagster_leasehold.simulation.ports import Surroundings
 from dagster_leasehold.simulation.schedule import Process, Schedule
 from dagster_leasehold.simulation.stage import Stage
+from dagster_leasehold.simulation.waiting_runs import Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,25 @@ class HostRuns:
             if run is not None and not run.dead and not mistaken:
                 return False
             replaces[progress.shard] = progress.consumer_run
-        elif any(progress.shard in run.shards for run in self.alive()):
+        elif any(run.will_open(progress.shard) for run in self.alive()):
             return False
         shard = stage.log.shards[progress.shard]
         starts = progress.shard in starting
         return starts or shard.read_only or shard.end > int(progress.check_point or 0)
+
+    def offer(self, node: NodeName, shards: Sequence[ShardId]) -> bool:
+        """Offer shards to a run of their node that follows; return False where there is none."""
+        for run in self.alive():
+            if run.node == node and run.waits is not None and not run.waits.ending:
+                run.waits.offer(shards)
+                return True
+        return False
+
+    def ask_back(self, shard: ShardId) -> None:
+        """Ask runs that follow to let a shard go, as whoever materializes it by hand does."""
+        for run in self.alive():
+            if run.waits is not None:
+                run.waits.ask_back(shard)
 
     def launch(
         self,
@@ -107,8 +122,13 @@ class HostRuns:
         shards: tuple[ShardId, ...],
         replaces: Mapping[ShardId, str],
         incarnation: str,
+        *,
+        follows: bool = True,
     ) -> None:
-        """Start a run that consumes shards for a node, some time from now."""
+        """Start a run that consumes shards for a node, some time from now.
+
+        Where the group's runs follow their shards, this one does with `follows`.
+        """
         world, stage = self._world, self._stage
         process = Process(f"run-{len(world.runs) + 1}")
         store = world.connect(process)
@@ -131,10 +151,17 @@ class HostRuns:
             acknowledge=lambda commits: world.watch.acknowledge(process, commits),
             say=world.watch.hear,
         )
+        if follows and stage.pace is not None:
+            sleep = self._sleep
+            run.waits = Waits(run, stage.pace, sleep, stage, awaited=set(shards))
         world.runs[run.name] = run
         self._runs.append(run)
         delay_s = stage.chance.uniform(0.5, 2.0) * stage.unit_s
         stage.schedule.spawn(process, lambda: self._work(run), delay_s)
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep for seconds of the host's clock."""
+        self._stage.schedule.sleep(seconds / self._clock.rate)
 
     def _work(self, run: Run) -> None:
         world = self._world

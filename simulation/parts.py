@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import StoreSeam
 from dagster_leasehold.simulation.shard_log import ShardLog
+from dagster_leasehold.simulation.waiting_runs import Waits
 
 BATCH_RECORDS_MAX = 20
 RUN_BUDGET_S = 60.0
@@ -51,6 +52,7 @@ class Run:
         pinned: True if its group assigns by name, so that shards may have bootstrap cursors.
         acknowledge: gets each batch that the run takes for committed.
         say: gets all that the run reports in words.
+        waits: of a run that follows its shards; None where it ends once they are read.
     """
 
     process: Process
@@ -68,6 +70,7 @@ class Run:
     pinned: bool
     acknowledge: Callable[[Sequence[BatchCommit]], None]
     say: Callable[[str], None]
+    waits: Waits | None = None
 
     @property
     def name(self) -> str:
@@ -78,6 +81,10 @@ class Run:
     def dead(self) -> bool:
         """True once it was killed, or has ended."""
         return self.process.dead
+
+    def will_open(self, shard: ShardId) -> bool:
+        """Return True if it has yet to open a shard; one that follows may have let it go again."""
+        return shard in (self.shards if self.waits is None else self.waits.awaited)
 
 
 @runtime_checkable

@@ -36,6 +36,7 @@ class SeedOutcome:
         counts: shards per node at the end, largest first.
         takeovers: virtual seconds from a node's failure until each of its shards had a new owner.
         statements: store calls by verb.
+        waits: how often runs that follow waited for records, and what they met meanwhile.
         violations: broken invariants; empty if none.
     """
 
@@ -48,6 +49,7 @@ class SeedOutcome:
     counts: tuple[int, ...]
     takeovers: tuple[float, ...]
     statements: Counter[str]
+    waits: Counter[str]
     violations: tuple[str, ...]
 
 
@@ -75,6 +77,7 @@ def run_seed(config: SimulationConfig, seed: int, parts: Parts) -> SeedOutcome:
         counts=tuple(sorted((held[name] for name in members), reverse=True)),
         takeovers=tuple(measures.takeovers),
         statements=stage.statements,
+        waits=stage.waits,
         violations=tuple(stage.violations),
     )
 

@@ -10,7 +10,12 @@ from datetime import UTC, datetime, timedelta
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.simulation.configuration import FaultRates, Faults, SimulationConfig
+from dagster_leasehold.simulation.configuration import (
+    FaultRates,
+    Faults,
+    FollowingPace,
+    SimulationConfig,
+)
 from dagster_leasehold.simulation.schedule import Schedule
 from dagster_leasehold.simulation.shard_log import ShardLog
 
@@ -34,6 +39,8 @@ class Stage:
         calls: store calls so far; `statements` counts them by verb.
         healed: True once the faults have stopped.
         restores: how often the store lost its last commits.
+        pace: of runs that follow their shards; None where runs end once all is read.
+        waits: how often runs waited for more records, and what they met while they waited.
         violations: broken promises; sentences that begin with the number of an invariant.
     """
 
@@ -59,6 +66,8 @@ class Stage:
         self.calls = 0
         self.healed = False
         self.restores = 0
+        self.pace = FollowingPace.of_seed(seed) if self.swarm else None
+        self.waits: Counter[str] = Counter()
         self.store_down_until = 0.0
         self.wall_clock_offset_s = 0.0
         self.violations: list[str] = []

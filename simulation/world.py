@@ -23,6 +23,7 @@ from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import Network
 from dagster_leasehold.simulation.settings_changes import SettingsChanges
 from dagster_leasehold.simulation.stage import TICK_S, Stage
+from dagster_leasehold.simulation.waiting_runs import Waits, WishesByChance
 from dagster_leasehold.simulation.watch import Watch
 
 HANDOFF_LIMIT_S = 60.0
@@ -60,6 +61,7 @@ class World(Network):
             stage, self._fleet, self._failures, self.watch, self._administer
         )
         self._settings_changes = SettingsChanges(stage, self._fleet, self._failures.kill)
+        self._wishes = WishesByChance(stage, self._waits)
         self._convergence = Convergence(stage, self._fleet)
         stage.store.create_group(group)
 
@@ -85,6 +87,9 @@ class World(Network):
         self._check_steady()
         self.watch.check_history()
         stage.schedule.unwind()
+
+    def _waits(self) -> list[Waits]:
+        return [run.waits for run in self.runs.values() if run.waits and not run.dead]
 
     def _failed(self) -> bool:
         return bool(self.stage.violations)
@@ -151,6 +156,7 @@ class World(Network):
         self.stage.count(verb)
         self._incidents.step()
         self._settings_changes.step()
+        self._wishes.step()
 
     @override
     def changed(self, verb: str, process: Process, args: tuple[Any, ...]) -> None:

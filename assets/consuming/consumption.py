@@ -49,6 +49,10 @@ from dagster_leasehold.lease_store.store import LeaseStore
 
 TURN_S = 300.0
 """The time that a run has to catch up where other shards wait for its place, in seconds."""
+UNANSWERED = (
+    "The lease store gave no answer when this run opened a shard or let it go, so that the shard "
+    "may still be open to it: the run ended, and the next one goes on at the checkpoints."
+)
 ETA_CHANGE_MIN = 2.0
 """By what factor the time of a batch must change for the announced one to be worth a write."""
 
@@ -167,6 +171,9 @@ class Consumer:
         idle = asked.finish or (self._following is not None and self._following.idle)
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
+        elif self._follow is not None and self._open.unanswered:
+            # A run that does not follow ends soon, and with it what it may have left open.
+            self._open.stop_all(StopReason.FAILED, UNANSWERED)
         elif self._stop_requested() or asked.stop:
             self._open.stop_all(StopReason.STOP_REQUESTED)
         elif (self._sweeps or not due) and self._clock() >= deadline:
@@ -179,15 +186,7 @@ class Consumer:
             if shard in self._open:
                 self._open.stop(self._open[shard], StopReason.STOP_REQUESTED)
         self._opening.open(asked.take)
-        views = self._store.review([open_.tenure for open_ in self._open.all()])
-        for open_ in self._open.all():
-            view = views[open_.tenure.shard]
-            if not view.current:
-                self._open.lose(open_)
-            elif view.paused:
-                self._open.stop(open_, StopReason.PAUSED)
-            elif view.transfer_to is not None:
-                self._open.stop(open_, StopReason.HANDED_OVER)
+        self._open.review()
 
     def _sweep(self) -> None:
         """Plan the next batch of each shard, make them together, and learn from the time taken."""

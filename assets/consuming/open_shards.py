@@ -61,13 +61,19 @@ class OpenShards:
     """The open shards of one run, and the reports of those that it has let go.
 
     Args:
-        store: where tenures are closed.
+        store: where tenures are looked at and closed.
+
+    Attributes:
+        reports: the reports of the shards that were let go.
+        unanswered: True once the store left the run without an answer about one of its shards,
+            whose tenure may still be open: everybody takes it for served until the run ends.
     """
 
     def __init__(self, store: Tenures) -> None:
         self._store = store
         self._open: dict[ShardId, OpenShard] = {}
         self._store_silent = False
+        self.unanswered = False
         self.reports: dict[ShardId, ConsumptionReport] = {}
 
     def __bool__(self) -> bool:
@@ -122,8 +128,22 @@ class OpenShards:
                 results += [] if result is None else [result]
         return results
 
+    def review(self) -> None:
+        """Look at all tenures, and let the shards go that somebody else has or is to have."""
+        views = self._store.review([open_.tenure for open_ in self.all()])
+        for open_ in self.all():
+            view = views[open_.tenure.shard]
+            if not view.current:
+                self.lose(open_)
+            elif view.paused:
+                self.stop(open_, StopReason.PAUSED)
+            elif view.transfer_to is not None:
+                self.stop(open_, StopReason.HANDED_OVER)
+
     def stop_all(self, reason: StopReason, error: str = "") -> None:
         """Let all shards go at their checkpoints: in one transaction, but for those in transfer."""
+        # A store that left a call unanswered long ago may be well again.
+        self._store_silent = False
         for shard in self._closed_together(error or reason.value):
             self.end(self._open[shard], reason, error)
         for open_ in self.all():
@@ -153,7 +173,7 @@ class OpenShards:
         except LeaseholdError as unanswered:
             # The tenure stays open in the store until somebody sees that this run has ended.
             _LOG.warning("Shard %s could not be let go: %s", open_.tenure.shard, unanswered)
-            self._store_silent = isinstance(unanswered, StoreError)
+            self._store_silent = self.unanswered = isinstance(unanswered, StoreError)
         self.end(open_, reason, error)
 
     def _fail(self, open_: OpenShard, error: Exception) -> None:

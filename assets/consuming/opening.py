@@ -11,7 +11,7 @@ from dagster_leasehold.assets.consuming.consumption_report import ConsumptionRep
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, StoreError, shown
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
@@ -99,6 +99,7 @@ class Opening:
             self.bootstrap.apply(key, shard, self.node, self.run)
             outcome = self.store.open_tenure(key, shard, self.node, self.run, replaces=replaces)
         except Exception as error:
+            self.shards.unanswered |= isinstance(error, StoreError)
             self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
             return
         match outcome:

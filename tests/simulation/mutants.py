@@ -1,11 +1,11 @@
-"""Sixteen mutants: each breaks one rule of the protocol in the way that a real system once did."""
+"""Mutants: each breaks one rule of the protocol in the way that a real system once did."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreError
+from dagster_leasehold.lease_store.errors import LeaseholdError, OutcomeUnknown, StoreError
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchState
@@ -289,7 +289,45 @@ class ChecksBeforeItWaits(StoreSeam):
         return super()._call(verb, args, options)
 
 
-def _through(view: Callable[[object], object]) -> Callable[[Run], None]:
+class SeesNobodyAsking:
+    """A waiting run's view of the store: its shards are as it left them when it began to wait."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self._store, verb)
+
+    def review(self, tenures: list[Tenure]) -> object:
+        views = self._store.review(tenures)
+        return {
+            shard: replace(view, transfer_to=None, paused=False) for shard, view in views.items()
+        }
+
+
+class TakesNoAnswerForNo:
+    """A run's view of the store: where no answer came, no shard was opened or let go."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self._store, verb)
+
+    def open_tenure(self, *args: object, **options: object) -> object:
+        return self._answered("open_tenure", *args, **options)
+
+    def close_tenure(self, *args: object, **options: object) -> object:
+        return self._answered("close_tenure", *args, **options)
+
+    def _answered(self, verb: str, *args: object, **options: object) -> object:
+        try:
+            return getattr(self._store, verb)(*args, **options)
+        except StoreError as error:
+            raise LeaseholdError(str(error)) from None
+
+
+def through(view: Callable[[object], object]) -> Callable[[Run], None]:
     """The consumer with another view of the store."""
 
     def consume_through(run: Run) -> None:
@@ -328,6 +366,15 @@ def _repeats_blindly(run: Run) -> None:
     consume(replace(run, store=Repeating(run.store)))
 
 
+def _waits_in_one_piece(run: Run) -> None:
+    """A run that sleeps until its next batch, however long that is, and looks at nothing."""
+    waits = run.waits
+    if waits is not None:
+        wait = waits.wait
+        waits.wait = lambda seconds: wait(max(seconds, waits.pace.commit_interval_s))
+    consume(run)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A broken part, and the system in which it was found."""
@@ -346,7 +393,7 @@ MUTANTS = [
     Mutant("no time-out on calls", Parts(consume, seam=WaitsForeverForAReply), "River #1251"),
     Mutant("checkpoint without token", Parts(consume, store=CommitsWithoutToken), "Azure"),
     Mutant("wall clock", Parts(consume, rebalancer=WallClockRebalancer), "apscheduler"),
-    Mutant("row count ignored", Parts(_through(AssumesEveryCommit)), "apscheduler"),
+    Mutant("row count ignored", Parts(through(AssumesEveryCommit)), "apscheduler"),
     Mutant("deadline from the reply", Parts(consume, heartbeat=TrustsFromTheReply), "P6"),
     Mutant("events doubled", Parts(_repeats_blindly, store=DoublesEvents), "apscheduler"),
     Mutant("blind retry", Parts(_repeats_blindly, store=AdvancesByAmount), "FoundationDB"),
@@ -359,6 +406,8 @@ MUTANTS = [
         "KCL #1718",
     ),
     Mutant("names without case", Parts(consume, store=ComparesWithoutCase), "collations"),
+    Mutant("nobody heard while waiting", Parts(through(SeesNobodyAsking)), "Leasehold"),
+    Mutant("no look while waiting", Parts(_waits_in_one_piece), "Leasehold"),
     Mutant("not checked after waiting", Parts(consume, seam=ChecksBeforeItWaits), "etcd 3.4.3"),
 ]
 

@@ -32,6 +32,7 @@ class ChunkResult:
     Attributes:
         calls: store calls made.
         with_clients: seeds whose group had plain clients among its members.
+        with_following: seeds whose runs followed their shards and waited for records.
         commits: batches committed.
         saves: checkpoints that clients saved.
         violations: sentences that begin with the seed.
@@ -40,6 +41,7 @@ class ChunkResult:
     seeds: int
     calls: int
     with_clients: int
+    with_following: int
     commits: int
     saves: int
     violations: tuple[str, ...]
@@ -49,6 +51,7 @@ class ChunkResult:
             self.seeds + other.seeds,
             self.calls + other.calls,
             self.with_clients + other.with_clients,
+            self.with_following + other.with_following,
             self.commits + other.commits,
             self.saves + other.saves,
             self.violations + other.violations,
@@ -57,13 +60,14 @@ class ChunkResult:
 
 def run_chunk(seeds: range, steps: int) -> ChunkResult:
     """Simulate some seeds, in a process of its own."""
-    total = ChunkResult(0, 0, 0, 0, 0, ())
+    total = ChunkResult(0, 0, 0, 0, 0, 0, ())
     for seed in seeds:
         outcome = run_seed(config(seed, steps), seed, Parts(consume))
         total += ChunkResult(
             1,
             outcome.calls,
             int(outcome.statements["save_checkpoint"] > 0),
+            int(bool(outcome.waits)),
             outcome.statements["commit"],
             outcome.statements["save_checkpoint"],
             tuple(f"seed {seed}: {violation}" for violation in outcome.violations),
@@ -86,7 +90,7 @@ def say(line: str) -> None:
 def run(first: int, seeds: int, steps: int, processes: int) -> ChunkResult:
     """Simulate all seeds; says how far it is about once a minute, and a violation at once."""
     began = said_at = time.monotonic()
-    total = ChunkResult(0, 0, 0, 0, 0, ())
+    total = ChunkResult(0, 0, 0, 0, 0, 0, ())
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         pending = [pool.submit(run_chunk, portion, steps) for portion in chunks(first, seeds)]
         for done in as_completed(pending):
@@ -104,6 +108,7 @@ def run(first: int, seeds: int, steps: int, processes: int) -> ChunkResult:
     say(f"seeds                    {first} to {first + seeds - 1} with {steps:,} steps each")
     say(f"store calls              {total.calls:,}")
     say(f"seeds with plain clients {total.with_clients:,}")
+    say(f"seeds with waiting runs  {total.with_following:,}")
     say(f"commit calls             {total.commits:,}")
     say(f"checkpoints of clients   {total.saves:,}")
     say(f"violations               {len(total.violations)}")

@@ -22,6 +22,7 @@ from dagster_leasehold.assets.consuming.following import ANSWER_S, Follow
 from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.pace import BATCH_EVERY_S, REST_MAX_S, Pace
+from dagster_leasehold.lease_store.errors import OutcomeUnknown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from tests.unit.assets.consumption_world import NODE, OTHER, World
 
@@ -203,6 +204,30 @@ def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
     assert world.now_s <= 20.4 + ANSWER_S
     if what == "hand-over":
         assert world.lease(ZERO).consumer_owner == OTHER
+
+
+@pytest.mark.parametrize("verb", ["open_tenure", "close_tenure"])
+def test_a_run_ends_that_cannot_tell_which_shards_it_has_open(scene: Scene, verb: str) -> None:
+    """A reply is lost. As long as the run lives, everybody takes its shards for served by it."""
+    store, original = scene.world.store, getattr(scene.world.store, verb)
+
+    def unanswered(*args: Any, **options: Any) -> Any:
+        object.__setattr__(store, verb, original)
+        if verb == "open_tenure":
+            original(*args, **options)
+        raise OutcomeUnknown("The reply was lost.")
+
+    object.__setattr__(store, verb, unanswered)
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ZERO]))))
+    reports = scene.follow()
+    assert {each.stopped for each in reports.values()} <= {
+        StopReason.FAILED, StopReason.STOP_REQUESTED
+    }  # fmt: skip
+    assert scene.world.now_s <= 20.0 + 2 * ANSWER_S
+    assert scene.world.lease(ZERO).consumer_run == "run-1", "nobody knows that it is free"
+    assert not scene.world.lease(ONE).consumer_run
+    scene.follow("run-2", replaces={ZERO: "run-1"})
+    assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 10)
 
 
 def test_one_shard_is_let_go_and_the_others_are_followed(scene: Scene) -> None:

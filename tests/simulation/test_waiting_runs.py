@@ -1,0 +1,61 @@
+"""Runs that follow their shards in the simulated group: they wait, and a broken one is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from dagster_leasehold.orchestration.simulated_consumption import consume
+from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, configuration, run_seed
+from dagster_leasehold.simulation.configuration import FaultRates
+from tests.simulation.mutants import MUTANTS, TakesNoAnswerForNo, through
+from tests.simulation.test_protocol import config
+
+SEEDS = range(4)
+TROUBLE = FaultRates(
+    pause_group=0.008, leave=0.01, join=0.01, force_checkpoint=0.02, pause_host=0.01
+)
+MET = {
+    "waited",
+    "hand-over",
+    "pause",
+    "loss",
+    "its host is to leave",
+    "its definition is not the newest",
+    "its lease is not to be relied on",
+}
+
+
+def test_waiting_runs_meet_whatever_may_be_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss is a forced checkpoint, an eviction, or a launcher that takes the run for ended."""
+    monkeypatch.setattr(configuration, "FOLLOWING_SHARE", 1.0)
+    monkeypatch.setattr(FaultRates, "swarm", lambda _: TROUBLE)
+    met: Counter[str] = Counter()
+    for seed in SEEDS:
+        config_ = SimulationConfig(nodes=4, shards=12, faults=Faults.SWARM, steps=1_500)
+        outcome = run_seed(config_, seed, Parts(consume))
+        assert outcome.violations == ()
+        met += outcome.waits
+    assert set(met) == MET
+
+
+def test_both_kinds_of_runs_are_played() -> None:
+    follow = [configuration.FollowingPace.of_seed(seed) is not None for seed in range(100)]
+    assert 40 <= sum(follow) <= 60
+    ends = [run_seed(config(seed, steps=300), seed, Parts(consume)).waits for seed in range(8)]
+    assert not any(waits for waits, follows in zip(ends, follow, strict=False) if not follows)
+    assert sum(bool(waits) for waits in ends) >= 2
+
+
+def test_a_run_that_takes_no_answer_for_no_is_found() -> None:
+    """It goes on with its other shards, and holds for good what it may have opened."""
+    broken = run_seed(config(6), 6, Parts(through(TakesNoAnswerForNo)))
+    assert broken.violations[0].startswith("I15: run-1 waits, and has shard 4 open")
+    assert run_seed(config(6), 6, Parts(consume)).violations == ()
+
+
+def test_two_mutants_are_of_runs_that_follow() -> None:
+    """They do no harm where runs end once all is read, so that no other seed may find them."""
+    names = {mutant.name for mutant in MUTANTS if mutant.history == "Leasehold"}
+    assert names == {"nobody heard while waiting", "no look while waiting"}
