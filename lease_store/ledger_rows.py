@@ -31,7 +31,8 @@ class DataFile:
     the batch that lists it, and of the following ones, which then list no file of this kind. A row
     that others were folded into counts as all of its batches.
     `first_event_time` and `last_event_time` bound the column `event_time` of its records, as the
-    transform left it; None where they are not known.
+    transform left it; None where they are not known. `untimed` is the number of records without
+    one; None for files of versions that did not count them.
     """
 
     path: str
@@ -41,6 +42,7 @@ class DataFile:
     batches: int = 1
     first_event_time: datetime | None = None
     last_event_time: datetime | None = None
+    untimed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Protocol
 
 from dagster_leasehold.assets.errors import QuarantineLimitExceeded
-from dagster_leasehold.assets.output.worker_results import RangeStatistics, WrittenFile
+from dagster_leasehold.assets.output.worker_results import Plain, RangeStatistics, WrittenFile
 from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -27,11 +27,14 @@ class SweepOutcome:
         attempt: the attempt's folder, relative to the stream's output folder.
         files: the files of this shard, in order.
         statistics: counts of what was read and written.
+        columns: those of each file of records, as `assets.output.table.columns` describes them;
+            none twice.
     """
 
     attempt: str
     files: tuple[DataFile, ...]
     statistics: BatchStatistics
+    columns: tuple[tuple[Plain, ...], ...] = ()
 
     @classmethod
     def of(
@@ -52,7 +55,12 @@ class SweepOutcome:
             first_event_time=read.first_event_time if read else None,
             last_event_time=read.last_event_time if read else None,
         )
-        return cls(attempt, tuple(file.data_file(attempt) for file in files), statistics)
+        columns: list[tuple[Plain, ...]] = []
+        for file in files:
+            if not file.quarantine and file.columns not in columns:
+                columns.append(file.columns)
+        data_files = tuple(file.data_file(attempt) for file in files)
+        return cls(attempt, data_files, statistics, tuple(columns))
 
 
 SweepResult = SweepOutcome | LeaseholdError

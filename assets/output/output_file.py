@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.table.columns import columns_of, in_stored_types, stored_schema
 from dagster_leasehold.assets.output.transform_mark import marked
 from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest, latest
 from dagster_leasehold.lease_store.durable_files import sync_file
@@ -51,7 +52,7 @@ class OutputFile:
 
     Raises:
         FileExistsError: the name is taken.
-        TransformError: Parquet cannot hold one of the columns.
+        TransformError: no table can have one of the columns.
     """
 
     def __init__(
@@ -63,18 +64,20 @@ class OutputFile:
         self.buffered_bytes = 0
         self._shard = shard
         self._path = path
-        self._schema = schema
+        self._schema = schema if quarantine else stored_schema(schema)
+        self._columns = () if quarantine else tuple(columns_of(self._schema))
         self._quarantine = quarantine
         self._records = 0
         self._buffered: list[pa.RecordBatch] = []
         self._first: datetime | None = None
         self._last: datetime | None = None
+        self._untimed = 0
         self._file = path.open("xb")
         repeated = [*_REPEATED] if schema.equals(record_schema()) else True
         try:
             self._writer = pq.ParquetWriter(
                 self._file,
-                marked(schema, transform),
+                marked(self._schema, transform),
                 compression=COMPRESSION,
                 use_dictionary=repeated,  # pyright: ignore[reportArgumentType]
             )
@@ -84,9 +87,16 @@ class OutputFile:
             raise self._not_parquet(error) from error
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Append rows; a full row group is written."""
+        """Append rows; a full row group is written.
+
+        Raises:
+            TransformError: a value does not fit the type that a table has for it.
+        """
+        if not self._quarantine:
+            rows = in_stored_types(rows, self._schema)
         self._buffered.append(rows)
         self._records += rows.num_rows
+        self._untimed += untimed(rows)
         self.buffered_bytes += rows.nbytes
         if self.buffered_bytes >= ROW_GROUP_BYTES:
             self.flush()
@@ -119,6 +129,8 @@ class OutputFile:
             self._quarantine,
             self._first,
             self._last,
+            self._untimed,
+            self._columns,
         )
 
     def sync(self) -> None:
@@ -161,6 +173,12 @@ def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, p
     failed = pc.is_valid(errors)
     bad = rows.filter(failed).select(list(QUARANTINE_COLUMNS))
     return bad.rename_columns([*QUARANTINE_COLUMNS[:-1], "error"]), good.filter(pc.invert(failed))
+
+
+def untimed(rows: pa.RecordBatch | pa.Table) -> int:
+    """Return the number of rows without an event time."""
+    at = rows.schema.get_field_index(TIME_COLUMN)
+    return rows.column(at).null_count if at >= 0 else rows.num_rows
 
 
 def event_times(rows: pa.RecordBatch | pa.Table) -> tuple[datetime | None, datetime | None]:

@@ -59,7 +59,9 @@ class RangeStatistics:
 class WrittenFile:
     """A file that a worker wrote and made durable, and the shard it belongs to.
 
-    The event times bound those of its records; None if nobody knows them.
+    The event times bound those of its records; None if nobody knows them. `untimed` is the number
+    of records without one. `columns` are those of the file as `table.columns` describes them; none
+    of a file of quarantined records.
     """
 
     shard: str
@@ -69,6 +71,8 @@ class WrittenFile:
     quarantine: bool
     first_event_time: datetime | None = None
     last_event_time: datetime | None = None
+    untimed: int | None = None
+    columns: tuple[Plain, ...] = ()
 
     def data_file(self, attempt: str) -> DataFile:
         """Return the file as the ledger keeps it, relative to the stream's output folder."""
@@ -79,6 +83,7 @@ class WrittenFile:
             self.quarantine,
             first_event_time=self.first_event_time,
             last_event_time=self.last_event_time,
+            untimed=None if self.quarantine else self.untimed,
         )
 
     def plain(self) -> Plain:
@@ -88,7 +93,8 @@ class WrittenFile:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return what `plain` was made of."""
-        return cls(**_times(values))
+        plain: Plain = {**_times(values), "columns": tuple(values.get("columns", ()))}
+        return cls(**plain)
 
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:

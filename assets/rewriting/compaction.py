@@ -213,7 +213,13 @@ class Compactor:
             )
             made.append(
                 DataFile(
-                    f"{attempt}/{name}", records, bytes_, quarantine, together, *time_bounds(parts)
+                    f"{attempt}/{name}",
+                    records,
+                    bytes_,
+                    quarantine,
+                    together,
+                    *time_bounds(parts),
+                    untimed_records(parts),
                 )
             )
         sync_folder(folder)
@@ -230,6 +236,12 @@ def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | 
         min((time for time in firsts if time is not None), default=None),
         max((time for time in lasts if time is not None), default=None),
     )
+
+
+def untimed_records(parts: Sequence[DataFile]) -> int | None:
+    """Return the number of the files' records without an event time; None if one is not known."""
+    counts = [part.untimed for part in parts if part.untimed is not None]
+    return sum(counts) if len(counts) == len(parts) else None
 
 
 def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, int]:

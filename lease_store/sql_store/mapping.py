@@ -108,11 +108,13 @@ def _pairs(stored: list[list[str]]) -> tuple[tuple[str, ...], ...]:
 
 
 def file_values(files: Iterable[ledger_rows.DataFile]) -> list[dict[str, Any]]:
-    """Return files as the ledger's JSON holds them; times that are not known are left out."""
+    """Return files as the ledger's JSON holds them; what is not known of times is left out."""
     # An hour has thousands of files: pendulum would take longer for their times than the database
     # for their rows, and nobody reads them here.
     values = [asdict(file) for file in files]
     for each in values:
+        if each["untimed"] is None:
+            del each["untimed"]
         for name in FILE_TIMES:
             time = each.pop(name)
             if time is not None:

@@ -1,0 +1,288 @@
+"""The columns of a table, agreed by name: their types in JSON, and how files and columns meet.
+
+A column is an object of its `name` and its `type`. A primitive type is a word as Iceberg writes it
+(`long`, `decimal(10, 2)`, `timestamptz`), a nested one is `{"list": type}`, `{"map": [key, value]}`
+or `{"struct": [column, …]}`. Workers describe their files this way, so that nothing here needs more
+than Arrow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.lease_store.errors import one_line, shown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ColumnType = str | dict[str, Any]
+Column = dict[str, Any]
+"""`name` and `type`, as JSON holds them."""
+Columns = list[Column]
+
+DECIMAL_DIGITS_MAX = 38
+_DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
+_WIDER = {"int": ("long",), "float": ("double",)}
+
+
+class _DoesNotFit(Exception):
+    """Two types of one column that no type holds both of; the path leads to the nested field."""
+
+    def __init__(self, path: str, before: ColumnType, now: ColumnType) -> None:
+        super().__init__(path)
+        self.path, self.before, self.now = path, before, now
+
+
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema that rows are written with: of the types that a table has.
+
+    Times become microseconds, unsigned numbers signed ones of twice the size, encodings plain. A
+    column without a type (all of it is null) is left out: a table reads a column that a file lacks
+    as null.
+
+    Raises:
+        TransformError: a column's type has no counterpart in a table.
+    """
+    import pyarrow as pa
+
+    typed = [field for field in schema if not pa.types.is_null(field.type)]
+    return pa.schema(
+        [pa.field(field.name, _stored(field.name, field.type), field.nullable) for field in typed],
+        metadata=schema.metadata,
+    )
+
+
+def in_stored_types(rows: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
+    """Return rows in the types of the stored schema of their own one.
+
+    Raises:
+        TransformError: a value is finer than the type that a table has for it.
+    """
+    import pyarrow as pa
+
+    if rows.schema.equals(stored):
+        return rows
+    columns: list[pa.Array] = []
+    for field in stored:
+        column = rows.column(field.name)
+        try:
+            columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise TransformError(
+                f"Column {shown(field.name)} cannot be kept as {field.type}, the type that a table "
+                f"has for it ({one_line(str(error))}): round its values, or return another type."
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=stored)
+
+
+def columns_of(schema: pa.Schema) -> Columns:
+    """Return the columns of a file that was written with a stored schema.
+
+    Raises:
+        TransformError: a column's type has no counterpart in a table, or two names differ in
+            capitals alone, which most engines cannot tell apart.
+    """
+    names: dict[str, str] = {}
+    for field in schema:
+        if (other := names.setdefault(field.name.lower(), field.name)) != field.name:
+            raise TransformError(
+                f"The columns {shown(other)} and {shown(field.name)} differ in capitals alone, "
+                "which engines that read the table cannot tell apart: rename one."
+            )
+    return [_column(field.name, _type_of(field.name, field.type)) for field in schema]
+
+
+def merged(agreed: Columns, file: Columns) -> Columns:
+    """Return the agreed columns, widened and added to so that a file's columns fit.
+
+    Columns of a file that lacks some are null there, whatever the order. The result equals
+    `agreed` where the file brings nothing new.
+
+    Raises:
+        TransformError: a column of the file does not fit the agreed one of its name.
+    """
+    try:
+        return _merged_fields("", agreed, file)
+    except _DoesNotFit as misfit:
+        raise TransformError(
+            f"Column {shown(misfit.path)} is {_text(misfit.before)} in the table, and the "
+            f"transform returned {_text(misfit.now)}, which does not fit: return the type of the "
+            "table, or give the column another name."
+        ) from None
+
+
+def _stored(name: str, kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _stored(name, kind.storage_type)
+    if isinstance(kind, pa.DictionaryType):
+        return _stored(name, kind.value_type)
+    for is_kind, stored in _PLAIN:
+        if getattr(pa.types, is_kind)(kind):
+            return stored(pa, kind)
+    return _stored_nested(name, kind)
+
+
+def _stored_integer(arrow: Any, kind: Any) -> Any:
+    if arrow.types.is_uint64(kind):
+        return arrow.decimal128(20, 0)
+    small = kind.bit_width < 32 or kind.equals(arrow.int32())
+    return arrow.int32() if small else arrow.int64()
+
+
+def _stored_decimal(arrow: Any, kind: Any) -> Any:
+    fits = kind.precision <= DECIMAL_DIGITS_MAX
+    return arrow.decimal128(kind.precision, kind.scale) if fits else kind
+
+
+_PLAIN: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
+    ("is_integer", _stored_integer),
+    ("is_float16", lambda arrow, _: arrow.float32()),
+    ("is_timestamp", lambda arrow, kind: arrow.timestamp("us", tz="UTC" if kind.tz else None)),
+    ("is_time", lambda arrow, _: arrow.time64("us")),
+    ("is_date", lambda arrow, _: arrow.date32()),
+    ("is_large_string", lambda arrow, _: arrow.string()),
+    ("is_string_view", lambda arrow, _: arrow.string()),
+    ("is_large_binary", lambda arrow, _: arrow.binary()),
+    ("is_binary_view", lambda arrow, _: arrow.binary()),
+)
+"""Names of Arrow's own questions on types, and the type that a table has instead."""
+
+
+def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.MapType):
+        return pa.map_(_stored(name, kind.key_type), _stored(name, kind.item_type))
+    if isinstance(kind, pa.StructType):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct(
+            [
+                pa.field(field.name, _stored(f"{name}.{field.name}", field.type), field.nullable)
+                for field in fields
+            ]
+        )
+    listed = (
+        types.is_list,
+        types.is_large_list,
+        types.is_fixed_size_list,
+        types.is_list_view,
+        types.is_large_list_view,
+    )
+    if any(is_kind(kind) for is_kind in listed):
+        return pa.list_(_stored(name, kind.value_type))
+    if types.is_decimal(kind):
+        kind = _stored_decimal(pa, kind)
+    _type_of(name, kind)
+    return kind
+
+
+def _type_of(name: str, kind: pa.DataType) -> ColumnType:
+    import pyarrow as pa
+
+    types = pa.types
+    plain = {
+        pa.bool_(): "boolean",
+        pa.int32(): "int",
+        pa.int64(): "long",
+        pa.float32(): "float",
+        pa.float64(): "double",
+        pa.date32(): "date",
+        pa.time64("us"): "time",
+        pa.timestamp("us"): "timestamp",
+        pa.timestamp("us", tz="UTC"): "timestamptz",
+        pa.string(): "string",
+        pa.binary(): "binary",
+    }
+    if (word := plain.get(kind)) is not None:
+        return word
+    if types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
+        return f"decimal({kind.precision}, {kind.scale})"
+    if types.is_fixed_size_binary(kind):
+        return f"fixed[{kind.byte_width}]"
+    if isinstance(kind, pa.MapType):
+        return {"map": [_type_of(name, kind.key_type), _type_of(name, kind.item_type)]}
+    if isinstance(kind, pa.ListType):
+        return {"list": _type_of(name, kind.value_type)}
+    if isinstance(kind, pa.StructType) and kind.num_fields:
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        inner = [_column(at.name, _type_of(f"{name}.{at.name}", at.type)) for at in fields]
+        return {"struct": inner}
+    raise TransformError(
+        f"Column {shown(name)} is of the type {shown(str(kind))}, which no table has: return "
+        "another type."
+    )
+
+
+def _column(name: str, kind: ColumnType) -> Column:
+    return {"name": name, "type": kind}
+
+
+def _merged_fields(path: str, agreed: Sequence[Column], file: Sequence[Column]) -> Columns:
+    added = {column["name"]: column["type"] for column in file}
+    fields: Columns = []
+    capitals: dict[str, ColumnType] = {}
+    for column in agreed:
+        name, kind = column["name"], column["type"]
+        capitals[name.lower()] = kind
+        fields.append(_column(name, _merged_type(f"{path}{name}", kind, added.pop(name, kind))))
+    for name, kind in added.items():
+        if name.lower() in capitals:
+            # Names that differ in capitals alone: most engines cannot tell them apart.
+            raise _DoesNotFit(f"{path}{name}", capitals[name.lower()], kind)
+        fields.append(_column(name, kind))
+    return fields
+
+
+def _merged_type(path: str, agreed: ColumnType, file: ColumnType) -> ColumnType:
+    if agreed == file:
+        return agreed
+    if isinstance(agreed, dict) and isinstance(file, dict):
+        nested = _merged_nested(path, agreed, file)
+        if nested is not None:
+            return nested
+    wider = _wider(agreed, file) if isinstance(agreed, str) and isinstance(file, str) else None
+    if wider is not None:
+        return wider
+    raise _DoesNotFit(path, agreed, file)
+
+
+def _merged_nested(path: str, agreed: Column, file: Column) -> Column | None:
+    if "struct" in agreed and "struct" in file:
+        return {"struct": _merged_fields(f"{path}.", agreed["struct"], file["struct"])}
+    if "list" in agreed and "list" in file:
+        return {"list": _merged_type(f"{path}.element", agreed["list"], file["list"])}
+    # The keys of a map cannot be widened.
+    if "map" in agreed and "map" in file and agreed["map"][0] == file["map"][0]:
+        value = _merged_type(f"{path}.value", agreed["map"][1], file["map"][1])
+        return {"map": [agreed["map"][0], value]}
+    return None
+
+
+def _wider(agreed: str, file: str) -> str | None:
+    """Return the one of two words that holds the values of both; None if neither does."""
+    if agreed in _WIDER.get(file, ()):
+        return agreed
+    if file in _WIDER.get(agreed, ()):
+        return file
+    one, other = _DECIMAL.fullmatch(agreed), _DECIMAL.fullmatch(file)
+    if one and other and one[2] == other[2]:
+        return f"decimal({max(int(one[1]), int(other[1]))}, {one[2]})"
+    return None
+
+
+def _text(kind: ColumnType) -> str:
+    if isinstance(kind, str):
+        return kind
+    (form, inner), *_ = kind.items()
+    if form == "list":
+        return f"list of {_text(inner)}"
+    if form == "map":
+        return f"map of {_text(inner[0])} to {_text(inner[1])}"
+    fields = (f"{column['name']} {_text(column['type'])}" for column in inner)
+    return f"struct of {', '.join(fields)}"

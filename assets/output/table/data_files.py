@@ -1,0 +1,123 @@
+"""A file of the ledger as the table's manifests name it, without a look into the file.
+
+Bounds are those that the writer saw. A file is in a partition if all of its records are: of one
+shard it is always, of one day if its event times are known, lie in that day, and none is missing.
+Any other file is named under the spec without fields: every partition may hold records of it, and
+its bounds alone say what it cannot hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster_leasehold.assets.output.table.schemas import shard_field, time_field
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import DataFile as LedgerFile
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.typedef import Record
+
+UNPARTITIONED = 0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(slots=True)
+class FileForm:
+    """The form in which files go into the manifests of one table.
+
+    Attributes:
+        schema: the table's newest.
+        spec: the spec that files in one partition go under.
+        root: the location of the stream's output, in front of the paths of the ledger.
+    """
+
+    schema: Schema
+    spec: PartitionSpec
+    root: str
+    _shard_id: int | None = field(init=False)
+    _time_id: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        shard, time = shard_field(self.schema), time_field(self.schema)
+        self._shard_id = None if shard is None else shard.field_id
+        self._time_id = None if time is None else time.field_id
+
+    def location(self, path: str) -> str:
+        """Return the location of a file of the ledger."""
+        return f"{self.root}/{path}"
+
+    def data_file(self, shard: ShardId, file: LedgerFile) -> DataFile:
+        """Return the entry of a file of records."""
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.typedef import Record
+
+        partition = self._partition(shard, file)
+        entry = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=self.location(file.path),
+            file_format=FileFormat.PARQUET,
+            partition=Record() if partition is None else partition,
+            record_count=file.records,
+            file_size_in_bytes=file.bytes,
+            sort_order_id=None,
+            equality_ids=None,
+            key_metadata=None,
+            **self._statistics(shard, file),
+        )
+        entry.spec_id = UNPARTITIONED if partition is None else self.spec.spec_id
+        return entry
+
+    def _statistics(self, shard: ShardId, file: LedgerFile) -> dict[str, Any]:
+        counts: dict[int, int | bytes] = {}
+        nulls: dict[int, int | bytes] = {}
+        lower: dict[int, int | bytes] = {}
+        upper: dict[int, int | bytes] = {}
+        if self._shard_id is not None:
+            counts[self._shard_id], nulls[self._shard_id] = file.records, 0
+            lower[self._shard_id] = upper[self._shard_id] = shard.encode()
+        if self._time_id is not None:
+            if file.untimed is not None:
+                counts[self._time_id], nulls[self._time_id] = file.records, file.untimed
+            if file.first_event_time is not None and file.last_event_time is not None:
+                lower[self._time_id] = _bound(_microseconds(file.first_event_time))
+                upper[self._time_id] = _bound(_microseconds(file.last_event_time))
+        return {
+            "value_counts": counts,
+            "null_value_counts": nulls,
+            "lower_bounds": lower,
+            "upper_bounds": upper,
+        }
+
+    def _partition(self, shard: ShardId, file: LedgerFile) -> Record | None:
+        """Return the partition that holds all records of a file, or None if there is none."""
+        from pyiceberg.typedef import Record
+
+        values: list[object] = []
+        for part in self.spec.fields:
+            if part.source_id == self._shard_id:
+                values.append(str(shard))
+                continue
+            first, last = file.first_event_time, file.last_event_time
+            if first is None or last is None or file.untimed != 0:
+                return None
+            source = self.schema.find_field(part.source_id)
+            transform = part.transform.transform(source.field_type)
+            begin, end = transform(_microseconds(first)), transform(_microseconds(last))
+            if begin != end:
+                return None
+            values.append(begin)
+        return Record(*values) if values else None
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def _bound(value: int) -> bytes:
+    return value.to_bytes(8, "little", signed=True)

@@ -1,0 +1,57 @@
+"""Engines that are not ours, which read a table from the location of its metadata alone."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+from pyiceberg.table import StaticTable
+
+
+@cache
+def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
+    """Return a connection that reads tables with extensions from their packages, no network."""
+    connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+    connection.execute("SET TimeZone = 'UTC'")
+    for name in ("avro", "httpfs", "iceberg"):
+        folder = Path(str(files(f"duckdb_extension_{name}")))
+        (extension,) = folder.rglob("*.duckdb_extension")
+        connection.execute(f"LOAD '{extension}'")
+    return connection
+
+
+def duckdb_query(metadata: str, select: str, where: str = "true") -> list[tuple[Any, ...]]:
+    """Return the rows of a query over a table."""
+    query = f"SELECT {select} FROM iceberg_scan('{metadata}') WHERE {where}"
+    return duckdb_with_iceberg().execute(query).fetchall()
+
+
+def duckdb_files_read(metadata: str, where: str) -> int:
+    """Return how many data files DuckDB opens for a query with a filter."""
+    query = f"EXPLAIN ANALYZE SELECT count(*) FROM iceberg_scan('{metadata}') WHERE {where}"
+    plan = duckdb_with_iceberg().execute(query).fetchall()[0][1]
+    line = next(line for line in plan.splitlines() if "Total Files Read" in line)
+    return int(line.strip("│ \n").removeprefix("Total Files Read: "))
+
+
+def polars_scan(metadata: str) -> pl.LazyFrame:
+    """Return a lazy frame of a table."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pl.scan_iceberg(metadata)
+
+
+def pyiceberg_files(metadata: str, where: str) -> list[str]:
+    """Return the names of the data files that PyIceberg plans to read for a filter."""
+    scan = StaticTable.from_metadata(metadata).scan(row_filter=where)
+    return sorted(Path(task.file.file_path).name for task in scan.plan_files())
+
+
+def pyiceberg_rows(metadata: str, snapshot: int | None = None) -> list[dict[str, Any]]:
+    """Return all rows, or those of an earlier snapshot."""
+    return StaticTable.from_metadata(metadata).scan(snapshot_id=snapshot).to_arrow().to_pylist()

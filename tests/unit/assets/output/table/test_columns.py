@@ -1,0 +1,133 @@
+"""Columns are agreed on by name; what a table cannot hold is refused in one sentence."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.table.columns import (
+    columns_of,
+    in_stored_types,
+    merged,
+    stored_schema,
+)
+from dagster_leasehold.shard_sources.source import record_schema
+
+
+def columns(**types: pa.DataType):
+    return columns_of(stored_schema(pa.schema(list(types.items()))))
+
+
+def test_the_raw_columns_are_kept_in_their_order() -> None:
+    names = [column["name"] for column in columns_of(stored_schema(record_schema()))]
+    assert names == record_schema().names
+    assert columns_of(record_schema())[2] == {"name": "event_time", "type": "timestamptz"}
+    assert columns_of(record_schema())[5]["type"] == {"map": ["string", "string"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (pa.int8(), "int"),
+        (pa.uint16(), "int"),
+        (pa.uint32(), "long"),
+        (pa.uint64(), "decimal(20, 0)"),
+        (pa.float16(), "float"),
+        (pa.float64(), "double"),
+        (pa.bool_(), "boolean"),
+        (pa.decimal128(12, 3), "decimal(12, 3)"),
+        (pa.decimal256(38, 3), "decimal(38, 3)"),
+        (pa.timestamp("ns"), "timestamp"),
+        (pa.timestamp("s", tz="Europe/Berlin"), "timestamptz"),
+        (pa.date64(), "date"),
+        (pa.time32("s"), "time"),
+        (pa.large_string(), "string"),
+        (pa.string_view(), "string"),
+        (pa.dictionary(pa.int32(), pa.string()), "string"),
+        (pa.binary(4), "fixed[4]"),
+        (pa.large_binary(), "binary"),
+        (pa.uuid(), "fixed[16]"),
+        (pa.large_list(pa.int8()), {"list": "int"}),
+        (pa.list_(pa.float32(), 3), {"list": "float"}),
+        (pa.map_(pa.string(), pa.uint8()), {"map": ["string", "int"]}),
+        (
+            pa.struct([("a", pa.int16()), ("b", pa.list_(pa.date32()))]),
+            {"struct": [{"name": "a", "type": "int"}, {"name": "b", "type": {"list": "date"}}]},
+        ),
+    ],
+)
+def test_types_of_arrow_have_a_counterpart(kind: pa.DataType, expected: object) -> None:
+    assert columns(x=kind) == [{"name": "x", "type": expected}]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.duration("s"), pa.decimal256(50, 2), pa.struct([]), pa.month_day_nano_interval()]
+)
+def test_a_type_that_no_table_has_is_refused(kind: pa.DataType) -> None:
+    with pytest.raises(TransformError, match=r"Column 'x' is of the type .* which no table has"):
+        columns(x=kind)
+
+
+def test_names_that_differ_in_capitals_alone_are_refused() -> None:
+    with pytest.raises(TransformError, match="differ in capitals alone"):
+        columns(user=pa.string(), User=pa.string())
+    with pytest.raises(TransformError, match="'User' is string in the table"):
+        merged(columns(user=pa.string()), columns(User=pa.string()))
+
+
+def test_rows_are_cast_to_the_types_of_a_table() -> None:
+    schema = pa.schema([("at", pa.timestamp("ns", tz="UTC")), ("n", pa.uint64()), ("x", pa.null())])
+    moment = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    rows = pa.RecordBatch.from_pydict(
+        {"at": [moment], "n": [2**64 - 1], "x": [None]}, schema=schema
+    )
+    stored = in_stored_types(rows, stored_schema(schema))
+    assert stored.to_pylist() == [{"at": moment, "n": Decimal(2**64 - 1)}]
+
+
+def test_a_moment_finer_than_a_table_holds_is_refused() -> None:
+    schema = pa.schema([("at", pa.timestamp("ns"))])
+    rows = pa.RecordBatch.from_arrays([pa.array([1], pa.timestamp("ns"))], schema=schema)
+    with pytest.raises(TransformError, match="Column 'at' cannot be kept as timestamp"):
+        in_stored_types(rows, stored_schema(schema))
+
+
+def test_new_columns_and_wider_ones_are_agreed_on() -> None:
+    agreed = columns(n=pa.int32(), f=pa.float64(), d=pa.decimal128(8, 2), gone=pa.string())
+    file = columns(new=pa.bool_(), d=pa.decimal128(10, 2), f=pa.float32(), n=pa.int64())
+    both = merged(agreed, file)
+    assert [(column["name"], column["type"]) for column in both] == [
+        ("n", "long"),
+        ("f", "double"),
+        ("d", "decimal(10, 2)"),
+        ("gone", "string"),
+        ("new", "boolean"),
+    ]
+    assert merged(both, agreed) == merged(both, file) == both
+
+
+def test_nested_fields_are_agreed_on_too() -> None:
+    inner = pa.struct([("a", pa.int32())])
+    wider = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    agreed = columns(s=inner, l=pa.list_(inner), m=pa.map_(pa.string(), inner))
+    file = columns(s=wider, l=pa.list_(wider), m=pa.map_(pa.string(), wider))
+    assert merged(agreed, file) == file
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "sentence"),
+    [
+        (pa.string(), pa.int32(), "Column 'x' is string in the table, .* returned int, which"),
+        (pa.int64(), pa.float64(), "Column 'x' is long"),
+        (pa.decimal128(8, 2), pa.decimal128(8, 3), r"decimal\(8, 3\)"),
+        (pa.timestamp("us"), pa.timestamp("us", tz="UTC"), "timestamptz"),
+        (pa.list_(pa.string()), pa.string(), "list of string"),
+        (pa.map_(pa.int32(), pa.int32()), pa.map_(pa.int64(), pa.int32()), "map of int to int"),
+        (pa.struct([("a", pa.int32())]), pa.struct([("a", pa.string())]), "Column 'x.a' is int"),
+    ],
+)
+def test_what_does_not_fit_is_refused(before: pa.DataType, now: pa.DataType, sentence: str) -> None:
+    with pytest.raises(TransformError, match=sentence):
+        merged(columns(x=before), columns(x=now))

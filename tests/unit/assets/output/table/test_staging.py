@@ -1,0 +1,199 @@
+"""Staged snapshots, read back by PyIceberg, DuckDB and Polars; what grows is merged and let go."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from dagster_leasehold.assets.output.table import manifests, staging
+from dagster_leasehold.assets.output.table.staging import Operation
+from tests.table_engines import (
+    duckdb_files_read,
+    duckdb_query,
+    polars_scan,
+    pyiceberg_files,
+    pyiceberg_rows,
+)
+from tests.unit.assets.output.table.table_world import NEW_YEAR, SCHEMA, TableWorld
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+APPEND, REPLACE, OVERWRITE, DELETE = (
+    Operation.APPEND,
+    Operation.REPLACE,
+    Operation.OVERWRITE,
+    Operation.DELETE,
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> TableWorld:
+    return TableWorld(tmp_path)
+
+
+@pytest.fixture
+def mixed(world: TableWorld) -> str:
+    """A table of a file in one day, one across midnight, one with a record without a time."""
+    one_day = world.file("s0", [NEW_YEAR + HOUR * at for at in range(5)])
+    midnight = world.file("s1", [NEW_YEAR + HOUR * (20 + at) for at in range(8)])
+    untimed = world.file("s2", [NEW_YEAR + DAY * 3, None])
+    world.change(APPEND, [one_day, midnight, untimed])
+    return world.write()
+
+
+@pytest.mark.parametrize(
+    ("where", "names", "records"),
+    [
+        ("event_time < '2026-01-01T10:00:00+00:00'", ["0.parquet"], 5),
+        ("event_time >= '2026-01-02T00:00:00+00:00'", ["1.parquet", "2.parquet"], 5),
+        ("event_time >= '2026-01-04T00:00:00+00:00'", ["2.parquet"], 1),
+        ("event_time is null", ["2.parquet"], 1),
+        ("shard_id = 's1'", ["1.parquet"], 8),
+    ],
+)
+def test_plans_read_the_files_that_can_hold_the_records(
+    mixed: str, where: str, names: list[str], records: int
+) -> None:
+    """Goal: two specs in one table, and no engine reads too little or much too much."""
+    assert pyiceberg_files(mixed, where) == names
+    assert duckdb_query(mixed, "count(*)", where) == [(records,)]
+    assert duckdb_files_read(mixed, where) == len(names)
+
+
+def test_polars_reads_two_specs_in_one_table(mixed: str) -> None:
+    frame = polars_scan(mixed)
+    assert frame.select(pl.len()).collect().item() == 15
+    assert frame.filter(pl.col("event_time") >= NEW_YEAR + DAY).collect().height == 5
+    assert frame.filter(pl.col("event_time").is_null()).collect().height == 1
+
+
+def test_a_file_of_one_day_is_in_its_partition_and_others_in_none(
+    world: TableWorld, mixed: str
+) -> None:
+    current = world.metadata.current_snapshot()
+    assert current is not None
+    entries = [
+        (each.partition_spec_id, [str(entry.data_file.partition) for entry in live])
+        for each in current.manifests(world.io)
+        if (live := each.fetch_manifest_entry(world.io))
+    ]
+    assert entries == [(0, ["Record[]", "Record[]"]), (1, ["Record[20454]"])]
+    assert world.metadata.default_spec_id == 1
+
+
+def test_columns_that_come_later_and_wider_ones_are_read_with_what_was_there(
+    world: TableWorld,
+) -> None:
+    world.change(APPEND, [world.file("s", [NEW_YEAR] * 3)])
+    wider = [
+        pa.field("n", pa.int64()) if field.name == "n" else field
+        for field in SCHEMA
+        if field.name != "local"
+    ]
+    nested = pa.struct([("a", pa.int64()), ("b", pa.float32())])
+    later = pa.schema([*wider[:4], pa.field("nested", nested), pa.field("extra", pa.float64())])
+    values = {"nested": [{"a": 2**40, "b": 0.5}] * 2, "extra": [1.5, None]}
+    world.change(APPEND, [world.file("s", [NEW_YEAR + DAY] * 2, later, **values)])
+    path = world.write()
+    expected = (5, 15, 1, 2 * 2**40 + 3, 2)
+    select = "count(*), sum(n), count(extra), sum(nested.a), count(nested.b)"
+    assert [tuple(map(int, row)) for row in duckdb_query(path, select)] == [expected]
+    rows = pyiceberg_rows(path)
+    assert sorted(row["n"] for row in rows) == [1, 2, 3, *sorted(row["n"] for row in rows)[3:]]
+    assert sum(row["nested"]["a"] for row in rows) == expected[3]
+    assert [row["local"] is None for row in rows].count(True) == 2
+    frame = polars_scan(path).collect()
+    assert frame["nested"].struct.field("a").sum() == expected[3]
+    ids = {field.name: field.field_id for field in world.metadata.schema().fields}
+    assert ids["n"] == 3
+    assert ids["extra"] > max(number for name, number in ids.items() if name != "extra")
+
+
+def test_earlier_snapshots_show_what_was_published_then(world: TableWorld) -> None:
+    """Method: append, replace (compaction), overwrite (replay) and delete (expiry), one by one."""
+    old = [world.file("s", [NEW_YEAR + HOUR * at]) for at in range(3)]
+    merged = world.file("s", [NEW_YEAR + HOUR * at for at in range(2)])
+    again = world.file("s", [NEW_YEAR + HOUR * 2])
+    never = world.file("s", [NEW_YEAR])
+    world.change(APPEND, old)
+    world.change(REPLACE, [merged], old[:2])
+    world.change(OVERWRITE, [again], [old[2], never])
+    world.change(DELETE, [], [merged])
+    path = world.write()
+    numbers = [
+        sorted(row["n"] for row in pyiceberg_rows(path, snapshot.snapshot_id))
+        for snapshot in world.metadata.snapshots
+    ]
+    assert numbers == [[1, 2, 3], [3, 4, 5], [4, 5, 6], [6]]
+    totals = [each.summary and each.summary["total-records"] for each in world.metadata.snapshots]
+    assert totals == ["3", "3", "3", "1"]
+    summary = world.metadata.snapshots[1].summary
+    assert summary is not None
+    assert summary.operation.value == "replace"
+    assert summary["deleted-data-files"] == "2"
+    assert summary["leasehold.publication"] == "p"
+
+
+def test_a_snapshot_that_would_change_nothing_is_not_made(world: TableWorld) -> None:
+    never = world.file("s", [NEW_YEAR])
+    world.change(DELETE, [], [never])
+    assert world.metadata.current_snapshot() is None
+
+
+def test_manifests_stay_few_and_expired_snapshots_go(
+    world: TableWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the metadata after many publications is as small as after few, and nothing is lost."""
+    monkeypatch.setattr(manifests, "MERGED_AT_ONCE", 4)
+    monkeypatch.setattr(manifests, "FILES_MAX", 32)
+    files = [world.file("s", [NEW_YEAR + HOUR * at]) for at in range(90)]
+    for file in files:
+        world.change(APPEND, [file], keep=5)
+    path = world.write()
+    current = world.metadata.current_snapshot()
+    assert current is not None
+    assert len(current.manifests(world.io)) <= 4 * 3 + 90 // 16
+    assert len(world.metadata.snapshots) == len(world.metadata.snapshot_log) == 5
+    assert sorted(row[0] for row in duckdb_query(path, "n")) == list(range(1, 91))
+    # Files in merged manifests are found, too.
+    world.change(DELETE, [], files[:80], keep=5)
+    assert sorted(row[0] for row in duckdb_query(world.write(), "n")) == list(range(81, 91))
+
+
+def test_few_snapshots_are_let_go_at_once_and_never_a_tagged_one(world: TableWorld) -> None:
+    from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
+
+    for _ in range(staging.EXPIRED_AT_ONCE + 5):
+        world.change(APPEND, [world.file("s", [NEW_YEAR])])
+    oldest = world.metadata.snapshots[0].snapshot_id
+    world.metadata.refs["kept"] = SnapshotRef(
+        snapshot_id=oldest, snapshot_ref_type=SnapshotRefType.TAG
+    )
+    world.change(APPEND, [world.file("s", [NEW_YEAR])], keep=2)
+    left = [each.snapshot_id for each in world.metadata.snapshots]
+    assert len(left) == 6
+    assert left[0] == oldest
+
+
+def test_without_the_column_of_the_partitioning_files_are_in_none(tmp_path: Path) -> None:
+    world = TableWorld(tmp_path, pa.schema([("shard_id", pa.string()), ("n", pa.int32())]))
+    schema = pa.schema([("shard_id", pa.string()), ("n", pa.int32())])
+    world.change(APPEND, [world.file("s", [None, None], schema)])
+    assert world.metadata.default_spec_id == 0
+    assert duckdb_query(world.write(), "sum(n)") == [(3,)]
+
+
+@pytest.mark.parametrize("partitioning", [("shard_id",), ("hour(event_time)", "shard_id"), ()])
+def test_other_partitionings_are_read_too(world: TableWorld, partitioning: tuple[str, ...]) -> None:
+    files = [
+        world.file("s0", [NEW_YEAR]),
+        world.file("s1", [NEW_YEAR, NEW_YEAR + HOUR]),
+        world.file("s0", [NEW_YEAR + HOUR]),
+    ]
+    world.change(APPEND, files, partitioning=partitioning)
+    path = world.write()
+    assert duckdb_query(path, "sum(n)", "shard_id = 's0'") == [(5,)]
+    assert pyiceberg_files(path, "shard_id = 's1'") == ["1.parquet"]
