@@ -27,8 +27,6 @@ from dagster_leasehold.lease_store.transactions import Raced, Transaction
 class SqlBatches(SqlVerbs, Tenures):
     """The verbs that write batches."""
 
-    # -- intents --------------------------------------------------------------------------------
-
     @override
     def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
         """Record intents; recording the same ones again is harmless."""
@@ -83,8 +81,6 @@ class SqlBatches(SqlVerbs, Tenures):
             result = tx.connection.execute(ledger_statements.update_intended(key, names), rows)
             if result.rowcount != len(rows):
                 raise Raced
-
-    # -- commits --------------------------------------------------------------------------------
 
     @override
     def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any
 
-from sqlalchemy import Executable, RowMapping
+from sqlalchemy import RowMapping
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -26,36 +27,28 @@ from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
 from dagster_leasehold.lease_store.sql_store import ledger_statements, mapping
 from dagster_leasehold.lease_store.sql_store.history_statements import Listing, page_sizes
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, Value, portions
 from dagster_leasehold.lease_store.transactions import Transaction
-
-Value = TypeVar("Value")
 
 
 class SqlLedger(SqlVerbs, Ledger):
     """The verbs of `Ledger`."""
-
-    # -- per shard ------------------------------------------------------------------------------
 
     @override
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
         if shards is None:
-            rows = self._all(key, "heads", statements.select_shards(key))
-            shards = [ShardId(row["shard_id"]) for row in rows]
+            shards = self._all("heads", key, statements.select_shards(key), itemgetter("shard_id"))
         heads: dict[ShardId, LedgerHead] = {}
         for part in portions(shards):
-            rows = self._all(key, "heads", statements.select_heads(key, part))
-            heads |= {head.shard: head for head in map(mapping.head_from, rows)}
+            some = self._all("heads", key, statements.select_heads(key, part), mapping.head_from)
+            heads |= {head.shard: head for head in some}
         return heads
 
     @override
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        return [
-            mapping.TOTALS.read(row)
-            for row in self._all(key, "totals", statements.select_totals(key))
-        ]
+        return self._all("totals", key, statements.select_totals(key), mapping.TOTALS.read)
 
     @override
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
@@ -67,12 +60,8 @@ class SqlLedger(SqlVerbs, Ledger):
         sums: list[Throughput] = []
         for part in portions(newest):
             statement = statements.throughput(key, window, {each: newest[each] for each in part})
-            sums += [
-                mapping.THROUGHPUT.read(row) for row in self._all(key, "throughput", statement)
-            ]
+            sums += self._all("throughput", key, statement, mapping.THROUGHPUT.read)
         return sums
-
-    # -- ledger ---------------------------------------------------------------------------------
 
     @override
     def each_batch(
@@ -123,8 +112,6 @@ class SqlLedger(SqlVerbs, Ledger):
             if any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
         )
 
-    # -- journal --------------------------------------------------------------------------------
-
     @override
     def each_entry(
         self,
@@ -139,8 +126,6 @@ class SqlLedger(SqlVerbs, Ledger):
             key, shard=shard, after=after, until=until, newest_first=newest_first
         )
         return self._each(key, listing, mapping.ENTRY.read)
-
-    # -- gaps -----------------------------------------------------------------------------------
 
     @override
     def gaps(
@@ -157,29 +142,13 @@ class SqlLedger(SqlVerbs, Ledger):
 
     @override
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
-        rows = self._all(key, "gap_counts", statements.count_gaps(key))
+        rows = self._all("gap_counts", key, statements.count_gaps(key), dict[str, Any])
         return {True: 0, False: 0} | {bool(row["acknowledged"]): row["gaps"] for row in rows}
-
-    # -- pages ----------------------------------------------------------------------------------
 
     @override
     def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
-        def work(tx: Transaction) -> list[ShardSummary]:
-            self._group(tx, key)
-            return tx.all(ledger_statements.select_summaries(key, shard), mapping.summary_from)
-
-        return self._read("summaries", work)
-
-    def _all(self, key: GroupKey, kind: str, chosen: Executable) -> Sequence[RowMapping]:
-        """Return the rows of a statement that reads a bounded number per shard."""
-
-        def work(tx: Transaction) -> Sequence[RowMapping]:
-            rows = tx.rows(chosen).all()
-            if not rows:
-                self._group(tx, key)
-            return rows
-
-        return self._read(kind, work)
+        statement = ledger_statements.select_summaries(key, shard)
+        return self._all("summaries", key, statement, mapping.summary_from)
 
     def _each(
         self,

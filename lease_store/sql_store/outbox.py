@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from sqlalchemy import RowMapping
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.errors import one_line
@@ -33,12 +34,8 @@ class SqlOutbox(SqlVerbs, Outbox):
         shard: ShardId | None = None,
         limit: int = 500,
     ) -> list[OutboxEvent]:
-        def work(tx: Transaction) -> list[OutboxEvent]:
-            self._group(tx, key)
-            statement = statements.select_pending(key, kind, run=run, shard=shard, limit=limit)
-            return tx.all(statement, EVENT.read)
-
-        return self._read("pending_events", work)
+        statement = statements.select_pending(key, kind, run=run, shard=shard, limit=limit)
+        return self._all("pending_events", key, statement, EVENT.read)
 
     @override
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
@@ -55,15 +52,10 @@ class SqlOutbox(SqlVerbs, Outbox):
 
     @override
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
-        def work(tx: Transaction) -> list[WaitingEvents]:
-            self._group(tx, key)
-            rows = tx.rows(statements.select_waiting(key, kind))
-            return [
-                WaitingEvents(ShardId(row["shard_id"]), row["waiting"], EVENT.read(row))
-                for row in rows
-            ]
+        def waiting(row: RowMapping) -> WaitingEvents:
+            return WaitingEvents(ShardId(row["shard_id"]), row["waiting"], EVENT.read(row))
 
-        return self._read("waiting_events", work)
+        return self._all("waiting_events", key, statements.select_waiting(key, kind), waiting)
 
     @override
     def take_turn(

@@ -42,11 +42,8 @@ class SqlRetention(SqlVerbs, Retention):
 
     @override
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
-        def work(tx: Transaction) -> list[datetime]:
-            self._group(tx, key)
-            return tx.all(statements.newest_times(key, number), itemgetter("recorded_at"))
-
-        return self._read("newest_times", work)
+        statement = statements.newest_times(key, number)
+        return self._all("newest_times", key, statement, itemgetter("recorded_at"))
 
     @override
     def prune_journal(
@@ -259,8 +256,6 @@ class SqlRetention(SqlVerbs, Retention):
             if batches or len(rows) < limit:
                 return batches
         return []
-
-    # -- pieces -------------------------------------------------------------------------------
 
     def _rewritable(
         self, tx: Transaction, key: GroupKey, shard: ShardId, *, since: int, below: int, limit: int

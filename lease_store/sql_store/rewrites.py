@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sqlalchemy import RowMapping
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -66,11 +67,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
 
     @override
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
-        def work(tx: Transaction) -> list[RewriteClaim]:
-            self._group(tx, key)
-            return tx.all(statements.select_claims(key), CLAIM.read)
-
-        return self._read("rewrites", work)
+        return self._all("rewrites", key, statements.select_claims(key), CLAIM.read)
 
     @override
     def rewrite_batches(
@@ -119,12 +116,10 @@ class SqlRewrites(SqlVerbs, Rewrites):
 
     @override
     def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
-        def work(tx: Transaction) -> dict[ShardId, Compacted]:
-            self._group(tx, key)
-            rows = tx.rows(statements.select_compacted(key))
-            return {ShardId(row["shard_id"]): COMPACTED.read(row) for row in rows}
+        def own(row: RowMapping) -> tuple[ShardId, Compacted]:
+            return ShardId(row["shard_id"]), COMPACTED.read(row)
 
-        return self._read("compacted", work)
+        return dict(self._all("compacted", key, statements.select_compacted(key), own))
 
     def _claim_of(
         self, tx: Transaction, key: GroupKey, shard: ShardId

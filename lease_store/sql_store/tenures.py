@@ -154,8 +154,6 @@ class SqlTenures(SqlVerbs, Tenures):
 
         self._write("save_checkpoint", work)
 
-    # -- pieces of transactions -----------------------------------------------------------------
-
     @override
     def record_gap(
         self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True

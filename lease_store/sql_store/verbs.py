@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Table
+from sqlalchemy import Executable, RowMapping, Table
 from sqlalchemy.exc import IntegrityError
 
 from dagster_leasehold.lease_store.group_rows import Group
@@ -36,6 +36,8 @@ from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Tra
 SHARDS_PER_STATEMENT = 500
 SELECTS_PER_STATEMENT = 100
 
+Value = TypeVar("Value")
+
 
 class SqlVerbs(SqlReadiness):
     """The base of the SQL store: locks, looks and writes that its verbs are made of."""
@@ -61,7 +63,18 @@ class SqlVerbs(SqlReadiness):
 
         return mark
 
-    # -- pieces of transactions -----------------------------------------------------------------
+    def _all(
+        self, kind: str, key: GroupKey, chosen: Executable, read: Callable[[RowMapping], Value]
+    ) -> list[Value]:
+        """Return what `read` makes of the rows of a statement that reads a bounded number."""
+
+        def work(tx: Transaction) -> Sequence[RowMapping]:
+            rows = tx.rows(chosen).all()
+            if not rows:
+                self._group(tx, key)
+            return rows
+
+        return [read(row) for row in self._read(kind, work)]
 
     def _bump(self, tx: Transaction, key: GroupKey) -> None:
         if tx.connection.execute(group_statements.bump_generation(key)).rowcount != 1:

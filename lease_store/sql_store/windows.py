@@ -29,12 +29,8 @@ class SqlWindows(SqlVerbs, Windows):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        def work(tx: Transaction) -> list[EventWindow]:
-            self._group(tx, key)
-            statement = statements.select_windows(key, asset, since, until)
-            return tx.all(statement, WINDOW.read)
-
-        return self._read("windows", work)
+        statement = statements.select_windows(key, asset, since, until)
+        return self._all("windows", key, statement, WINDOW.read)
 
     @override
     def put_window(
@@ -103,13 +99,8 @@ class SqlWindows(SqlVerbs, Windows):
 
     @override
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
-        def work(tx: Transaction) -> list[WindowAttempt]:
-            self._group(tx, key)
-            rows = tx.rows(statements.select_attempts(key))
-            attempts = [ATTEMPT.read(row) for row in rows if row["attempt"]]
-            return sorted(attempts, key=lambda each: each.attempt)
-
-        return self._read("window_attempts", work)
+        slots = self._all("window_attempts", key, statements.select_attempts(key), ATTEMPT.read)
+        return sorted((each for each in slots if each.attempt), key=lambda each: each.attempt)
 
     def _freed(self, tx: Transaction, key: GroupKey, attempt: str) -> bool:
         return tx.connection.execute(statements.free_slot(key, attempt)).rowcount == 1
