@@ -7,7 +7,6 @@ it is found at once, and not by the first lost update.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -207,7 +206,7 @@ def _assert_session(cursor: Any) -> None:
         "transaction isolation": (_isolation(cursor), "READ-COMMITTED"),
         "time_zone": (time_zone, "+00:00"),
         "innodb_lock_wait_timeout": (int(lock_wait), LOCK_WAIT_S),
-        "strict sql_mode": ("STRICT_ALL_TABLES" in _words(sql_mode), True),
+        "strict sql_mode": ("STRICT_ALL_TABLES" in sql_mode.split(","), True),
     }
     for name, (value, wanted) in settings.items():
         if value != wanted:
@@ -221,10 +220,6 @@ def _read_only(cursor: Any) -> bool:
     """Return True if the server is a replica: a privileged account could write there."""
     cursor.execute("SELECT @@GLOBAL.read_only")
     return str(cursor.fetchone()[0]).upper() not in ("0", "OFF", "NONE")
-
-
-def _words(sql_mode: str) -> Iterable[str]:
-    return sql_mode.split(",")
 
 
 def _isolation(cursor: Any) -> str:

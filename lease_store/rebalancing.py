@@ -186,8 +186,6 @@ class Rebalancer:
             )
         return self._observations
 
-    # -- nodes ----------------------------------------------------------------------------------
-
     def _evict_lapsed(self, pulse: Pulse, observations: Observations) -> bool:
         """Evict the nodes whose counter stood still for longer than T; True if one was.
 
@@ -209,8 +207,6 @@ class Rebalancer:
         lapsed = observations.lapsed(snapshot.group.timeout_s).keys()
         dead = lapsed - self._nodes.own(snapshot.nodes)
         return frozenset(node.name for node in snapshot.nodes if node.member) - dead
-
-    # -- shards ---------------------------------------------------------------------------------
 
     def _settle(
         self, pulse: Pulse, observations: Observations, *, moved: bool

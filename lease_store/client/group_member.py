@@ -65,8 +65,6 @@ class GroupMember(MemberShards):
         self._report: TickReport | None = None
         self._beat_s = 0.0
 
-    # -- membership -----------------------------------------------------------------------------
-
     @property
     def node(self) -> NodeName:
         """The member's name."""
@@ -215,8 +213,6 @@ class GroupMember(MemberShards):
         """Return the shard's row as the last heartbeat saw it."""
         rows = self._last().snapshot.shards
         return next((row for row in rows if row.shard == shard), None)
-
-    # -- inside ---------------------------------------------------------------------------------
 
     def _joined(self) -> Rebalancer:
         if self._rebalancer is None:

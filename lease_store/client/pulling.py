@@ -74,8 +74,6 @@ class PullClient:
         )
         self._turns = 0
 
-    # -- joining and leaving --------------------------------------------------------------------
-
     def start(self, source_count: int = -1, node_id: int = 0) -> None:
         """Join the group.
 
@@ -136,8 +134,6 @@ class PullClient:
         """The moment, on the clock given, until which the client may rely on its shards."""
         return self._member.trusted_until
 
-    # -- shards ---------------------------------------------------------------------------------
-
     def partitions(self) -> tuple[ShardId, ...]:
         """Return the shards that are this node's, as of the last beat."""
         self._raise_problem()
@@ -191,8 +187,6 @@ class PullClient:
         """Return the cursors of each connected shard."""
         with self._lock:
             return self._connections.offsets()
-
-    # -- records --------------------------------------------------------------------------------
 
     def poll(
         self, shard: ShardId | None = None, *, records_max: int = RECORDS_DEFAULT

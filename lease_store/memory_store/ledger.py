@@ -63,8 +63,6 @@ class MemoryLedger(MemoryRows, Ledger):
                 )
             return list(sums.values())
 
-    # -- ledger ---------------------------------------------------------------------------------
-
     @override
     def each_batch(
         self,
@@ -105,8 +103,6 @@ class MemoryLedger(MemoryRows, Ledger):
             if batch.last >= number
         )
 
-    # -- journal --------------------------------------------------------------------------------
-
     @override
     def each_entry(
         self,
@@ -126,8 +122,6 @@ class MemoryLedger(MemoryRows, Ledger):
             ]
         wanted.sort(key=lambda entry: entry.sequence)
         return reversed(wanted) if newest_first else iter(wanted)
-
-    # -- gaps -----------------------------------------------------------------------------------
 
     @override
     def gaps(

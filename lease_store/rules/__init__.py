@@ -10,6 +10,6 @@ behave alike. Any room above may ask a rule: planners, sensors, runs, plain clie
 | nodes | `liveness`, `tick_memory`, `registration`, `node_settings` |
 | plans | `planning`, `balanced_plan`, `weighted_plan`, `assignment_modes`, `assignment_plan` |
 | the ledger | `ledger`, `gap_policy`, `event_spans`, `deletable_history`, `expiry` |
-| proofs | `verification`, `shard_proof`, `journal_proof`, `ledger_proof`, `order_proof` |
+| proofs | `verification`, `journal_proof`, `ledger_proof`, `order_proof` |
 | one consumer | `consumer_lifecycle`, `failing_steps`, `refusals` |
 """

@@ -6,7 +6,8 @@ Pure rules that all stores carry out.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Note
@@ -15,8 +16,6 @@ from dagster_leasehold.lease_store.rules.transitions import Step, edge_note
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
 PARENTS_OVER = "all its parents are over"
-
-
 UNORDERED = "the group became unordered"
 
 
@@ -27,16 +26,7 @@ def first_seen(
     state = first_state(
         ordered=ordered, parents=listing.parents, states=states, gone=listing.gone_parents
     )
-    shard = ShardLease(
-        shard=listing.shard,
-        state=state,
-        parents=listing.parents,
-        hash_begin=listing.hash_begin,
-        hash_end=listing.hash_end,
-        read_only=listing.read_only,
-        subscribable=listing.subscribable,
-        gone_parents=listing.gone_parents,
-    )
+    shard = ShardLease(state=state, **_listed(listing))
     return shard, edge_note(None, shard, "first seen in the source's shard list")
 
 
@@ -64,15 +54,14 @@ def listed_again(
     """
     named = {*listing.parents, *listed}
     forgotten = tuple(parent for parent in shard.parents if parent not in named)
-    return replace(
-        shard,
-        parents=listing.parents + forgotten,
-        gone_parents=listing.gone_parents + forgotten,
-        hash_begin=listing.hash_begin,
-        hash_end=listing.hash_end,
-        read_only=listing.read_only,
-        subscribable=listing.subscribable,
-    )
+    values = _listed(listing)
+    for name in ("parents", "gone_parents"):
+        values[name] += forgotten
+    return replace(shard, **values)
+
+
+def _listed(listing: ShardListing) -> dict[str, Any]:
+    return {each.name: getattr(listing, each.name) for each in fields(listing)}
 
 
 def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) -> list[Step]:

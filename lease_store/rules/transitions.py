@@ -65,16 +65,17 @@ def _closing(before: ShardLease, reason: str) -> tuple[Note, ...]:
     """Return the end of the open tenure, if there is one."""
     if not before.consumer_run:
         return ()
-    return (
-        Note(
-            kind="close",
-            reason=reason,
-            shard=before.shard,
-            from_owner=before.consumer_owner,
-            epoch=before.consumer_epoch,
-            run=before.consumer_run,
-            check_point=before.check_point,
-        ),
+    return (replace(_tenure_note("close", before, reason), from_owner=before.consumer_owner),)
+
+
+def _tenure_note(kind: str, row: ShardLease, reason: str) -> Note:
+    return Note(
+        kind,
+        reason,
+        row.shard,
+        epoch=row.consumer_epoch,
+        run=row.consumer_run,
+        check_point=row.check_point,
     )
 
 
@@ -182,16 +183,9 @@ def opened(shard: ShardLease, run: str) -> Step:
     after = replace(
         shard, consumer_epoch=shard.consumer_epoch + 1, consumer_run=run, handoff_eta_s=None
     )
-    note = Note(
-        kind="open",
-        reason=f"opened by run {run}",
-        shard=shard.shard,
-        to_owner=after.consumer_owner,
-        epoch=after.consumer_epoch,
-        run=run,
-        check_point=after.check_point,
-    )
-    return Step(shard, after, (*_closing(shard, f"replaced by run {run}"), note))
+    note = _tenure_note("open", after, f"opened by run {run}")
+    opening = replace(note, to_owner=after.consumer_owner)
+    return Step(shard, after, (*_closing(shard, f"replaced by run {run}"), opening))
 
 
 def closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> Step:
@@ -228,15 +222,10 @@ def forced(
         handoff_eta_s=None,
         watermark=None,
     )
-    note = Note(
-        kind="force",
-        reason=reason,
-        shard=shard.shard,
+    note = replace(
+        _tenure_note("force", replace(fenced, consumer_run=shard.consumer_run), reason),
         from_owner=shard.consumer_owner,
         to_owner=shard.lease_owner,
-        epoch=fenced.consumer_epoch,
-        run=shard.consumer_run,
-        check_point=cursor,
     )
     step = Step(shard, fenced, (*_closing(shard, f"fenced: {reason}"), note))
     if shard.state is ShardState.OVER:

@@ -1,7 +1,7 @@
 """Proof after the fact, from the journal and the ledger of a live deployment.
 
-The rules are pure (`shard_proof` and `order_proof` beside this one), so that the same check runs on
-a store, on a copy of one, and at every step of a simulation. A store is read shard by shard, in
+The rules are pure (`prove_shard` here, and `order_proof`), so that the same check runs on a store,
+on a copy of one, and at every step of a simulation. A store is read shard by shard, in
 pages: memory grows with the tenures of one shard, and by eight bytes a file.
 
 Consumption goes on meanwhile, which must not look wrong:
@@ -15,18 +15,27 @@ Consumption goes on meanwhile, which must not look wrong:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
-from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerHead
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerHead
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.journal_proof import Violation
-from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
+from dagster_leasehold.lease_store.rules.journal_proof import (
+    NOTHING_PROVEN,
+    JournalProof,
+    Proven,
+    Violation,
+)
+from dagster_leasehold.lease_store.rules.ledger_proof import (
+    LedgerProof,
+    PathLedger,
+    doubled_files,
+    skipped_ends,
+)
 from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_order
-from dagster_leasehold.lease_store.rules.shard_proof import ShardHistory, ShardProof, prove_shard
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.store import GroupsAndLedger
@@ -34,6 +43,67 @@ from dagster_leasehold.lease_store.store import GroupsAndLedger
 __all__ = ["Audit", "Violation", "audit", "check_history", "verify"]
 
 READINGS_MAX = 5
+
+
+@dataclass(slots=True)
+class ShardHistory:
+    """The rows of one shard that are to be proven.
+
+    Attributes:
+        lease: its row, if it has one.
+        journal: its entries in order.
+        batches: its committed and withdrawn batches in order; read after the journal.
+        gaps: its gaps.
+        proven: what came before these rows.
+        settled: the checkpoint belongs to the ledger's end, and can be compared with it.
+    """
+
+    shard: ShardId
+    lease: ShardLease | None = None
+    journal: Iterable[JournalEntry] = ()
+    batches: Iterable[Batch] = ()
+    gaps: Iterable[Gap] = ()
+    proven: Proven = NOTHING_PROVEN
+    settled: bool = True
+
+
+@dataclass(slots=True)
+class ShardProof:
+    """The outcome of one shard.
+
+    Attributes:
+        violations: in the order of the rules.
+        tenures: openings that were looked at.
+        batches: committed batches that were looked at.
+    """
+
+    violations: list[Violation] = field(default_factory=list[Violation])
+    tenures: int = 0
+    batches: int = 0
+
+
+def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = None) -> ShardProof:
+    """Check every rule that concerns a shard alone; `seen` gets each committed batch."""
+    journal = JournalProof(history.shard, history.proven)
+    for entry in history.journal:
+        journal.take(entry)
+    journal.end(history.lease)
+    skipped = skipped_ends(history.gaps, history.proven.skipped)
+    ledger = LedgerProof(history.shard, history.proven, journal, skipped)
+    for batch in history.batches:
+        if batch.state is BatchState.COMMITTED:
+            ledger.take(batch)
+            if seen is not None:
+                seen(batch)
+        elif batch.state is BatchState.WITHDRAWN:
+            ledger.take_withdrawn(batch)
+    ledger.end(history.lease if history.settled else None)
+    before = [Violation(rule, history.shard, how) for rule, how in history.proven.violations]
+    return ShardProof(
+        before + journal.violations + ledger.violations,
+        tenures=journal.opened,
+        batches=ledger.committed,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.roles.shards import Shards
 from dagster_leasehold.lease_store.rules.refusals import unknown_shard
-from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned, force
+from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force
 from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason, may_bootstrap
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger
 from dagster_leasehold.lease_store.shard_rows import ShardLease
@@ -25,6 +25,8 @@ from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Transaction
 
 WITHDRAWN_PER_STATEMENT = 10_000
+
+_Lineage = tuple[list[ShardLease], dict[ShardId, Ledger]]
 
 
 class SqlForcedCheckpoints(SqlVerbs, Shards):
@@ -43,9 +45,8 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
     ) -> Changed:
         def work(tx: Transaction) -> Changed:
             lineage = self._locked_lineage(tx, key, shard)
-            return self._force(
-                tx, key, lineage, cursor, observer=observer, reason=reason, reopen=reopen
-            )
+            forcing = self._forcing(tx, key, lineage, cursor, reason=reason, reopen=reopen)
+            return self._force(tx, key, forcing, observer)
 
         return self._change("force_checkpoint", key, work)
 
@@ -57,16 +58,13 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
             lineage = self._locked_lineage(tx, key, shard)
             if not may_bootstrap(lineage[0][0], node, cursor, run):
                 return tx.abandon(Stale())
-            why = bootstrap_reason(node, cursor)
-            return self._force(
-                tx, key, lineage, cursor, observer=f"run {run}", reason=why, bootstrap=True
-            )
+            reason = bootstrap_reason(node, cursor)
+            forcing = self._forcing(tx, key, lineage, cursor, reason=reason)
+            return self._force(tx, key, forcing.bootstrapped(cursor), f"run {run}")
 
         return self._change("bootstrap", key, work)
 
-    def _locked_lineage(
-        self, tx: Transaction, key: GroupKey, shard: ShardId
-    ) -> tuple[list[ShardLease], dict[ShardId, Ledger]]:
+    def _locked_lineage(self, tx: Transaction, key: GroupKey, shard: ShardId) -> _Lineage:
         """Return the rows that forcing a shard concerns, its own first, and their ledgers."""
         shards = {row.shard: row for row in self._all_shards(tx, key)}
         if shard not in shards:
@@ -77,21 +75,19 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
         ledgers = {name: self._ledger(tx, key, name) for name in names}
         return [rows[name] for name in names], ledgers
 
-    def _force(
+    def _forcing(
         self,
         tx: Transaction,
         key: GroupKey,
-        lineage: tuple[list[ShardLease], dict[ShardId, Ledger]],
+        lineage: _Lineage,
         cursor: str,
         *,
-        observer: str,
         reason: str,
         reopen: Reopening = Reopening.REFUSE,
-        bootstrap: bool = False,
-    ) -> Changed:
+    ) -> Forcing:
         rows, ledgers = lineage
         expired = ledger_statements.select_expired(key, [row.shard for row in rows])
-        forcing = force(
+        return force(
             rows,
             ledgers,
             cursor,
@@ -105,10 +101,10 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
                 for row in tx.connection.execute(expired).mappings()
             },
         )
+
+    def _force(self, tx: Transaction, key: GroupKey, forcing: Forcing, observer: str) -> Changed:
         if not forcing.steps:
             return tx.abandon(Changed())
-        if bootstrap:
-            forcing = forcing.bootstrapped(cursor)
         for step in forcing.steps:
             self._abandon_intent(tx, key, step.after.shard)
             tx.connection.execute(shard_statements.raise_version(key, step.after.shard))

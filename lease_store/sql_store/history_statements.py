@@ -202,9 +202,6 @@ def select_totals(key: GroupKey) -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-# -- journal --------------------------------------------------------------------------------------
-
-
 def entries(
     key: GroupKey, *, shard: ShardId | None, after: int, until: int | None, newest_first: bool
 ) -> Listing:
@@ -219,9 +216,6 @@ def entries(
     if until is not None:
         rows = rows.where(lease_journal.c.sequence <= until)
     return Listing("journal", rows, (lease_journal.c.sequence,), backwards=newest_first)
-
-
-# -- gaps -----------------------------------------------------------------------------------------
 
 
 def all_gaps(

@@ -30,9 +30,6 @@ def _newest_numbers(table: sa.Table, key: GroupKey, **same: object) -> sa.Select
     return numbers.order_by(table.c.sequence.desc()).limit(1)
 
 
-# -- journal --------------------------------------------------------------------------------------
-
-
 def newest_times(key: GroupKey, number: int) -> sa.Select[Any]:
     """The dates of a group's newest entries, newest first."""
     return (
@@ -103,9 +100,6 @@ def delete_entries(sequences: Sequence[int]) -> sa.Delete:
     return sa.delete(lease_journal).where(lease_journal.c.sequence.in_(sequences))
 
 
-# -- ledger ---------------------------------------------------------------------------------------
-
-
 def first_kept_batch(key: GroupKey, shard: ShardId, keep: int) -> sa.Select[Any]:
     """The number of the oldest of the newest rows of a shard that stay; none if there are few."""
     return _newest_numbers(batch, key, shard_id=shard).offset(keep - 1)
@@ -167,9 +161,6 @@ def select_undelivered(key: GroupKey, batch_ids: Sequence[str]) -> sa.Select[Any
     return sa.select(outbox.c.batch_id).where(
         of_group(outbox, key), outbox.c.delivered.is_(False), outbox.c.batch_id.in_(batch_ids)
     )
-
-
-# -- outbox, gaps ---------------------------------------------------------------------------------
 
 
 def first_kept_event(key: GroupKey, kind: EventKind, keep: int) -> sa.Select[Any]:

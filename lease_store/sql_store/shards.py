@@ -21,6 +21,8 @@ from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
 from dagster_leasehold.lease_store.transactions import Transaction
 
+_Rule = Callable[[ShardLease, set[NodeName]], Step | None]
+
 
 class SqlShards(SqlVerbs, Shards):
     """The verbs on shards."""
@@ -109,7 +111,7 @@ class SqlShards(SqlVerbs, Shards):
         def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
             return transitions.transfer_begun(row, to, reason) if to in members else None
 
-        return self._step("begin_transfer", key, shard, seen_lease_id, rule, observer=observer)
+        return self._step("begin_transfer", key, shard, seen_lease_id, rule, by=observer)
 
     @override
     def cancel_transfer(
@@ -118,38 +120,26 @@ class SqlShards(SqlVerbs, Shards):
         def rule(row: ShardLease, _: object) -> Step | None:
             return transitions.transfer_cancelled(row, reason)
 
-        return self._step("cancel_transfer", key, shard, seen_lease_id, rule, observer=observer)
+        return self._step("cancel_transfer", key, shard, seen_lease_id, rule, by=observer)
 
     @override
     def complete_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
         def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
-            return (
-                transitions.transfer_completed(row, reason) if row.lease_owner in members else None
-            )
+            next_lives = row.lease_owner in members
+            return transitions.transfer_completed(row, reason) if next_lives else None
 
-        return self._step("complete_transfer", key, shard, seen_lease_id, rule, observer=observer)
+        return self._step("complete_transfer", key, shard, seen_lease_id, rule, by=observer)
 
     def _step(
-        self,
-        kind: str,
-        key: GroupKey,
-        shard: ShardId,
-        seen_lease_id: int,
-        rule: Callable[[ShardLease, set[NodeName]], Step | None],
-        *,
-        observer: str,
+        self, kind: str, key: GroupKey, shard: ShardId, lease_id: int, rule: _Rule, *, by: str
     ) -> Changed | Stale:
         def work(tx: Transaction) -> Changed | Stale:
             members = self._members(tx, key)
             row = self._lock_shards(tx, key, [shard]).get(shard)
-            if row is None or row.lease_id != seen_lease_id:
-                return tx.abandon(Stale())
-            step = rule(row, members)
-            if step is None:
-                return tx.abandon(Stale())
-            return self._carry_out(tx, key, [step], observer)
+            step = rule(row, members) if row is not None and row.lease_id == lease_id else None
+            return self._carry_out(tx, key, [step], by) if step else tx.abandon(Stale())
 
         return self._change(kind, key, work)
 

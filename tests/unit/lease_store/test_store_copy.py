@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import Engine, select, text
 
-from dagster_leasehold.lease_store import open_store, table_copy, tables
+from dagster_leasehold.lease_store import open_store, store_copy, tables
 from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.errors import (
     CopyRefused,
@@ -25,8 +25,7 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.store_copy import copy_store
-from dagster_leasehold.lease_store.table_copy import PORTION_ROWS
+from dagster_leasehold.lease_store.store_copy import PORTION_ROWS, copy_store
 from tests.conformance.world import A, B, World, X, Y
 from tests.unit.lease_store.full_store import KEY, fill
 
@@ -182,14 +181,14 @@ def test_output_that_is_being_rewritten_is_not_copied(source: str, target: str) 
 
 def meanwhile(change: Callable[[], None]) -> Any:
     """Have something happen to the source once its rows are read, before they are counted."""
-    copied = table_copy._copied  # pyright: ignore[reportPrivateUsage]
+    copied = store_copy._copied  # pyright: ignore[reportPrivateUsage]
 
     def then(*arguments: Any) -> dict[str, int]:
         rows = copied(*arguments)
         change()
         return rows
 
-    return patch.object(table_copy, "_copied", then)
+    return patch.object(store_copy, "_copied", then)
 
 
 def test_what_changes_while_it_is_copied_undoes_the_copy(source: str, target: str) -> None:

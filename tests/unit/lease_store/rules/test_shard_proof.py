@@ -16,8 +16,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.rules.journal_proof import NOTHING_PROVEN, End, Opening, Proven
 from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
-from dagster_leasehold.lease_store.rules.shard_proof import ShardHistory, prove_shard
-from dagster_leasehold.lease_store.rules.verification import audit
+from dagster_leasehold.lease_store.rules.verification import ShardHistory, audit, prove_shard
 from tests.unit.lease_store.rules.test_verification import (
     KEY,
     OTHER,
