@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -37,54 +38,40 @@ class Trust(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Heartbeat:
     """Beats a node's counter every `timing.beat_s` seconds on a thread of its own.
 
     A context manager: it beats once on entering, and stops on leaving. `trusted` is True
     while the holder may rely on its leases; after that, `lost` is set for good, with the cause in
     `reason`. A holder stops then, without waiting to be told.
+
+    Attributes:
+        trusted_until: the moment, on the clock given, at which trust ends unless a beat renews it.
+        reason: the reason for which the holder lost its trust; empty while it has not.
     """
 
-    def __init__(  # noqa: PLR0917
-        self,
-        store: Nodes,
-        key: GroupKey,
-        node: NodeName,
-        incarnation: str,
-        timing: Timing,
-        clock: Clock = steady_clock,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._node = node
-        self._incarnation = incarnation
-        self._timing = timing
-        self._clock = clock
-        self._trusted_until = float("-inf")
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._reason = ""
-        self.lost = threading.Event()
+    store: Nodes
+    key: GroupKey
+    node: NodeName
+    incarnation: str
+    timing: Timing
+    clock: Clock = steady_clock
+    trusted_until: float = field(default=float("-inf"), init=False)
+    reason: str = field(default="", init=False)
+    lost: threading.Event = field(default_factory=threading.Event, init=False)
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
 
     @property
     def trusted(self) -> bool:
         """True if the holder may go on; False for good once `lost` is set."""
         if self.lost.is_set():
             return False
-        if self._clock() < self._trusted_until:
+        if self.clock() < self.trusted_until:
             return True
         self._lose("no beat was confirmed in time")
         return False
-
-    @property
-    def trusted_until(self) -> float:
-        """The moment, on the clock given, at which trust ends unless a beat renews it."""
-        return self._trusted_until
-
-    @property
-    def reason(self) -> str:
-        """The reason for which the holder lost its trust; empty while it has not."""
-        return self._reason
 
     def beat(self) -> float:
         """Send one beat; return the seconds until the next one is due.
@@ -92,26 +79,26 @@ class Heartbeat:
         A store that does not answer costs no trust by itself: the beat is tried again soon, and
         trust runs out on its own.
         """
-        sent_at = self._clock()
-        retry_s = self._timing.beat_s / RETRIES_PER_BEAT
+        sent_at = self.clock()
+        retry_s = self.timing.beat_s / RETRIES_PER_BEAT
         try:
-            outcome = self._store.beat(self._key, self._node, self._incarnation)
+            outcome = self.store.beat(self.key, self.node, self.incarnation)
         except UserMistake as error:
             self._lose(str(error))
-            return self._timing.beat_s
+            return self.timing.beat_s
         except LeaseholdError as error:
-            _LOG.warning("The beat of node %s got no answer: %s", self._node, error)
+            _LOG.warning("The beat of node %s got no answer: %s", self.node, error)
             return retry_s
         if not isinstance(outcome, Beaten):
-            self._lose(f"node {self._node} was evicted, or another process answers to its name")
-            return self._timing.beat_s
+            self._lose(f"node {self.node} was evicted, or another process answers to its name")
+            return self.timing.beat_s
         # Trust that has run out stays lost: the work that relied on it has been told to stop.
         if not self.lost.is_set():
-            self._trusted_until = sent_at + self._timing.trust_s
-        return self._timing.beat_s
+            self.trusted_until = sent_at + self.timing.trust_s
+        return self.timing.beat_s
 
     def __enter__(self) -> Self:
-        pause_s = self._timing.beat_s
+        pause_s = self.timing.beat_s
         # Without a confirmed beat there is nothing to trust, but a single lost reply is no reason
         # to give up a run that has just been started.
         for _ in range(RETRIES_PER_BEAT):
@@ -120,7 +107,7 @@ class Heartbeat:
                 break
             self._stopping.wait(pause_s)
         self._thread = threading.Thread(
-            target=self._run, args=(pause_s,), name=f"heartbeat-{self._node}", daemon=True
+            target=self._run, args=(pause_s,), name=f"heartbeat-{self.node}", daemon=True
         )
         self._thread.start()
         return self
@@ -134,7 +121,7 @@ class Heartbeat:
         del kind, error, trace
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(timeout=self._timing.beat_s)
+            self._thread.join(timeout=self.timing.beat_s)
             self._thread = None
 
     def _run(self, pause_s: float) -> None:
@@ -143,12 +130,12 @@ class Heartbeat:
                 pause_s = self.beat()
             except Exception:
                 # An error of the driver's that nobody foresaw must not end the beating unseen.
-                _LOG.exception("The beat of node %s failed", self._node)
-                pause_s = self._timing.beat_s / RETRIES_PER_BEAT
+                _LOG.exception("The beat of node %s failed", self.node)
+                pause_s = self.timing.beat_s / RETRIES_PER_BEAT
             if not self.trusted:
                 return
 
     def _lose(self, reason: str) -> None:
         if not self.lost.is_set():
-            self._reason = reason
+            self.reason = reason
             self.lost.set()

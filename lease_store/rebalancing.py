@@ -90,7 +90,7 @@ class Rebalancer:
         self._nodes = ServedNodes(
             store,
             key,
-            settings=settings or {},
+            settings=dict(settings or {}),
             beat_s=timing.beat_s,
             clock=clock,
             observer=observer,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict, NodeNameTaken, StoreError
@@ -20,10 +20,11 @@ from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.lease_store.tick_report import TickNotes
 
 
+@dataclass(slots=True)
 class ServedNodes:
     """The nodes that this process keeps alive, tick by tick.
 
-    Args:
+    Attributes:
         store: the lease store.
         key: the group.
         settings: assignment settings, address and readiness to register the nodes with.
@@ -34,28 +35,16 @@ class ServedNodes:
         notes: of the present tick.
     """
 
-    def __init__(
-        self,
-        store: GroupsAndNodes,
-        key: GroupKey,
-        *,
-        settings: Mapping[NodeName, Node],
-        beat_s: float,
-        clock: Clock,
-        observer: str,
-        steps: FailingSteps,
-        notes: TickNotes,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._settings = dict(settings)
-        self._beat_s = beat_s
-        self._clock = clock
-        self._observer = observer
-        self._steps = steps
-        self._notes = notes
-        self._members: dict[NodeName, Membership] = {}
-        self._ticked_at: float | None = None
+    store: GroupsAndNodes
+    key: GroupKey
+    settings: dict[NodeName, Node]
+    beat_s: float
+    clock: Clock
+    observer: str
+    steps: FailingSteps
+    notes: TickNotes
+    _members: dict[NodeName, Membership] = field(default_factory=dict[NodeName, Membership])
+    _ticked_at: float | None = None
 
     @property
     def incarnations(self) -> dict[NodeName, str]:
@@ -66,14 +55,14 @@ class ServedNodes:
         """Name the nodes, each under the incarnation to go on with."""
         self._members = {
             name: Membership(
-                self._store, self._key, name, incarnation_of(name), self._clock, self._notes.count
+                self.store, self.key, name, incarnation_of(name), self.clock, self.notes.count
             )
             for name in names
         }
 
     def offer(self, node: Node) -> None:
         """Change the settings that a node registers with; the next tick sends them."""
-        self._settings[node.name] = node
+        self.settings[node.name] = node
 
     def own(self, nodes: Iterable[Node]) -> set[NodeName]:
         """Return the members that this process itself keeps alive: it awaits no beat of theirs."""
@@ -93,12 +82,12 @@ class ServedNodes:
             now = replace(pulse, nodes=tuple(rows.values()))
             keep = partial(self._keep_one, name, now, rows, observations)
             # Only a node whose step failed is not kept alive, and a beat cannot wait.
-            changed = self._steps.attempt(f"node {name}", keep, False, at_once=True) or changed
+            changed = self.steps.attempt(f"node {name}", keep, False, at_once=True) or changed
         return changed
 
     def end_tick(self) -> None:
         """Take note that a tick ends: the time to the next one shows how far apart ticks are."""
-        self._ticked_at = self._clock()
+        self._ticked_at = self.clock()
 
     def leave(self) -> list[str]:
         """Leave with all nodes; return one line for each that left.
@@ -124,11 +113,11 @@ class ServedNodes:
         self, name: NodeName, pulse: Pulse, rows: dict[NodeName, Node], observations: Observations
     ) -> bool:
         member, row = self._members[name], rows.get(name)
-        wanted = member.row(self._settings.get(name, Node(name, 0, "")))
+        wanted = member.row(self.settings.get(name, Node(name, 0, "")))
         if row is not None and same_but_counter(row, wanted):
             if not self._beat_due(member) or member.beat():
                 return False
-            self._notes.decide(f"{name} lost its place in the group: it joins again")
+            self.notes.decide(f"{name} lost its place in the group: it joins again")
         if self._register(member, wanted, pulse, observations):
             rows[name] = wanted
             return True
@@ -139,10 +128,10 @@ class ServedNodes:
 
     def _beat_due(self, member: Membership) -> bool:
         """Return True if the beat would be late if it were left to the next tick."""
-        now = self._clock()
+        now = self.clock()
         if member.beaten_at is None or self._ticked_at is None:
             return True
-        return (now - member.beaten_at) + (now - self._ticked_at) >= self._beat_s
+        return (now - member.beaten_at) + (now - self._ticked_at) >= self.beat_s
 
     def _register(
         self, member: Membership, wanted: Node, pulse: Pulse, observations: Observations
@@ -156,7 +145,7 @@ class ServedNodes:
         elif name in observations.lapsed(limit_s):
             how = "took its name back from a process that stopped"
         try:
-            registered = member.register(wanted, pulse, observations, observer=self._observer)
+            registered = member.register(wanted, pulse, observations, observer=self.observer)
         except AssignmentConflict as error:
             self._refuse(name, error)
             return False
@@ -165,9 +154,9 @@ class ServedNodes:
                 f"Its beat has stood still for {observations.unchanged_s(name):.0f} s; after "
                 f"{limit_s:g} s the name is taken over."
             )
-            self._refuse(name, name_taken(self._key, name, note))
+            self._refuse(name, name_taken(self.key, name, note))
             return False
-        self._notes.decide(f"{name} {how}")
+        self.notes.decide(f"{name} {how}")
         return True
 
     def _resign(self, member: Membership) -> bool:
@@ -177,14 +166,14 @@ class ServedNodes:
         the other is a member with the old one.
         """
         if any(each.consumer_run for each in member.progress()):
-            self._notes.decide(f"{member.node} leaves once its runs have ended")
+            self.notes.decide(f"{member.node} leaves once its runs have ended")
             return False
         outcome = member.leave()
         if not isinstance(outcome, Changed):
             return False
-        self._notes.decide(f"{member.node} left, freed {listed(outcome.shards)}")
+        self.notes.decide(f"{member.node} left, freed {listed(outcome.shards)}")
         return True
 
     def _refuse(self, name: NodeName, error: AssignmentConflict | NodeNameTaken) -> None:
-        self._notes.refusals.append(Refusal(name, error))
-        self._notes.decide(f"{name} could not join: {error}")
+        self.notes.refusals.append(Refusal(name, error))
+        self.notes.decide(f"{name} could not join: {error}")

@@ -7,7 +7,7 @@ with one another: they shape how much each node gets, never which one may publis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import frexp, ldexp
 
 from dagster_leasehold.lease_store.group_rows import Snapshot
@@ -36,29 +36,23 @@ def planning_snapshot(store: GroupsAndLedger, key: GroupKey) -> Snapshot:
     return replace(snapshot, weights=learned_weights(store.throughput(key)))
 
 
+@dataclass(slots=True)
 class SnapshotMemory:
     """The last snapshot of a group, which is read again only once it has changed.
 
-    Args:
+    Attributes:
         store: the lease store.
         key: the group.
         clock: monotonic seconds.
         count: called with the verb of each statement.
     """
 
-    def __init__(
-        self,
-        store: GroupsAndLedger,
-        key: GroupKey,
-        clock: Callable[[], float],
-        count: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._clock = clock
-        self._count = count
-        self._snapshot: Snapshot | None = None
-        self._read_at = 0.0
+    store: GroupsAndLedger
+    key: GroupKey
+    clock: Callable[[], float]
+    count: Callable[[str], None]
+    _snapshot: Snapshot | None = None
+    _read_at: float = 0.0
 
     def forget(self) -> None:
         """Read the group again next time: it may have changed unseen."""
@@ -73,18 +67,18 @@ class SnapshotMemory:
         """
         snapshot = self._snapshot
         # Weights change without a new generation.
-        recent = self._clock() - self._read_at < WEIGHING_S
+        recent = self.clock() - self._read_at < WEIGHING_S
         if (
             snapshot is not None
             and snapshot.group.generation == generation
             and (recent or not snapshot.group.weighted)
         ):
             return snapshot, False
-        self._count("snapshot")
-        snapshot = self._snapshot = planning_snapshot(self._store, self._key)
-        self._read_at = self._clock()
+        self.count("snapshot")
+        snapshot = self._snapshot = planning_snapshot(self.store, self.key)
+        self._read_at = self.clock()
         if snapshot.group.weighted:
-            self._count("throughput")
+            self.count("throughput")
         return snapshot, True
 
 

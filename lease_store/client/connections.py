@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.client.feed import Record
 from dagster_leasehold.lease_store.client.group_member import GroupMember
@@ -72,40 +72,20 @@ class Connection:
         return self.outstanding is not None or self.fetching or self.leaving
 
 
+@dataclass(slots=True)
 class Connections:
     """The connected shards of one client; its caller holds the client's lock.
 
-    Args:
+    Attributes:
         member: the client's place in the group.
         clock: monotonic seconds.
+        open: the connected shards, in the order of their connecting.
     """
 
-    def __init__(self, member: GroupMember, clock: Clock) -> None:
-        self._member = member
-        self._clock = clock
-        self._connections: dict[ShardId, Connection] = {}
-        self._untold: dict[ShardId, LeaseLost] = {}
-
-    @property
-    def shards(self) -> list[ShardId]:
-        """The connected shards, in the order of their connecting."""
-        return list(self._connections)
-
-    def get(self, shard: ShardId) -> Connection | None:
-        """Return a connection; None if the shard is not connected."""
-        return self._connections.get(shard)
-
-    def put(self, shard: ShardId, connection: Connection) -> None:
-        """Connect a shard."""
-        self._connections[shard] = connection
-
-    def drop(self, shard: ShardId) -> None:
-        """Forget a connection."""
-        self._connections.pop(shard, None)
-
-    def clear(self) -> None:
-        """Forget all connections."""
-        self._connections.clear()
+    member: GroupMember
+    clock: Clock
+    open: dict[ShardId, Connection] = field(default_factory=dict[ShardId, Connection])
+    _untold: dict[ShardId, LeaseLost] = field(default_factory=dict[ShardId, LeaseLost])
 
     def require(self, shard: ShardId) -> Connection:
         """Return a connection.
@@ -115,10 +95,10 @@ class Connections:
             ShardNotOpen: it is not connected.
         """
         self.tell(shard)
-        connection = self._connections.get(shard)
+        connection = self.open.get(shard)
         if connection is None:
             raise ShardNotOpen(
-                f"Shard {shown(shard)} is not connected on node {self._member.node}: it was "
+                f"Shard {shown(shard)} is not connected on node {self.member.node}: it was "
                 "disconnected, handed over, or never connected."
             )
         return connection
@@ -141,9 +121,9 @@ class Connections:
             shard: Offsets(
                 each.outstanding.end if each.outstanding else each.confirmed,
                 each.confirmed,
-                self._member.persisted(shard),
+                self.member.persisted(shard),
             )
-            for shard, each in self._connections.items()
+            for shard, each in self.open.items()
         }
 
     @contextmanager
@@ -152,13 +132,13 @@ class Connections:
         try:
             yield
         except (LeaseLost, ShardNotOpen):
-            self._connections.pop(shard, None)
+            self.open.pop(shard, None)
             raise
 
     def follow(self, reported: Collection[ShardId], confirmed: Collection[ShardId]) -> None:
         """Hand over the shards that a heartbeat reported and that were not confirmed."""
-        for shard, connection in list(self._connections.items()):
-            connection.roll_back_if_due(self._clock())
+        for shard, connection in list(self.open.items()):
+            connection.roll_back_if_due(self.clock())
             if shard in confirmed:
                 # Whoever was to have it is gone: without this it would be read no more.
                 connection.leaving = False
@@ -168,11 +148,11 @@ class Connections:
     def _give_way(self, shard: ShardId, connection: Connection) -> None:
         """Hand over a shard that is not confirmed any more: now, or once its batch is settled."""
         try:
-            self._member.require(shard, connection.tenure)
+            self.member.require(shard, connection.tenure)
         except (LeaseLost, ShardNotOpen) as error:
             # Named no more, it can be given to this node again even if the caller, who goes by
             # `partitions`, never asks for it; the first one to ask hears of the loss.
-            del self._connections[shard]
+            del self.open[shard]
             if isinstance(error, LeaseLost):
                 self._untold[shard] = error
             return
@@ -183,9 +163,9 @@ class Connections:
                 self._untold[shard] = error
         elif not connection.leaving:
             connection.leaving = True
-            wait_s = max(connection.protected_until - self._clock(), 0.0)
+            wait_s = max(connection.protected_until - self.clock(), 0.0)
             try:
-                self._member.announce(shard, handoff_eta_s=wait_s)
+                self.member.announce(shard, handoff_eta_s=wait_s)
             except (LeaseLost, StoreError) as error:
                 # The hand-over then takes as long as the group's limit allows.
                 _LOG.info("The hand-over of shard %s was not announced: %s", shard, error)
@@ -196,21 +176,17 @@ class Connections:
         Raises:
             LeaseLost: the shard was lost before, and what was confirmed could not be persisted.
         """
-        connection = self._connections[shard]
+        connection = self.open[shard]
         try:
             with self.dropping_lost(shard):
-                self._member.release(shard)
+                self.member.release(shard)
         except StoreError as error:
             connection.leaving = True
             _LOG.warning("Shard %s could not be handed over: %s", shard, error)
         else:
-            del self._connections[shard]
+            del self.open[shard]
 
     def finish(self, shard: ShardId, cursor: str) -> None:
-        """Let go of a read-only shard that was consumed up to its end.
-
-        Raises:
-            LeaseLost, ShardNotOpen, StoreError: as for `GroupMember.finish`.
-        """
-        self._member.finish(shard, cursor)
-        del self._connections[shard]
+        """Let go of a read-only shard that was consumed up to its end."""
+        self.member.finish(shard, cursor)
+        del self.open[shard]

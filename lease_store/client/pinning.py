@@ -7,7 +7,7 @@ refused by looking, and what looked free and was not is asked for again after a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.errors import ShardOccupied, UnknownShard, shown
@@ -35,28 +35,22 @@ class _Refusal:
     writes: int
 
 
+@dataclass(frozen=True, slots=True)
 class PinnedShards:
     """The shards that one client asks for by name.
 
-    Args:
+    Attributes:
         member: the client's place in the group.
         beat: one heartbeat of the client.
         confirmed: the shards that are the client's, as of the last heartbeat.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        member: GroupMember,
-        beat: Callable[[], None],
-        confirmed: Callable[[], Collection[ShardId]],
-        clock: Clock,
-    ) -> None:
-        self._member = member
-        self._beat = beat
-        self._confirmed = confirmed
-        self._clock = clock
-        self._refusals: dict[ShardId, _Refusal] = {}
+    member: GroupMember
+    beat: Callable[[], None]
+    confirmed: Callable[[], Collection[ShardId]]
+    clock: Clock
+    _refusals: dict[ShardId, _Refusal] = field(default_factory=dict[ShardId, _Refusal])
 
     def ask(self, shard: ShardId, bootstrap: str | None) -> None:
         """Ask for a shard, and withdraw that if it is not to be had.
@@ -70,19 +64,19 @@ class PinnedShards:
             StoreError: the store does not answer.
         """
         refusal = self._refusals.get(shard)
-        early = refusal is not None and self._clock() < refusal.until
+        early = refusal is not None and self.clock() < refusal.until
         if not early:
-            self._beat()
+            self.beat()
         why = self._obstacle(shard)
         if not why and early and refusal is not None and refusal.writes:
             why = REFUSED_BEFORE
         asks = not why
         if asks:
-            settings = self._member.settings
+            settings = self.member.settings
             pinned = {**(settings.pinned or {}), shard: bootstrap}
-            self._member.offer(replace(settings, pinned=pinned))
-            self._beat()
-            if shard in self._confirmed():
+            self.member.offer(replace(settings, pinned=pinned))
+            self.beat()
+            if shard in self.confirmed():
                 self._refusals.pop(shard, None)
                 return
             why = self._obstacle(shard) or REFUSED_BEFORE
@@ -90,22 +84,22 @@ class PinnedShards:
         if asks or not early:
             self._refusals[shard] = self._refused(refusal, asked=asks)
         raise ShardOccupied(
-            f"Shard {shown(shard)} of group {self._member.group.key} cannot be connected on node "
-            f"{self._member.node}: {why}."
+            f"Shard {shown(shard)} of group {self.member.group.key} cannot be connected on node "
+            f"{self.member.node}: {why}."
         )
 
     def withdraw(self, shard: ShardId) -> None:
         """Ask for a shard no more."""
-        pinned = dict(self._member.settings.pinned or {})
+        pinned = dict(self.member.settings.pinned or {})
         pinned.pop(shard, None)
-        self._member.offer(replace(self._member.settings, pinned=pinned))
-        self._beat()
+        self.member.offer(replace(self.member.settings, pinned=pinned))
+        self.beat()
 
     def _refused(self, before: _Refusal | None, *, asked: bool) -> _Refusal:
-        beat_s = self._member.beat_s
+        beat_s = self.member.beat_s
         writes = (before.writes if before is not None else 0) + 1 if asked else 0
         pause_s = retry_wait_s(writes, first_s=beat_s, max_s=max(PAUSE_MAX_S, beat_s))
-        return _Refusal(self._clock() + pause_s, writes)
+        return _Refusal(self.clock() + pause_s, writes)
 
     def _obstacle(self, shard: ShardId) -> str:
         """Return why the shard was not to be had as of the last heartbeat; empty if it was.
@@ -113,10 +107,10 @@ class PinnedShards:
         Raises:
             UnknownShard: the group has no such shard.
         """
-        lease, node = self._member.lease(shard), self._member.node
+        lease, node = self.member.lease(shard), self.member.node
         if lease is None:
             raise UnknownShard(
-                f"Group {self._member.group.key} has no shard {shown(shard)}: connect one that it "
+                f"Group {self.member.group.key} has no shard {shown(shard)}: connect one that it "
                 "has."
             )
         if lease.state in _NOT_FREE:
@@ -124,10 +118,10 @@ class PinnedShards:
         owner = lease.consumer_owner if lease.consumer_owner != node else lease.lease_owner
         if owner not in (None, node):
             return f"it is {owner}'s"
-        if self._member.group.paused:
+        if self.member.group.paused:
             return "the group is paused"
         if not lease.subscribable:
             return "its source lets nobody subscribe to it now"
-        others = (row for row in self._member.members if row.name != node)
+        others = (row for row in self.member.members if row.name != node)
         rival = next((row.name for row in others if shard in (row.pinned or {})), None)
         return f"{rival} asks for it" if rival is not None else ""

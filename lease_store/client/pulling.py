@@ -104,7 +104,7 @@ class PullClient:
             StoreError: the store does not answer.
         """
         with self._lock:
-            held = self._connections.shards
+            held = list(self._connections.open)
         confirmed = self._member.heartbeat(held)
         with self._lock:
             self._confirmed = confirmed
@@ -124,7 +124,7 @@ class PullClient:
             self._beats.stop()
             self._beats = None
         with self._lock:
-            self._connections.clear()
+            self._connections.open.clear()
             self._confirmed = ()
             self._member.shutdown()
             self._connections.tell()
@@ -160,7 +160,7 @@ class PullClient:
         wanted = None if bootstrap == CONTINUE else bootstrap
         with self._lock:
             self._connections.tell(shard)
-            if (connection := self._connections.get(shard)) is not None:
+            if (connection := self._connections.open.get(shard)) is not None:
                 if wanted in (None, connection.confirmed):
                     return connection.confirmed
                 raise ShardOccupied(
@@ -168,7 +168,7 @@ class PullClient:
                     f"{connection.confirmed}: disconnect it before you begin elsewhere."
                 )
             connection = self._connector.connect(shard, wanted)
-            self._connections.put(shard, connection)
+            self._connections.open[shard] = connection
             return connection.confirmed
 
     def disconnect(self, shard: ShardId) -> None:
@@ -180,7 +180,7 @@ class PullClient:
         """
         with self._lock:
             self._connections.require(shard)
-            self._connections.drop(shard)
+            del self._connections.open[shard]
             self._connector.disconnect(shard)
 
     def current_offsets(self) -> dict[ShardId, Offsets]:
@@ -206,13 +206,13 @@ class PullClient:
             return self._deliveries.next(shard, records_max)
         with self._lock:
             self._connections.tell()
-            shards = self._connections.shards
+            shards = list(self._connections.open)
             turn = self._turns % max(len(shards), 1)
             self._turns += 1
         held_back: GapHeld | None = None
         for candidate in shards[turn:] + shards[:turn]:
             with self._lock:
-                connection = self._connections.get(candidate)
+                connection = self._connections.open.get(candidate)
                 if connection is None or connection.busy(self._clock()):
                     continue
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
@@ -48,39 +49,30 @@ class Processor(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class ShardWorker:
     """Opens a shard, gives its records to a processor, and lets it go.
 
     `advance` is called by the worker's thread; `stop` and `fence` by that of the beats, too.
     """
 
-    def __init__(
-        self,
-        shard: ShardId,
-        member: GroupMember,
-        feed: ShardFeed,
-        new_processor: Callable[[ShardId], Processor],
-        *,
-        records_max: int,
-        clock: Clock,
-    ) -> None:
-        self._shard = shard
-        self._member = member
-        self._feed = feed
-        self._new_processor = new_processor
-        self._records_max = records_max
-        self._clock = clock
-        self._lock = Lock()
-        self._consumer = ShardConsumer()
-        self._processor: Processor | None = None
-        self._opened: Opened | None = None
-        # Reading goes on at `position`; up to `done` everything was done. They differ only while
-        # a processor has records brought back.
-        self._position = ""
-        self._done = ""
-        self._over = False
-        self._failures = 0
-        self._retry_at = float("-inf")
+    shard: ShardId
+    member: GroupMember
+    feed: ShardFeed
+    new_processor: Callable[[ShardId], Processor]
+    records_max: int
+    clock: Clock
+    _lock: Lock = field(default_factory=Lock)
+    _consumer: ShardConsumer = field(default_factory=ShardConsumer)
+    _processor: Processor | None = None
+    _opened: Opened | None = None
+    # Reading goes on at `position`; up to `done` everything was done. They differ only while
+    # a processor has records brought back.
+    _position: str = ""
+    _done: str = ""
+    _over: bool = False
+    _failures: int = 0
+    _retry_at: float = float("-inf")
 
     @property
     def state(self) -> ConsumerState:
@@ -115,19 +107,19 @@ class ShardWorker:
         """Do what comes next; return True if there was anything to do."""
         if self.state is ConsumerState.STOPPING:
             return self._wind_up()
-        if self.state is ConsumerState.STOP_COMPLETED or self._clock() < self._retry_at:
+        if self.state is ConsumerState.STOP_COMPLETED or self.clock() < self._retry_at:
             return False
         try:
             busy = self._initialize() if self.state is ConsumerState.INITIALIZING else self._read()
             self._failures = 0
         except (errors.LeaseLost, errors.ShardNotOpen) as error:
-            _LOG.warning("Shard %s: %s", self._shard, error)
+            _LOG.warning("Shard %s: %s", self.shard, error)
             self.fence(str(error))
         except errors.LeaseholdError as error:
-            _LOG.warning("Shard %s is tried again: %s", self._shard, error)
+            _LOG.warning("Shard %s is tried again: %s", self.shard, error)
             self._retry_later()
         except Exception:
-            _LOG.exception("The processor of shard %s failed: it is tried again", self._shard)
+            _LOG.exception("The processor of shard %s failed: it is tried again", self.shard)
             self._retry_later()
         else:
             return busy
@@ -136,26 +128,26 @@ class ShardWorker:
     def _retry_later(self) -> None:
         self._failures += 1
         wait_s = retry_wait_s(self._failures, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
-        self._retry_at = self._clock() + wait_s
+        self._retry_at = self.clock() + wait_s
 
     def _initialize(self) -> bool:
         if self._opened is None:
-            opened = self._member.open(self._shard)
+            opened = self.member.open(self.shard)
             if not isinstance(opened, Opened):
                 self.stop(WENT_ELSEWHERE)
                 return False
             self._opened = opened
-        self._done = starting_cursor(self._member, self._feed, self._shard, self._opened)
+        self._done = starting_cursor(self.member, self.feed, self.shard, self._opened)
         self._position = self._done
-        processor = self._new_processor(self._shard)
-        processor.initialize(self._shard, self._position)
+        processor = self.new_processor(self.shard)
+        processor.initialize(self.shard, self._position)
         self._processor = processor
         with self._lock:
             self._consumer = self._consumer.initialized()
         return True
 
     def _read(self) -> bool:
-        self._member.require(self._shard, self._tenure)
+        self.member.require(self.shard, self._tenure)
         fetched = self._fetch()
         if fetched.records:
             assert self._processor is not None
@@ -173,18 +165,18 @@ class ShardWorker:
     def _fetch(self) -> Fetched:
         try:
             if self._position == self._done:
-                return self._feed.fetch(self._shard, self._position, records_max=self._records_max)
-            return self._feed.fetch_between(
-                self._shard, self._position, self._done, records_max=self._records_max
+                return self.feed.fetch(self.shard, self._position, records_max=self.records_max)
+            return self.feed.fetch_between(
+                self.shard, self._position, self._done, records_max=self.records_max
             )
         except (errors.CursorExpired, errors.CursorInvalid) as error:
             if self._position == self._done:
                 if isinstance(error, errors.CursorInvalid):
                     raise
-                self._done = cursor_after_gap(self._member, self._feed, self._shard, self._done)
+                self._done = cursor_after_gap(self.member, self.feed, self.shard, self._done)
             else:
                 # Everything up to `done` is done: only its repetition is not to be had.
-                _LOG.warning("Shard %s cannot go back: %s", self._shard, error)
+                _LOG.warning("Shard %s cannot go back: %s", self.shard, error)
             self._position = self._done
             return Fetched(self._done, self._done)
 
@@ -195,7 +187,7 @@ class ShardWorker:
         of_batch = {fetched.end, *(record.cursor for record in fetched.records)}
         if not repeating and self._position in of_batch:
             self._done = self._position
-            self._member.save_checkpoint(self._shard, self._done, tenure=self._tenure)
+            self.member.save_checkpoint(self.shard, self._done, tenure=self._tenure)
 
     def _wind_up(self) -> bool:
         """Shut the processor down, save, and end the tenure; tried again if the store is away."""
@@ -204,18 +196,18 @@ class ShardWorker:
             try:
                 processor.shutdown()
             except Exception:
-                _LOG.exception("The processor of shard %s did not shut down", self._shard)
+                _LOG.exception("The processor of shard %s did not shut down", self.shard)
         if self._tenure is not None and not self._consumer.fenced:
             try:
                 if self._over:
-                    self._member.finish(self._shard, self._done)
+                    self.member.finish(self.shard, self._done)
                 else:
-                    self._member.release(self._shard)
+                    self.member.release(self.shard)
             except (errors.LeaseLost, errors.ShardNotOpen) as error:
-                _LOG.warning("Shard %s: %s", self._shard, error)
+                _LOG.warning("Shard %s: %s", self.shard, error)
                 self.fence(str(error))
             except errors.StoreError as error:
-                _LOG.warning("Shard %s is not let go of yet: %s", self._shard, error)
+                _LOG.warning("Shard %s is not let go of yet: %s", self.shard, error)
                 return False
         with self._lock:
             self._consumer = self._consumer.stopped()
