@@ -26,6 +26,9 @@ Answer = TypeVar("Answer")
 class PlanSteps:
     """Carries out what a plan asks for, shard by shard.
 
+    Each raises `StoreError` at the second step in a row that the store did not answer, and where
+    the outcome of a move is unknown.
+
     Attributes:
         store: the lease store.
         key: the group.
@@ -46,9 +49,6 @@ class PlanSteps:
         """Try all moves of a plan, claims first; True if the store was asked for anything.
 
         Once it is `late`, whatever is left waits for the next tick.
-
-        Raises:
-            StoreError: the store does not answer, or the outcome is unknown.
         """
         asked = self.claim(
             [action for action in actions if isinstance(action, plans.Claim)], summary
@@ -58,7 +58,7 @@ class PlanSteps:
             if place and late():
                 self.notes.decide(f"{len(moves) - place} moves are left to the next tick")
                 return True
-            outcome = self.move(action)
+            outcome = self._alone(action.shard, partial(self._move, action))
             asked = asked or outcome is not None
             if outcome is not None and place < SHOWN_SHARDS_MAX:
                 self.notes.decide(outcome)
@@ -67,11 +67,7 @@ class PlanSteps:
         return asked
 
     def claim(self, claims: list[plans.Claim], summary: str) -> bool:
-        """Claim free shards, all in one statement where that works; True if any was asked for.
-
-        Raises:
-            StoreError: the store does not answer, or the outcome is unknown.
-        """
+        """Claim free shards, all in one statement where that works; True if any was asked for."""
         if not claims:
             return False
 
@@ -97,14 +93,6 @@ class PlanSteps:
                 self.notes.decide(f"{len(asked) - len(won)} claims of {node} came too late")
         return bool(answers)
 
-    def move(self, action: plans.BeginTransfer | plans.CancelTransfer) -> str | None:
-        """Begin or cancel a transfer; return its outcome, or None if the step failed or waits.
-
-        Raises:
-            StoreError: the store does not answer, or the outcome is unknown.
-        """
-        return self._alone(action.shard, partial(self._move, action))
-
     def _move(self, action: plans.BeginTransfer | plans.CancelTransfer) -> str:
         outcome: Changed | Stale
         if isinstance(action, plans.BeginTransfer):
@@ -122,11 +110,7 @@ class PlanSteps:
         return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"
 
     def complete(self, lease: ShardLease, *, waited_s: float, limit_s: float) -> bool:
-        """Take over a shard whose holder let its hand-over's deadline pass; True if that was tried.
-
-        Raises:
-            StoreError: the store does not answer, or the outcome is unknown.
-        """
+        """Take over a shard whose holder let the deadline pass; True if that was tried."""
         reason = f"{lease.consumer_owner} did not let go in {waited_s:.1f} s, limit {limit_s:g} s"
         outcome = self._alone(lease.shard, partial(self._complete, lease, reason))
         if isinstance(outcome, Changed):
@@ -140,11 +124,7 @@ class PlanSteps:
         )
 
     def free_orphans(self, orphans: list[str]) -> bool:
-        """Free shards that only the store can reach, each with its reason; True if it did.
-
-        Raises:
-            StoreError: the store does not answer, or the outcome is unknown.
-        """
+        """Free shards that only the store can reach, each with its reason; True if it did."""
         freed = self.steps.attempt(
             "freeing orphans", self._free_orphans, None, raises=(OutcomeUnknown,)
         )
@@ -157,11 +137,7 @@ class PlanSteps:
         return self.store.free_orphans(self.key, observer=self.observer)
 
     def evict(self, node: NodeName, seen_lease_id: int, reason: str) -> bool:
-        """Evict a node whose counter still has the value seen; True if that succeeded.
-
-        Raises:
-            StoreError: the second step in a row that the store did not answer.
-        """
+        """Evict a node whose counter still has the value seen; True if that succeeded."""
         evict = partial(self._evict, node, seen_lease_id, reason)
         return self.steps.attempt(f"evicting node {node}", evict, False)
 

@@ -28,7 +28,6 @@ from dagster_leasehold.lease_store.rules.planning import orphans, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.tick_memory import recall_incarnations
 from dagster_leasehold.lease_store.served_nodes import ServedNodes
-from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.shard_weights import SnapshotMemory
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickNotes, TickReport
@@ -140,17 +139,6 @@ class Rebalancer:
             observations.lose_sight()
             raise
         self._nodes.end_tick()
-        return self._report(snapshot, observations, progress=progress, final=final, rounds=rounds)
-
-    def _report(
-        self,
-        snapshot: Snapshot,
-        observations: Observations,
-        *,
-        progress: dict[ShardId, Progress],
-        final: Plan,
-        rounds: int,
-    ) -> TickReport:
         notes, incarnations = self._notes, self._nodes.incarnations
         return TickReport(
             remembered=observations.remember(incarnations=incarnations, place=self._place),

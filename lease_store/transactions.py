@@ -80,6 +80,10 @@ class Transaction:
         return outcome
 
 
+Work = Callable[[Transaction], Outcome]
+Mark = Callable[[Transaction], bool]
+
+
 class _Again(Exception):
     """An attempt failed in a way that another one may get round."""
 
@@ -94,18 +98,22 @@ class _Course(Generic[Outcome]):
     """The attempts at one transaction so far.
 
     Attributes:
+        kind: the verb.
+        work: its statements.
+        mark: tells if it took effect.
+        write: True if it changes anything.
         started_s: when the first one began, on the store's monotonic clock.
         unsettled: outcome and id of one whose COMMIT had no reply.
         losses: the number of lost connections.
     """
 
+    kind: str
+    work: Work[Outcome]
+    mark: Mark | None
+    write: bool
     started_s: float
     unsettled: tuple[Outcome, str] | None = None
     losses: int = 0
-
-
-Work = Callable[[Transaction], Outcome]
-Mark = Callable[[Transaction], bool]
 
 
 class Transactions:
@@ -184,7 +192,7 @@ class Transactions:
         return self._run(kind, work, mark, write=True)
 
     def _run(self, kind: str, work: Work[Outcome], mark: Mark | None, *, write: bool) -> Outcome:
-        course = _Course[Outcome](self._clock())
+        course = _Course(kind, work, mark, write, self._clock())
         retrying = Retrying(
             retry=retry_if_exception_type(_Again),
             stop=stop_after_attempt(ATTEMPTS_MAX),
@@ -193,19 +201,11 @@ class Transactions:
             reraise=True,
         )
         try:
-            return retrying(self._attempt, course, kind, work, mark, write=write)
+            return retrying(lambda: self._attempt(course))
         except _Again as last:
             raise self._refusal(last.verdict, last.error, course.unsettled) from last.error
 
-    def _attempt(
-        self,
-        course: _Course[Outcome],
-        kind: str,
-        work: Work[Outcome],
-        mark: Mark | None,
-        *,
-        write: bool,
-    ) -> Outcome:
+    def _attempt(self, course: _Course[Outcome]) -> Outcome:
         """Run the transaction once, or settle the one whose reply was lost.
 
         Raises:
@@ -214,16 +214,16 @@ class Transactions:
         """
         sent: tuple[Outcome, str] | None = None
         try:
-            if course.unsettled and mark:
-                if self._happened(kind, mark, course.unsettled[1]):
+            if course.unsettled and course.mark:
+                if self._happened(course.kind, course.mark, course.unsettled[1]):
                     return course.unsettled[0]
                 course.unsettled = None
-            with self._transaction(kind, self._new_id(), write=write) as transaction:
-                outcome = work(transaction)
-                if transaction.abandoned or not write:
+            with self._transaction(course.kind, self._new_id(), write=course.write) as transaction:
+                outcome = course.work(transaction)
+                if transaction.abandoned or not course.write:
                     transaction.connection.rollback()
                     return outcome
-                failpoints.reach_in_transaction(kind)
+                failpoints.reach_in_transaction(course.kind)
                 sent = (outcome, transaction.id)
                 self._pace.send(self._clock())
                 transaction.connection.commit()
@@ -290,15 +290,9 @@ class Transactions:
         self._pace.answer(self._clock())
 
     def _refusal(self, judged: Verdict, error: Exception, unsettled: object) -> StoreError:
-        return refusal(
-            judged,
-            error,
-            self.place,
-            self._pace.delay(self._clock()),
-            unsettled=unsettled is not None,
-        )
+        delay = self._pace.delay(self._clock())
+        return refusal(judged, error, self.place, delay, unsettled=unsettled is not None)
 
     def _unavailable(self, unsettled: object) -> StoreError:
-        return unavailable(
-            self.place, self._pace.delay(self._clock()), unsettled=unsettled is not None
-        )
+        delay = self._pace.delay(self._clock())
+        return unavailable(self.place, delay, unsettled=unsettled is not None)

@@ -137,7 +137,7 @@ class ShardWorker:
                 self.stop(WENT_ELSEWHERE)
                 return False
             self._opened = opened
-        self._done = starting_cursor(self.member, self.feed, self.shard, self._opened)
+        self._done = starting_cursor(self.member, self.feed, self.shard, self._opened, None)
         self._position = self._done
         processor = self.new_processor(self.shard)
         processor.initialize(self.shard, self._position)

@@ -18,11 +18,7 @@ from dagster_leasehold.lease_store.rules.starting_point import (
 
 
 def starting_cursor(
-    member: GroupMember,
-    feed: ShardFeed,
-    shard: ShardId,
-    opened: Opened,
-    bootstrap: str | None = None,
+    member: GroupMember, feed: ShardFeed, shard: ShardId, opened: Opened, bootstrap: str | None
 ) -> str:
     """Return `bootstrap`; else the stored checkpoint; else the group's initial position.
 

@@ -19,6 +19,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
 from dagster_leasehold.lease_store.rules.event_spans import may_hold
+from dagster_leasehold.lease_store.rules.ledger import next_in_line
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 
@@ -155,14 +156,6 @@ class MemoryLedger(MemoryRows, Ledger):
 
 
 def _head(lease: ShardLease, batches: Sequence[Batch], version: int) -> LedgerHead:
-    if not batches:
-        return LedgerHead(lease.shard, lease.check_point, 0, None, version)
-    newest = batches[-1]
-    intended = newest.state is BatchState.INTENT
-    return LedgerHead(
-        shard=lease.shard,
-        check_point=lease.check_point,
-        next_number=newest.last + (not intended),
-        intent=newest.run if intended else None,
-        version=version,
-    )
+    number, intent = next_in_line(batches[-1] if batches else None)
+    run = intent.run if intent else None
+    return LedgerHead(lease.shard, lease.check_point, number, run, version)

@@ -209,34 +209,23 @@ def rewrite_note(shard: ShardId, run: str, reason: str) -> Note:
     return Note(kind="rewrite", reason=reason, shard=shard, run=run)
 
 
-def hook_payload(commit: BatchCommit) -> dict[str, Any]:
-    """Describe a batch for a hook: as for Dagster, with its files as they were committed.
-
-    Paths are relative to the output folder of the stream and group.
-    """
-    return materialization_payload(commit) | {
-        "files": [file.path for file in commit.files if not file.quarantine]
-    }
-
-
-def payloads(commit: BatchCommit) -> dict[EventKind, dict[str, Any]]:
-    """The events that a commit leaves, by kind."""
-    by_kind: dict[EventKind, dict[str, Any]] = {
-        EventKind.MATERIALIZATION: materialization_payload(commit)
-    }
-    if commit.hooked:
-        by_kind[EventKind.HOOK] = hook_payload(commit)
-    return by_kind
-
-
 def events_of(batch: Batch, commit: BatchCommit) -> list[OutboxEvent]:
-    """The events that a commit leaves, not numbered yet."""
+    """Return the events that a commit leaves, not numbered yet.
+
+    A hook is told as much as Dagster, and the files as they were committed; their paths are
+    relative to the output folder of the stream and group.
+    """
+    payload = materialization_payload(commit)
+    payloads: dict[EventKind, dict[str, Any]] = {EventKind.MATERIALIZATION: payload}
+    if commit.hooked:
+        files = [file.path for file in commit.files if not file.quarantine]
+        payloads[EventKind.HOOK] = payload | {"files": files}
     return [
         OutboxEvent(0, kind.value, batch.shard, batch.batch_id, payload, batch.run)
-        for kind, payload in payloads(commit).items()
+        for kind, payload in payloads.items()
     ]
 
 
 def failed_attempt(event: OutboxEvent, error: str) -> OutboxEvent:
-    """The event after one more failed attempt."""
+    """Return the event after one more failed attempt."""
     return replace(event, attempts=event.attempts + 1, error=one_line(error) or "no message")

@@ -133,7 +133,7 @@ def force(
         choices = [mark for mark, near in zip(marks, direct, strict=True) if near and mark]
         return Forcing(tuple(steps), tuple(choices), withdrawn)
     for each in descendants:
-        step = _reset(each, members, whys.get(each.shard), row.shard, ordered=ordered)
+        step = _reset(each, members, whys.get(each.shard), row.shard, ordered)
         steps += [step] if step else []
     return Forcing(tuple(steps), (), withdrawn)
 
@@ -160,12 +160,7 @@ def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note 
 
 
 def _reset(
-    row: ShardLease,
-    members: Collection[NodeName],
-    why: str | None,
-    parent: ShardId,
-    *,
-    ordered: bool,
+    row: ShardLease, members: Collection[NodeName], why: str | None, parent: ShardId, ordered: bool
 ) -> Step | None:
     """Send a descendant of a reopened shard back to its beginning, if there is a `why`, to wait."""
     if not ordered:

@@ -193,13 +193,8 @@ class SqlTenures(SqlVerbs, Tenures):
         so a verb that finds its shard in transfer starts again from the group's row.
         """
 
-        def alone(tx: Transaction) -> Outcome:
-            return work(tx, moving=False)
-
-        def ordered(tx: Transaction) -> Outcome:
-            return work(tx, moving=True)
-
+        mark = self._journalled(key, shard)
         try:
-            return self._write(kind, alone, mark=self._journalled(key, shard))
+            return self._write(kind, lambda tx: work(tx, moving=False), mark=mark)
         except _Moving:
-            return self._change(kind, key, ordered)
+            return self._change(kind, key, lambda tx: work(tx, moving=True))
