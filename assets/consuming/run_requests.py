@@ -11,11 +11,11 @@ save work and waiting; what keeps a shard safe is its lease.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dagster_leasehold.lease_store.errors import InvalidIdentifier
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 
@@ -23,6 +23,8 @@ TAKE_TAG = "leasehold/take"
 LET_GO_TAG = "leasehold/let_go/"
 FINISH_TAG = "leasehold/finish"
 STOP_TAG = "leasehold/stop"
+_OFFER = " (offer "
+OFFER_ID_LENGTH = 8
 _LOG = logging.getLogger(__name__)
 
 Tags = Mapping[str, str]
@@ -47,15 +49,15 @@ class RunRequests:
 
 def offer(offer_id: str, shards: Sequence[ShardId]) -> dict[str, str]:
     """Return the tags that offer shards to a run; the id tells two offers of one shard apart."""
-    return {TAKE_TAG: json.dumps({"offer": offer_id, "shards": list(shards)})}
+    return {TAKE_TAG: f"{', '.join(shards)}{_OFFER}{offer_id[:OFFER_ID_LENGTH]})"}
 
 
 def offered(tags: Tags) -> tuple[ShardId, ...]:
     """Return the shards of a run's last offer; none where the tag cannot be read."""
+    shards, offer_mark, _ = tags.get(TAKE_TAG, "").partition(_OFFER)
     try:
-        content = json.loads(tags.get(TAKE_TAG, "{}"))
-        return tuple(ShardId(str(shard)) for shard in content.get("shards", ()))
-    except (ValueError, AttributeError, TypeError):
+        return tuple(map(ShardId, shards.split(", "))) if offer_mark else ()
+    except InvalidIdentifier:
         return ()
 
 

@@ -51,6 +51,12 @@ def test_a_storage_that_does_not_answer_asks_for_nothing(caplog: pytest.LogCaptu
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("value", ["", "nonsense", "[]", '{"shards": 3}', '{"offer": "a"}'])
+def test_an_offer_is_short_and_says_which_shards_are_meant() -> None:
+    assert offer("0b5f2c1e-77aa-4f0e", [ZERO, ONE]) == {TAKE_TAG: "0, 1 (offer 0b5f2c1e)"}
+
+
+@pytest.mark.parametrize(
+    "value", ["", "nonsense", "[]", " (offer a)", "0,1 (offer a)", "0, ../1 (offer a)"]
+)
 def test_an_offer_that_cannot_be_read_is_none(value: str) -> None:
     assert offered({TAKE_TAG: value}) == ()
