@@ -37,12 +37,14 @@ class FollowingRuns:
         shards_per_run: the most shards that a run serves.
         clock: monotonic seconds.
         new_id: makes ids of offers.
+        missed: the shards that were offered to a run which has ended since the last tick.
     """
 
     definition: str
     shards_per_run: int
     clock: Clock
     new_id: Callable[[], str]
+    missed: set[ShardId] = field(default_factory=set[ShardId])
     _runs: list[ActiveRun] = field(default_factory=list[ActiveRun])
     _open: Counter[str] = field(default_factory=Counter[str])
     _opened: set[str] = field(default_factory=set[str])
@@ -54,11 +56,15 @@ class FollowingRuns:
     def see(self, runs: Sequence[ActiveRun], progress: Mapping[ShardId, Progress]) -> None:
         """Take note of the active runs, and of the shards that each has open."""
         now_s, ids = self.clock(), {run.run_id for run in runs}
-        # Opening takes a moment: a run counts as done with it at the next tick.
+        # Opening takes a moment: a run that has not opened all counts as done at the next tick.
         self._opened = ids & (self._opened | set(self._open))
         self._open = Counter(row.consumer_run for row in progress.values() if row.consumer_run)
+        self._opened |= {
+            run.run_id for run in runs if 0 < len(run.shards) <= self._open[run.run_id]
+        }
         self._runs = [run for run in runs if run.follows]
         self._first_seen_s = {run: self._first_seen_s.get(run, now_s) for run in ids}
+        self.missed = {shard for shard, (run, _) in self._offered.items() if run not in ids}
         self._offered = {
             shard: (run, at_s)
             for shard, (run, at_s) in self._offered.items()

@@ -112,6 +112,11 @@ class LaunchHistory:
         """Forget all shards but these: those that are over are never launched again."""
         self._attempts = {shard: at for shard, at in self._attempts.items() if shard in shards}
 
+    def forget(self, shards: Iterable[ShardId]) -> None:
+        """Forget launches that nobody has begun to carry out."""
+        for shard in shards:
+            self._attempts.pop(shard, None)
+
     def note(
         self, launch: Launch, check_points: Mapping[ShardId, str | None], now_s: float
     ) -> None:

@@ -42,6 +42,7 @@ from dagster_leasehold.sensors.launch_choice import (
     choose_launches,
     work_left,
 )
+from dagster_leasehold.sensors.source_watch import QuietShard
 from dagster_leasehold.shard_sources.lag import bounds_of
 from dagster_leasehold.shard_sources.source import ShardBounds
 
@@ -72,6 +73,7 @@ class LaunchRounds:
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
         definition: the mark of the stream's definition, for the runs that it launches.
+        quiet: the shards that had nothing to read at the last round, and that no run serves.
     """
 
     stream: ShardStream
@@ -80,6 +82,7 @@ class LaunchRounds:
     clock: Callable[[], float]
     new_id: Callable[[], str]
     definition: str = field(init=False)
+    quiet: dict[ShardId, QuietShard] = field(default_factory=dict[ShardId, QuietShard])
     _history: LaunchHistory = field(default_factory=LaunchHistory)
     _reads: ReadMemory = field(init=False)
     _following: FollowingRuns = field(init=False)
@@ -100,6 +103,7 @@ class LaunchRounds:
             SourceError: the source cannot tell what its shards hold.
             StoreError: the lease store does not answer.
         """
+        self.quiet = {}
         if report.snapshot.group.paused:
             return Round(notes=("the group is paused: nothing is launched",))
         notes: list[str] = []
@@ -109,6 +113,7 @@ class LaunchRounds:
         )
         active = active_runs(instance, self.stream)
         self._following.see(active, report.progress)
+        self._history.forget(self._following.missed)
         if outdated := self._following.stop_outdated(instance):
             notes.append(f"runs asked to end, because the definition is new: {outdated}")
         ready = self._ready(report, active, notes)
@@ -206,6 +211,11 @@ class LaunchRounds:
             )
             for shard in finishing[:FINISHED_PER_ROUND_MAX]
         )
+        self.quiet = {
+            shard: QuietShard(places[shard], bounds[shard])
+            for shard, work in works.items()
+            if work is Work.NONE
+        }
         unread = [shard for shard, work in works.items() if work is Work.READ]
         for shard in works.keys() - set(unread):
             self._reads.see_read(shard, self.clock())

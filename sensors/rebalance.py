@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from dagster_leasehold.lease_store.upkeep import Upkeep
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.launch_round import LaunchRounds, Round, run_request
 from dagster_leasehold.sensors.shard_list import sync_listing
+from dagster_leasehold.sensors.source_watch import SourceWatch, Wait
 from dagster_leasehold.sensors.tick_mark import leave_tick_mark
 
 _LOG = logging.getLogger(__name__)
@@ -104,9 +106,13 @@ class RebalanceMemory:
 
 
 def build_rebalance_sensor(
-    stream: ShardStream, deployment: Deployment, job: dg.JobDefinition, clock: Clock = steady_clock
+    stream: ShardStream,
+    deployment: Deployment,
+    job: dg.JobDefinition,
+    clock: Clock = steady_clock,
+    wait: Wait = time.sleep,
 ) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_rebalance`; `clock` gives monotonic seconds.
+    """Return the sensor `<stream>_rebalance`; `clock` gives monotonic seconds, `wait` spends some.
 
     Its memory lives in the code server's process. The cursor carries the part that a restarted
     server must know: under which incarnation its nodes are alive, and since when others are not.
@@ -114,6 +120,7 @@ def build_rebalance_sensor(
     name = f"{definition_name(stream)}_rebalance"
     memories: list[RebalanceMemory] = []
     busy = Lock()
+    watch = SourceWatch(stream.source, stream.commit_interval_s, clock, wait)
 
     def memory(instance: dg.DagsterInstance) -> RebalanceMemory:
         if not memories:
@@ -136,12 +143,16 @@ def build_rebalance_sensor(
         if not busy.acquire(blocking=False):
             reason = "The last tick is still at work: see what its store or source waits for."
             return dg.SensorResult(skip_reason=reason, cursor=remembered)
-        ticked = False
+        ticked, began_s = False, clock()
         try:
             own = memory(context.instance)
             report = own.tick(remembered)
             remembered, ticked = report.remembered, True
             launched = _launched(own, context.instance, report)
+            if not launched.launches and watch.news(context.instance, own.rounds.quiet, began_s):
+                report = own.tick(remembered)
+                remembered = report.remembered
+                launched = _launched(own, context.instance, report)
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)

@@ -117,6 +117,37 @@ def test_a_shard_with_news_joins_the_run_of_its_node(instance: dg.DagsterInstanc
     assert scene.tags(run_id) == first, "an offer stands for a while"
 
 
+def test_a_run_that_has_opened_its_shards_takes_others_at_once(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Goal: a record waits for no further tick of the daemon."""
+    scene = FollowingScene(instance)
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    run_id = scene.add_run(request, DagsterRunStatus.STARTED)
+    scene.open("0", A, run_id)
+    scene.source.ends["1"] = 5
+    scene.later(20.0)
+    assert offered(scene.tags(run_id)) == ("1",)
+
+
+def test_a_shard_whose_offer_came_too_late_gets_a_run_at_once(instance: dg.DagsterInstance) -> None:
+    """Goal: a run that ended before it read the offer has not failed with the shard."""
+    scene = FollowingScene(instance)
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    run_id = scene.start(request)
+    scene.source.ends["1"] = 5
+    scene.later(20.0)
+    assert offered(scene.tags(run_id)) == ("1",)
+    tenure = scene.opened["0"].tenure
+    scene.store.save_checkpoint(tenure, "5")
+    scene.store.close_tenure(tenure, reason="caught up")
+    instance.report_run_canceled(instance.get_run_by_id(run_id))
+    (second,) = scene.later().run_requests
+    assert served(second) == ("a", {"1"})
+
+
 def test_a_shard_that_no_run_takes_gets_one_of_its_own(instance: dg.DagsterInstance) -> None:
     scene = FollowingScene(instance)
     scene.source.ends = {"0": 5}

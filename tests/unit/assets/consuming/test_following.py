@@ -250,6 +250,19 @@ def test_a_shard_that_the_node_gained_joins_the_run(scene: Scene) -> None:
     assert scene.world.committed(ONE) == scene.world.expected(ONE, 10)
 
 
+def test_a_shard_that_is_offered_to_a_run_about_to_end_is_taken(scene: Scene) -> None:
+    """Goal: the run that it would have to wait for instead takes seconds to start."""
+    idle_s = SWEEP_S + scene.pace.idle_limit_s
+    offers = [RunRequests(take=(ONE,))]
+
+    def requests() -> RunRequests:
+        return offers.pop() if offers and scene.world.now_s >= idle_s else RunRequests()
+
+    scene.requests = requests
+    reports = scene.follow(shards=[ZERO])
+    assert (reports[ONE].records, reports[ONE].stopped) == (10, StopReason.CAUGHT_UP)
+
+
 def test_a_shard_that_was_let_go_may_come_back(scene: Scene) -> None:
     scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ONE]))))
     scene.append_at(25.0, ONE)

@@ -1,0 +1,144 @@
+"""A record that comes between two ticks to a stream that waits for none, under a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.sensors.launch_choice import LOOK_S
+from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.source_watch import (
+    _PLACES,
+    POLL_S,
+    WATCH_S,
+    WATCHED_AT_A_TIME,
+    QuietShard,
+    SourceWatch,
+)
+from dagster_leasehold.shard_sources.source import ShardBounds
+from tests.unit.sensors.streams import ScriptedSource
+from tests.unit.sensors.test_rebalance import Scene, served
+
+QUIET = {ShardId("0"): QuietShard("5", ShardBounds("0", "5", finished=False))}
+
+
+class Watched:
+    """A source with one quiet shard, and a clock that goes on while somebody waits."""
+
+    def __init__(self, instance: dg.DagsterInstance, commit_interval_s: float = 0.0) -> None:
+        self.instance = instance
+        self.now_s, self.looks = 0.0, 0
+        self.source = ScriptedSource(ends={"0": 5})
+        self.happens: list[tuple[float, Callable[[], object]]] = []
+        self.watch = SourceWatch(self.source, commit_interval_s, lambda: self.now_s, self.wait)
+
+    def wait(self, seconds: float) -> None:
+        self.looks += 1
+        self.now_s += seconds
+        while self.happens and self.happens[0][0] <= self.now_s:
+            self.happens.pop(0)[1]()
+
+    def news(self) -> bool:
+        return self.watch.news(self.instance, QUIET, 0.0)
+
+
+@pytest.fixture
+def instance(monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    """An instance whose daemon has threads, as that of a deployment."""
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        monkeypatch.setattr(ephemeral, "get_settings", lambda _: {"use_threads": True})
+        yield ephemeral
+
+
+def test_a_record_is_seen_within_half_a_second(instance: dg.DagsterInstance) -> None:
+    watched = Watched(instance)
+    watched.happens = [(1.2, lambda: watched.source.ends.update({"0": 6}))]
+    assert watched.news()
+    assert watched.now_s <= 1.2 + POLL_S
+
+
+def test_the_tick_ends_before_the_next_one(instance: dg.DagsterInstance) -> None:
+    watched = Watched(instance)
+    assert not watched.news()
+    assert WATCH_S - POLL_S < watched.now_s <= WATCH_S < LOOK_S
+
+
+def test_a_shard_that_is_finished_is_news(instance: dg.DagsterInstance) -> None:
+    watched = Watched(instance)
+    watched.happens = [(1.0, lambda: watched.source.finished.add("0"))]
+    assert watched.news()
+
+
+def test_nothing_is_watched_where_the_next_tick_is_soon_enough(
+    instance: dg.DagsterInstance,
+) -> None:
+    watched = Watched(instance, commit_interval_s=LOOK_S)
+    assert not watched.news()
+    assert watched.looks == 0
+
+
+def test_nothing_is_watched_where_it_would_hold_up_other_sensors() -> None:
+    with dg.DagsterInstance.ephemeral() as without_threads:
+        watched = Watched(without_threads)
+        assert not watched.news()
+        assert watched.looks == 0
+
+
+def test_few_ticks_wait_at_a_time_and_each_gives_its_place_back(
+    instance: dg.DagsterInstance,
+) -> None:
+    watched = Watched(instance)
+    for _ in range(WATCHED_AT_A_TIME):
+        assert _PLACES.acquire(blocking=False)
+    try:
+        assert not watched.news()
+        assert watched.looks == 0
+    finally:
+        for _ in range(WATCHED_AT_A_TIME):
+            _PLACES.release()
+    watched.happens = [(1.0, lambda: watched.source.ends.update({"0": 6}))]
+    assert watched.news()
+
+
+def test_a_source_that_fails_is_left_to_the_next_tick(instance: dg.DagsterInstance) -> None:
+    watched = Watched(instance)
+    watched.happens = [(1.0, lambda: setattr(watched.source, "down", "the service is away"))]
+    assert not watched.news()
+    assert watched.now_s == 1.0
+
+
+def test_a_source_that_answers_slowly_is_asked_seldom(instance: dg.DagsterInstance) -> None:
+    watched = Watched(instance)
+    asked = watched.source.bounds
+
+    def slow(shards: list[ShardId]) -> dict[ShardId, ShardBounds]:
+        watched.now_s += 0.4
+        return asked(shards)
+
+    watched.source.bounds = slow  # type: ignore[method-assign]
+    assert not watched.news()
+    assert watched.looks == 2
+
+
+def test_a_tick_launches_a_run_for_what_came_while_it_waited(instance: dg.DagsterInstance) -> None:
+    scene = Scene(instance, nodes="a")
+    scene.stream = replace(scene.stream, commit_interval_s=0.0)
+    now_s = [0.0]
+
+    def wait(seconds: float) -> None:
+        now_s[0] += seconds
+        scene.source.ends = {"2": 1}
+
+    job = build_consume_job(scene.stream, scene.deployment)
+    scene.sensor = build_rebalance_sensor(
+        scene.stream, scene.deployment, job, lambda: now_s[0], wait
+    )
+    scene.sync()
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"2"})
+    assert now_s[0] == POLL_S
