@@ -63,6 +63,7 @@ class Failpoint(Enum):
     DURING_VACUUM = 37, "vacuum has removed its first file"
     BEFORE_EXPIRY = 38, "the files of output that expires look new, the ledger names them"
     IN_EXPIRE_BATCHES = 39, "ledger rows of output that expires are being deleted"
+    WHILE_WAITING = 40, "a run that follows its shards waits for records"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

@@ -258,6 +258,7 @@ RUN_POINTS = [
     Failpoint.IN_OPEN_TENURE, Failpoint.AFTER_OPEN, Failpoint.IN_RECORD_INTENTS,
     Failpoint.AFTER_INTENT, Failpoint.DURING_WRITE, Failpoint.AFTER_WRITE,
     Failpoint.BEFORE_COMMIT, Failpoint.IN_COMMIT, Failpoint.AFTER_COMMIT, Failpoint.BEFORE_CLOSE,
+    Failpoint.WHILE_WAITING,
     Failpoint.IN_CLOSE_TENURE, Failpoint.AFTER_CLOSE, Failpoint.BEFORE_REPORT,
     Failpoint.AFTER_REPORT, Failpoint.IN_MARK_DELIVERED,
 ]  # fmt: skip

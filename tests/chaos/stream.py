@@ -1,9 +1,16 @@
-"""The stream that is consumed while things break: record n of shard s has the value `s:n`."""
+"""The stream that is consumed while things break: record n of shard s has the value `s:n`.
+
+Its runs follow their shards, and wait between two batches most of the time. On one of the two
+nodes they go the way of DataFrames and on the other that of Arrow, so that each way takes over
+what the other one has begun.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -17,21 +24,32 @@ SHARDS = 4
 TIMEOUT_S = float(os.environ.get("LEASEHOLD_CHAOS_TIMEOUT_S", "10"))
 """T; a machine that does much else needs more than an idle one."""
 HANDOFF_LIMIT_S = 4.0
+WITH_FRAMES = "a"
+"""The node whose deployment has a transform of DataFrames, which leaves records as they are."""
 
 
 def log_folder(home: Path) -> Path:
     return home / "logs" / STREAM
 
 
-def stream_of(home: Path) -> ShardStream:
-    """Short runs and small batches, so that every step comes round often."""
+def unchanged(rows: Any) -> Any:
+    """Return a DataFrame as it is."""
+    return rows
+
+
+def stream_of(home: Path, nodes: Sequence[str] = ()) -> ShardStream:
+    """Return the stream as a deployment of these nodes declares it.
+
+    Runs are short and batches small, so that every step comes round often.
+    """
     return ShardStream(
         name=STREAM,
         source=LocalLog(log_folder(home)),
+        transform=unchanged if WITH_FRAMES in nodes else None,
         limits=Limits(records_max=20_000),
         shards_per_run=2,
         run_budget_s=6.0,
-        commit_interval_s=0.2,
-        idle_limit_s=2.0,
+        commit_interval_s=1.5,
+        idle_limit_s=4.0,
         handoff_limit_s=HANDOFF_LIMIT_S,
     )

@@ -42,6 +42,7 @@ ROUNDS: list[list[list[Incident]]] = [
             Resharding([]),
             *kills(At.BEFORE_PARTITIONS, At.BEFORE_LAUNCH, At.DURING_BURIAL, At.BEFORE_EMIT),
             *kills(At.IN_COMMIT, At.BEFORE_REPORT, At.AFTER_REPORT, At.IN_MARK_DELIVERED),
+            *kills(At.WHILE_WAITING),
         ]
     ],
     [
@@ -55,6 +56,7 @@ ROUNDS: list[list[list[Incident]]] = [
             Processes("run-b", freeze=True),
             Processes("daemon-b", freeze=True),
             Processes("code-a"),
+            AtFailpoint(At.WHILE_WAITING, freeze=True),
             DatabaseReadOnly(),
         ],
         [DatabaseStops(crash=True), ReplyLost(Cut.BEFORE)],

@@ -9,6 +9,7 @@ from typing import Any
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
+from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -56,10 +57,11 @@ def consume(
     replaces: str | None = None,
     transform: AnyTransform = None,
     mode: str = "connect",
+    follow: Follow | None = None,
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards of the deployment."""
     stream = stream_of(home, transform)
-    return consume_stream(stream, home, spark_folder, run, replaces, mode=mode)
+    return consume_stream(stream, home, spark_folder, run, replaces, mode=mode, follow=follow)
 
 
 def consume_stream(
@@ -70,6 +72,7 @@ def consume_stream(
     replaces: str | None = None,
     *,
     mode: str = "connect",
+    follow: Follow | None = None,
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards, of a stream with settings of its own."""
     store = store_of(home)
@@ -88,6 +91,7 @@ def consume_stream(
         heartbeat=Beat(),
         clock=time.monotonic,
         replaces=dict.fromkeys(shards, replaces) if replaces else None,
+        follow=follow,
     )
     return consumer.consume(shards)
 

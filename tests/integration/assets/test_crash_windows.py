@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pyarrow as pa
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.output.committed_output import committed_files, iter_records
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -37,19 +40,28 @@ POINTS = (
 )
 
 
+ENDS, FOLLOWS = "ends", "follows"
 CASES = [
-    *((point, "arrow") for point in POINTS),
-    *((point, "frames") for point in (Failpoint.DURING_WRITE, Failpoint.AFTER_WRITE)),
+    *((point, "arrow", (ENDS, FOLLOWS)[number % 2]) for number, point in enumerate(POINTS)),
+    (Failpoint.DURING_WRITE, "frames", FOLLOWS),
+    (Failpoint.AFTER_WRITE, "frames", ENDS),
+    (Failpoint.WHILE_WAITING, "arrow", FOLLOWS),
+    (Failpoint.WHILE_WAITING, "frames", FOLLOWS),
 ]
 
 
-@pytest.mark.parametrize(("point", "way"), CASES, ids=lambda case: getattr(case, "label", case))
+@pytest.mark.parametrize(
+    ("point", "way", "then"), CASES, ids=lambda case: getattr(case, "label", case)
+)
 def test_each_record_is_left_once(
-    point: Failpoint, way: str, home: Path, spark_folder: Path, connect_session: Any
+    point: Failpoint, way: str, then: str, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
-    """Method: SIGKILL at a named step; then a run that knows the dead one to have ended."""
+    """Method: SIGKILL at a named step; then a run that knows the dead one to have ended.
+
+    Either kind of run is killed: one that ends once all is read, and one that follows its shards.
+    """
     killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(home), str(spark_folder), way],
+        [sys.executable, "-m", __name__, str(home), str(spark_folder), way, then],
         env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
         cwd=PROJECT,
         capture_output=True,
@@ -100,4 +112,6 @@ def test_spark_reads_what_the_ledger_names_and_nothing_else(
 
 
 if __name__ == "__main__":
-    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1", transform=WAYS[sys.argv[3]])
+    follow = Follow(Pace(0.5, idle_limit_s=1.0), time.sleep) if sys.argv[4] == FOLLOWS else None
+    way = WAYS[sys.argv[3]]
+    consume(Path(sys.argv[1]), Path(sys.argv[2]), "run-1", transform=way, follow=follow)

@@ -1,0 +1,138 @@
+"""A run that waits for records answers within a second: real runs of Dagster, on real Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.consuming.following import ANSWER_S
+from dagster_leasehold.assets.consuming.run_requests import STOP_TAG
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.group_rows import Node, Timing
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.sensors.active_runs import active_runs
+from dagster_leasehold.sensors.following_runs import FollowingRuns
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.integration.assets.runs import NODE, RECORDS, WAYS, store_of, stream_of
+
+pytestmark = [pytest.mark.long, pytest.mark.spark]
+
+OTHER = NodeName("b")
+SLACK_S = 1.0
+"""The time of the answer itself: a look, some transactions, and a machine that does other work."""
+DEADLINE_S = 120.0
+
+
+class Scene:
+    """A run that follows its shards, in a thread, and what others ask of it."""
+
+    def __init__(self, home: Path, spark_folder: Path, way: str) -> None:
+        self.home = home
+        self.stream = replace(
+            stream_of(home, WAYS[way]), commit_interval_s=30.0, idle_limit_s=DEADLINE_S
+        )
+        self.store = store_of(home)
+        self.leaving = threading.Event()
+        self.instance = dg.DagsterInstance.local_temp(str(home))
+        deployment = Deployment(
+            lambda: self.store,
+            (NODE,),
+            Timing(),
+            lambda _: home / "output",
+            leaving=self.leaving.is_set,
+        )
+        self.job = dg.Definitions(
+            jobs=[build_consume_job(self.stream, deployment)],
+            resources={"spark": SparkResource(mode="connect", folder=str(spark_folder))},
+        ).resolve_job_def(consume_job_name(self.stream))
+        self.run = threading.Thread(target=self._consume, daemon=True)
+
+    def _consume(self) -> None:
+        config: dict[str, Any] = {
+            "node": NODE, "incarnation": "a-1", "shards": list("012"), "follow": True,
+            "definition": "before",
+        }  # fmt: skip
+        ops = {consume_op_name(self.stream): {"config": config}}
+        self.job.execute_in_process(instance=self.instance, run_config={"ops": ops})
+
+    def wait_until(self, holds: Callable[[], bool]) -> float:
+        """Return the seconds that it took until something holds."""
+        began = time.monotonic()
+        while not holds():
+            assert time.monotonic() < began + DEADLINE_S
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def rows(self) -> list[Any]:
+        return list(self.store.snapshot(self.stream.key).shards)
+
+    def append(self, records: int) -> None:
+        log = LocalLog(self.home / "log")
+        for shard in "012":
+            end = int(log.bounds([ShardId(shard)])[ShardId(shard)].end)
+            log.append(shard, [b"%s:%d" % (shard.encode(), end + n) for n in range(records)])
+
+    # -- what others ask ------------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        self.store.register(self.stream.key, Node(OTHER, 0, "b-1"), observer="test")
+        for row in self.rows():
+            self.store.begin_transfer(
+                self.stream.key, row.shard, row.lease_id, OTHER, observer="t", reason="t"
+            )
+
+    def pause(self) -> None:
+        group = self.store.pulse(self.stream.key).group
+        self.store.update_group(replace(group, paused=True), observer="test")
+
+    def stop(self) -> None:
+        self.leaving.set()
+
+    def new_definition(self) -> None:
+        """A sensor of another definition sees the run."""
+        following = FollowingRuns("after", 8, time.monotonic, lambda: "offer")
+        following.see(active_runs(self.instance, self.stream), {})
+        assert following.stop_outdated(self.instance) == 1
+        (run,) = self.instance.get_runs()
+        assert STOP_TAG in run.tags
+
+
+ASKED = {
+    "hand-over": (Scene.hand_over, "arrow"),
+    "pause": (Scene.pause, "frames"),
+    "stop": (Scene.stop, "frames"),
+    "new definition": (Scene.new_definition, "arrow"),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_a_waiting_run_answers_within_a_second(
+    what: str, home: Path, spark_folder: Path, connect_session: object
+) -> None:
+    """Records wait for the next batch, half a minute away, when somebody asks for the shards."""
+    del connect_session  # asked for so that the server is warm
+    ask, way = ASKED[what]
+    scene = Scene(home, spark_folder, way)
+    scene.run.start()
+    scene.wait_until(lambda: all(row.check_point == str(RECORDS) for row in scene.rows()))
+    scene.append(5)
+    assert all(row.consumer_run for row in scene.rows())
+    ask(scene)
+    assert scene.wait_until(lambda: not any(row.consumer_run for row in scene.rows())) <= (
+        ANSWER_S + SLACK_S
+    )
+    scene.run.join(DEADLINE_S)
+    assert {row.check_point for row in scene.rows()} == {str(RECORDS)}, "at its checkpoint"
+    assert {row.consumer_owner for row in scene.rows()} == {OTHER if what == "hand-over" else NODE}
+    assert verify(scene.store, scene.stream.key) == []
