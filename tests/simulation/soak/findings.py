@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from tests.simulation.soak.virtual_time import VirtualTime
+from tests.simulation.soak.watched_store import Cost
 
 TICK_S = 5.0
 Place = tuple[GroupKey, ShardId]
@@ -54,14 +55,38 @@ class Since:
 
 @dataclass
 class Figures:
-    """The figures of a soak, for its report."""
+    """The figures of a soak, for its report.
+
+    Attributes:
+        followed: commits of a run that had committed the same shard before.
+        months: calls of the store, and rows that it returned, of all ticks of a month.
+        ticks_of: the ticks of each month.
+    """
 
     ticks: int = 0
     commits: int = 0
+    followed: int = 0
     gaps: int = 0
     hooked: int = 0
     hours: int = 0
     late: int = 0
     rows_max: Counter[str] = field(default_factory=Counter)
     calls_max: Counter[str] = field(default_factory=Counter)
+    months: dict[int, Cost] = field(default_factory=dict)
+    ticks_of: Counter[int] = field(default_factory=Counter)
     entries_max: int = 0
+
+    def ticked(self, month: int, spent: Cost) -> None:
+        """Count a tick, and what it asked of the store."""
+        self.ticks += 1
+        self.ticks_of[month] += 1
+        total = self.months.setdefault(month, Cost())
+        total.calls += spent.calls
+        total.rows += spent.rows
+
+    def per_tick(self, month: int) -> tuple[float, float]:
+        """Return the mean calls and rows of a tick of a month, the first one or the last whole."""
+        months = sorted(self.months)
+        at = months[month] if -len(months) <= month < len(months) else months[0]
+        ticks = self.ticks_of[at]
+        return round(self.months[at].calls / ticks, 2), round(self.months[at].rows / ticks, 1)

@@ -22,6 +22,7 @@ HISTORY_LIMIT = timedelta(days=45)
 OLD_ENTRIES_MAX = 400
 CURSOR_MAX = 60_000
 WEEK_S = 7 * 86_400.0
+MONTH_S = 30 * 86_400.0
 
 
 class GrowthWatch:
@@ -42,7 +43,7 @@ class GrowthWatch:
     def tick_cost(self, deployment: DagsterDouble, sensor: str, spent: Cost) -> None:
         """Look at what one tick asked of the store."""
         figures, find = self._figures, self._findings.find
-        figures.ticks += 1
+        figures.ticked(int(self._world.time.now_s // MONTH_S), spent)
         seen = self._commits_seen.get((deployment.name, sensor), 0)
         self._commits_seen[deployment.name, sensor] = figures.commits
         news = figures.commits - seen

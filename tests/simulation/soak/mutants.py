@@ -120,6 +120,12 @@ MUTANTS = [
         "of orders/default stood still",
     ),
     Mutant(
+        "a waiting run does not look at its leases",
+        "a waiting run is asked",
+        {"dagster_leasehold.assets.consuming.open_shards.OpenShards.review": lambda _: None},
+        "though its group has been paused",
+    ),
+    Mutant(
         "a node takes shards though its daemon is down",
         "a daemon is down",
         {f"{AgentMembership.__module__}.AgentMembership.planner_silent_s": 0.0},

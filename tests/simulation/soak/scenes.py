@@ -11,7 +11,7 @@ from tests.simulation.soak.script import DAY_S, HOUR_S, SMALL, Builder
 from tests.simulation.soak.world import Incident, Pace, Shape, World
 
 BEGIN_S = 1.5 * HOUR_S
-SCENE_PACE = Pace(quiet_s=300.0, traffic_s=1_800.0)
+SCENE_PACE = Pace(quiet_s=300.0, traffic_s=1_800.0, quiet_appends=0)
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,15 @@ def _both_daemons(at_s: float, lengths: script.Lengths, number: int) -> list[Inc
     return [Incident(at_s, "the daemon with agents is down", down)]
 
 
-ONE_FAILS: dict[str, Any] = {"orders": 0, "parcels": 2, "pace": Pace(300.0, 14_400.0)}
-MUCH_TRAFFIC: dict[str, Any] = {"orders": 6, "pace": Pace(600.0, 300.0)}
+ONE_FAILS: dict[str, Any] = {"orders": 0, "parcels": 2, "pace": Pace(300.0, 14_400.0, 0)}
+MUCH_TRAFFIC: dict[str, Any] = {"orders": 6, "pace": Pace(600.0, 300.0, 0)}
 
 SCENES: dict[str, Scene] = {
     "a shard fails for ever": Scene(Shape.EMBEDDED, 4 * DAY_S, (), ONE_FAILS),
     "hooks where nodes have agents": Scene(Shape.AGENTS, 2 * HOUR_S),
     "a shard is removed": Scene(Shape.EMBEDDED, 8 * HOUR_S, (script.shard_removed,)),
     "a run hangs": Scene(Shape.EMBEDDED, 3.5 * HOUR_S, (script.run_hangs,)),
+    "a waiting run is asked": Scene(Shape.TWO, 3 * HOUR_S, (script.waiting_run_asked,)),
     "a daemon is down": Scene(Shape.TWO, 6 * HOUR_S, (_both_daemons,)),
     "hours fail": Scene(Shape.EMBEDDED, 15.5 * HOUR_S, (script.hours_fail,), MUCH_TRAFFIC),
     "the store is away": Scene(

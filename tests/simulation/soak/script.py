@@ -229,6 +229,28 @@ def run_killed(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
     ]
 
 
+def waiting_run_asked(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
+    """A group is paused for half a minute while its runs wait for records, which come again."""
+
+    def pause(world: World) -> None:
+        world.update_group(STREAM, paused=True)
+
+    def look(world: World) -> None:
+        world.watch.look_for_open_shards(STREAM)
+
+    def resume(world: World) -> None:
+        world.update_group(STREAM, paused=False)
+        _append(world)
+
+    return [
+        Incident(at_s, "records come", _append),
+        Incident(at_s + 40.0, "records come to runs that wait", _append),
+        Incident(at_s + 55.0, "the group is paused while they wait", pause),
+        Incident(at_s + 65.0, "they have answered", look),
+        Incident(at_s + 85.0, "the group is resumed", resume),
+    ]
+
+
 def run_hangs(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
     """A Spark job never returns; the node of its run goes on beating."""
 
@@ -295,6 +317,7 @@ def late_records(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
 BUILDERS: list[Builder] = [
     store_away,
     run_killed,
+    waiting_run_asked,
     run_hangs,
     reshard,
     source_away,

@@ -9,7 +9,7 @@ from tests.simulation.soak.whole import soak
 from tests.simulation.soak.world import Pace, Shape
 
 DAYS = 1.5
-PACE = Pace(quiet_s=900.0, traffic_s=7_200.0)
+PACE = Pace(quiet_s=900.0, traffic_s=7_200.0, quiet_appends=8)
 
 
 @pytest.mark.parametrize("shape", Shape)
@@ -19,6 +19,7 @@ def test_nothing_stands_still_though_everything_fails_once(shape: Shape) -> None
     assert outcome.incidents >= len(BUILDERS)
     # Without these figures there was nothing to find.
     assert outcome.commits > 80
+    assert outcome.commits_while_following > 20
     assert outcome.hook_calls > 50
     assert outcome.hours > 20
     assert outcome.gaps >= 2

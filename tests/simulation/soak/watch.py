@@ -43,6 +43,7 @@ class Watch:
         self._covered: dict[Place, str] = {}
         self._next: dict[GroupKey, dict[ShardId, int]] = defaultdict(dict)
         self._unhooked: dict[tuple[GroupKey, str], float] = {}
+        self._last_run: dict[Place, str] = {}
 
     @property
     def findings(self) -> list[str]:
@@ -81,6 +82,9 @@ class Watch:
         self.growth.committed()
         self._next[key][shard] = commit.sequence + 1
         self._cover((key, shard), commit.start, commit.end)
+        if self._last_run.get((key, shard)) == commit.tenure.run:
+            self.figures.followed += 1
+        self._last_run[key, shard] = commit.tenure.run
         if commit.hooked:
             self._unhooked[key, f"{shard}.{commit.sequence}"] = self._world.time.now_s
 
@@ -112,6 +116,18 @@ class Watch:
             f"the whole tick of {sensor} of {deployment.name} stood still: it raised "
             f"{type(error).__name__}: {error}",
         )
+
+    def look_for_open_shards(self, name: str) -> None:
+        """Note shards of a paused group that a run still has open: no run may wait with them."""
+        key = self._world.keys[name]
+        snapshot = self._world.snapshot(key)
+        for lease in snapshot.shards if snapshot else ():
+            if lease.consumer_run:
+                self._findings.find(
+                    ("asked", key),
+                    f"run {lease.consumer_run} of {key} waits with shard {lease.shard}, though "
+                    "its group has been paused",
+                )
 
     # -- looks ----------------------------------------------------------------------------------
 

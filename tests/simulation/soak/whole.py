@@ -32,10 +32,13 @@ class Outcome:
     ticks: int
     runs: int
     commits: int
+    commits_while_following: int
     gaps: int
     hook_calls: int
     hours: int
     late_records: int
+    calls_and_rows_per_tick_at_first: tuple[float, float]
+    calls_and_rows_per_tick_at_last: tuple[float, float]
     rows_of_an_idle_tick_max: int
     calls_of_an_idle_tick_max: int
     entries_kept_max: int
@@ -77,10 +80,13 @@ def _outcome(played: World, seconds: float) -> Outcome:
         ticks=figures.ticks,
         runs=sum(deployment.launched for deployment in played.deployments),
         commits=figures.commits,
+        commits_while_following=figures.followed,
         gaps=figures.gaps,
         hook_calls=figures.hooked,
         hours=figures.hours,
         late_records=figures.late,
+        calls_and_rows_per_tick_at_first=figures.per_tick(0),
+        calls_and_rows_per_tick_at_last=figures.per_tick(-2),
         rows_of_an_idle_tick_max=max(figures.rows_max.values(), default=0),
         calls_of_an_idle_tick_max=max(figures.calls_max.values(), default=0),
         entries_kept_max=figures.entries_max,

@@ -46,6 +46,8 @@ SIZES_EVERY = 200
 DAY_S = 86_400.0
 MONTH_S = 30 * DAY_S
 RECORDS_PER_APPEND = 10
+STEADY_APPENDS, STEADY_S = 9, 25.0
+"""The appends while runs follow, and the time between two of them: more than a commit interval."""
 
 
 class Shape(StrEnum):
@@ -63,10 +65,20 @@ class Pace:
     Attributes:
         quiet_s: the longest step.
         traffic_s: how often each shard gets records.
+        quiet_appends: after how many appends the shards get records one after the other for a
+            while, so that runs follow them; 0 for never.
     """
 
     quiet_s: float = 21_600.0
     traffic_s: float = 43_200.0
+    quiet_appends: int = 12
+
+    def pause_s(self, number: int) -> float:
+        """Return the time from an append to the next one, in seconds."""
+        if not self.quiet_appends:
+            return self.traffic_s
+        at = number % (self.quiet_appends + STEADY_APPENDS)
+        return self.traffic_s if at < self.quiet_appends else STEADY_S
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,7 @@ class World:
         self.say: Callable[[str], object] = lambda _: None
         self._alert_until_s = ALERT_S
         self._traffic_at_s = 0.0
+        self._appends = 0
         self._said_s = 0.0
         self.steps = 0
         self.watch = Watch(self)
@@ -245,7 +258,8 @@ class World:
     def _append(self) -> None:
         if self.time.now_s < self._traffic_at_s:
             return
-        self._traffic_at_s = self.time.now_s + self.pace.traffic_s
+        self._appends += 1
+        self._traffic_at_s = self.time.now_s + self.pace.pause_s(self._appends)
         for log in self.logs.values():
             for shard in log.open_shards():
                 log.append(shard, RECORDS_PER_APPEND, self.now)
