@@ -178,7 +178,7 @@ class Consumer:
             self._open.stop_all(StopReason.STOP_REQUESTED)
         elif (self._sweeps or not due) and self._clock() >= deadline:
             self._open.stop_all(StopReason.BUDGET_ENDED)
-        elif idle and not due:
+        elif idle and not due and not asked.take:
             self._open.stop_all(StopReason.CAUGHT_UP)
         if not self._open:
             return
