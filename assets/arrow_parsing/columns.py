@@ -1,8 +1,9 @@
 """A column of values parsed piece by piece: the fast way where it can be had, else one by one.
 
-A format says which records are plain; those go through Arrow's own readers, many at once. A piece
-that such a reader refuses is cut, and what is refused again is parsed record by record, as the
-records are that are not plain. So one bad record makes few others slow.
+A format says which records are plain; those go through Arrow's own readers, many at once. Of a
+piece that such a reader refuses, the records that look wrong are set aside. If it refuses the
+others as well, they are cut, and what is refused again is parsed record by record, as the records
+are that look wrong or are not plain. So a bad record makes few others slow.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class ValueFormat(ABC):
     @abstractmethod
     def fast(self, texts: pa.Array) -> Parsed | None:
         """Return the records of plain texts; None if they have to be parsed one by one."""
+
+    def sound(self, texts: pa.Array) -> Mask:
+        """Return which plain texts look right, after the fast way has refused them together."""
+        return np.ones(len(texts), np.bool_)
 
     @abstractmethod
     def exact(self, text: str) -> Sequence[object]:
@@ -182,33 +187,35 @@ def _texts(values: pa.Array) -> tuple[pa.Array, Mask]:
 
 def _parse(texts: pa.Array, form: ValueFormat) -> Parsed:
     plain = form.plain(texts).fill_null(False)
-    good: int = plain.true_count
+    return _parse_by(plain.to_numpy(zero_copy_only=False), texts, form, _parse_plain)
+
+
+def _parse_by(
+    fast: Mask, texts: pa.Array, form: ValueFormat, parse: Callable[[pa.Array, ValueFormat], Parsed]
+) -> Parsed:
+    """Return records of which some may be parsed in a fast way, and the others one by one."""
+    good = int(fast.sum())
     if good == len(texts):
-        return _parse_plain(texts, form, CUTS)
-    rest = _parse_one_by_one(texts.filter(_pc.invert(plain)), form)
+        return parse(texts, form)
+    rest = _parse_one_by_one(texts.filter(pa.array(~fast)), form)
     if not good:
         return rest
-    first = _parse_plain(texts.filter(plain), form, CUTS)
+    first = parse(texts.filter(pa.array(fast)), form)
     # Where each record stands among those of the fast way, which come first, and the others.
-    mask = plain.to_numpy(zero_copy_only=False)
-    order = np.where(mask, np.cumsum(mask) - 1, good + np.cumsum(~mask) - 1)
+    order = np.where(fast, np.cumsum(fast) - 1, good + np.cumsum(~fast) - 1)
     both = _joined([first, rest])
     return Parsed([column.take(pa.array(order)) for column in both.columns], both.bad[order])
 
 
-def _parse_plain(texts: pa.Array, form: ValueFormat, cuts: int) -> Parsed:
+def _parse_plain(texts: pa.Array, form: ValueFormat) -> Parsed:
     parsed = form.fast(texts)
-    if parsed is not None:
-        return parsed
-    if cuts == 1 or len(texts) <= CUT_RECORDS_MIN:
-        return _parse_one_by_one(texts, form)
-    records = max(CUT_RECORDS_MIN, -(-len(texts) // cuts))
-    return _joined(
-        [
-            _parse_plain(texts.slice(start, records), form, 1)
-            for start in range(0, len(texts), records)
-        ]
-    )
+    return parsed or _parse_by(form.sound(texts), texts, form, _parse_cut)
+
+
+def _parse_cut(texts: pa.Array, form: ValueFormat) -> Parsed:
+    records = max(CUT_RECORDS_MIN, -(-len(texts) // CUTS))
+    cuts = [texts.slice(start, records) for start in range(0, len(texts), records)]
+    return _joined([form.fast(cut) or _parse_one_by_one(cut, form) for cut in cuts])
 
 
 def _parse_one_by_one(texts: pa.Array, form: ValueFormat) -> Parsed:

@@ -8,16 +8,23 @@ zero with a minus.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json
 
 from dagster_leasehold.assets.arrow_parsing import json_records, plain_columns, spark_texts
-from dagster_leasehold.assets.arrow_parsing.columns import Parsed, ValueFormat, typed, without_bad
+from dagster_leasehold.assets.arrow_parsing.columns import (
+    Mask,
+    Parsed,
+    ValueFormat,
+    typed,
+    without_bad,
+)
 
 _pc: Any = pyarrow.compute
 _json: Any = pyarrow.json
@@ -44,6 +51,7 @@ class JsonFormat(ValueFormat):
         self.complaint = "is not a JSON object of the expected fields"
         self._read = json_records.reader_of_record(fields)
         self._readable = bool(len(fields)) and all(_is_readable(field.type) for field in fields)
+        self._shapes = msgspec.json.Decoder(_shape_of(fields))
         schema = pa.schema([(field.name, _read_as(field.type)) for field in fields])
         self._options = _json.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior="ignore"
@@ -85,6 +93,17 @@ class JsonFormat(ValueFormat):
         if table.num_rows != len(texts):
             return None
         return self._in_types([column.combine_chunks() for column in table.columns])
+
+    def sound(self, texts: pa.Array) -> Mask:
+        """Return which texts have fields of the types that Arrow's reader takes."""
+        return np.fromiter(map(self._is_sound, texts.to_pylist()), np.bool_, len(texts))
+
+    def _is_sound(self, text: str) -> bool:
+        try:
+            self._shapes.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
 
     def exact(self, text: str) -> Sequence[object]:
         """Return the fields of one record."""
@@ -138,6 +157,30 @@ def _is_readable(kind: pa.DataType, *, inside: bool = False) -> bool:
     if pa.types.is_struct(kind):
         return all(_is_readable(field.type, inside=True) for field in kind)
     return not pa.types.is_map(kind) and not (inside and _form_of(kind))
+
+
+def _shape_of(fields: Iterable[pa.Field]) -> Any:
+    """Return the type of msgspec of an object whose fields Arrow's reader takes."""
+    shapes: list[tuple[str, Any, Any]] = []
+    names: dict[str, str] = {}
+    for at, field in enumerate(fields):
+        names[f"field_{at}"] = field.name
+        shapes.append((f"field_{at}", _shape(field.type), None))
+    return msgspec.defstruct("Shape", shapes, rename=names)
+
+
+def _shape(kind: pa.DataType) -> Any:
+    if pa.types.is_struct(kind):
+        return _shape_of(kind) | None
+    if pa.types.is_list(kind):
+        return list[_shape(kind.value_type)] | None
+    if pa.types.is_integer(kind):
+        return int | None
+    if pa.types.is_floating(kind):
+        return float | None
+    if pa.types.is_boolean(kind):
+        return bool | None
+    return str | None if pa.types.is_string(_read_as(kind)) else Any
 
 
 def _begins_and_ends_with_braces(texts: pa.Array) -> pa.Array:

@@ -69,19 +69,49 @@ def test_one_bad_record_leaves_thousands_beside_it_as_they_are(bad: bytes | None
     assert set(errors.to_pylist()) == {None, "value is not a JSON object of the expected fields"}
 
 
-def test_one_bad_record_makes_few_others_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow: list[str] = []
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were parsed one by one."""
+    texts: list[str] = []
     exact = JsonFormat.exact
 
     def counted(form: JsonFormat, text: str) -> Any:
-        slow.append(text)
+        texts.append(text)
         return exact(form, text)
 
     monkeypatch.setattr(JsonFormat, "exact", counted)
+    return texts
+
+
+def test_one_bad_record_makes_few_others_slow(slow: list[str]) -> None:
     values = [record(n) for n in range(8_192)]
-    values[4_000] = b'{"id": 1.5}'
+    values[4_000] = b'{"id": 92233720368547758080}'
     parse_json(table_of(values), SCHEMA)
     assert len(slow) <= 8_192 // columns.CUTS
+
+
+def test_records_of_a_wrong_type_make_no_others_slow(slow: list[str]) -> None:
+    schema = (
+        "id BIGINT, price DOUBLE, ok BOOLEAN, name STRING, at TIMESTAMP, n ARRAY<STRUCT<a: INT>>"
+    )
+    good = b'{"id": 1, "price": 2, "ok": null, "name": "x", "n": [{"a": 1}, null, {"b": []}]}'
+    bad = [
+        b'{"id": 1.5}',
+        b'{"price": "2"}',
+        b'{"ok": 1}',
+        b'{"name": 7}',
+        b'{"at": 7}',
+        b'{"n": {"a": 1}}',
+        b'{"n": [{"a": "1"}]}',
+    ]
+    result = parse_json(table_of([*[good] * 5_000, *bad, *[good] * 2_000]), schema)
+    assert slow == [text.decode() for text in bad]
+    errors = result.column("quarantine_error")
+    # Spark writes any value into a field of text, and takes a number for seconds.
+    assert [errors[5_000 + at].as_py() is None for at in range(7)] == [
+        at in (3, 4) for at in range(7)
+    ]
+    assert errors.null_count == 7_002
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
