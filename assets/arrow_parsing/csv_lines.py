@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ class CsvFormat(ValueFormat):
         self.fields = fields
         self.complaint = f"is not a line of CSV with the {len(fields)} expected fields"
         self._separator = separator
-        self._blanks = re.compile("[\x00- ]*") if separator > " " else _blanks_but(separator)
+        blanks = "".join(chr(code) for code in range(33) if chr(code) != separator)
+        self._blanks = re.compile(f"[{re.escape(blanks)}]*")
         self._forms = [_form_of(field) for field in fields]
         # Arrow separates by one byte.
         self._readable = len(fields) > 0 and (separator == "\t" or " " <= separator <= "~")
@@ -164,29 +166,26 @@ class CsvFormat(ValueFormat):
         return part, end
 
 
-def _blanks_but(separator: str) -> re.Pattern[str]:
-    letters = "".join(chr(code) for code in range(33) if chr(code) != separator)
-    return re.compile(f"[{re.escape(letters)}]*")
-
-
 def _form_of(field: pa.Field) -> tuple[Fast, Callable[[str], object]]:
     """Return how texts of a field come into its type, many at once and one by one."""
     kind = field.type
     if pa.types.is_integer(kind):
-        return plain_columns.plain_integers, lambda text: spark_texts.whole_number(
-            text, kind.bit_width
-        )
+        exact = partial(spark_texts.whole_number, bits=kind.bit_width)
+        return plain_columns.plain_integers, exact
     if pa.types.is_decimal(kind):
-        return plain_columns.plain_decimals, lambda text: spark_texts.decimal_number(
-            text, kind.precision, kind.scale
-        )
+        size = {"precision": kind.precision, "scale": kind.scale}
+        return plain_columns.plain_decimals, partial(spark_texts.decimal_number, **size)
     if pa.types.is_timestamp(kind) and kind.tz:
         return plain_columns.plain_moments, spark_texts.micros_of
+    single = partial(spark_texts.floating_number, single=True)
     forms: dict[pa.DataType, tuple[Fast, Callable[[str], object]]] = {
         pa.string(): (plain_columns.plain_texts, str),
         pa.binary(): (plain_columns.plain_texts, str.encode),
         pa.bool_(): (plain_columns.plain_booleans, spark_texts.boolean),
-        pa.float32(): (plain_columns.plain_numbers, spark_texts.single_number),
+        pa.float32(): (
+            plain_columns.plain_numbers,
+            partial(spark_texts.floating_number, single=True),
+        ),
         pa.float64(): (plain_columns.plain_numbers, spark_texts.floating_number),
         pa.date32(): (plain_columns.plain_dates, spark_texts.days_of),
         pa.timestamp("us"): (plain_columns.plain_local_moments, spark_texts.local_micros_of),

@@ -6,7 +6,7 @@ import binascii
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -96,18 +96,23 @@ def decoded(text: str) -> tuple[tuple[str, Any], ...]:
     if depth > DEPTH_MAX:
         raise ValueError("nested too deep")
     decoder = _DECODER if len(text) <= NUMBER_LENGTH_MAX else _CAREFUL_DECODER
+    if depth <= _SAFE_DEPTH:
+        return _pairs(decoder, text)
     limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 4 * DEPTH_MAX)
     try:
-        if depth > _SAFE_DEPTH:
-            sys.setrecursionlimit(limit + 4 * DEPTH_MAX)
-        try:
-            return decoder.raw_decode(text)[0]
-        except ValueError:
-            if "'" not in text and "INF" not in text and "+Infinity" not in text:
-                raise
-            return decoder.raw_decode(_TOKENS.sub(_in_strict_form, text))[0]
+        return _pairs(decoder, text)
     finally:
         sys.setrecursionlimit(limit)
+
+
+def _pairs(decoder: json.JSONDecoder, text: str) -> tuple[tuple[str, Any], ...]:
+    try:
+        return decoder.raw_decode(text)[0]
+    except ValueError:
+        if "'" not in text and "INF" not in text and "+Infinity" not in text:
+            raise
+        return decoder.raw_decode(_TOKENS.sub(_in_strict_form, text))[0]
 
 
 def _depth(text: str) -> int:
@@ -231,42 +236,39 @@ def _reader_of_nested(kind: pa.DataType) -> Reader:
         return _reader_of_list(_reader(kind.value_type))
     if pa.types.is_map(kind):
         return _reader_of_map(_reader(kind.item_type))
-    return _reader_of_struct(kind)
+    return _reader_of_struct({field.name: _reader(field.type) for field in kind})
 
 
 def _reader_of_list(read: Reader) -> Reader:
     def read_list(value: Any) -> list[object]:
-        if not isinstance(value, list):
-            raise ValueError("no array")
-        items: list[Any] = value
-        return [None if item is None else read(item) for item in items]
+        return [None if item is None else read(item) for item in _held(value, list)]
 
     return read_list
 
 
 def _reader_of_map(read: Reader) -> Reader:
     def read_map(value: Any) -> list[tuple[str, object]]:
-        if not isinstance(value, tuple):
-            raise ValueError("no object")
-        pairs: Any = value
         return [
-            (whole_letters(name), None if inner is None else read(inner)) for name, inner in pairs
+            (whole_letters(name), None if inner is None else read(inner))
+            for name, inner in _held(value, tuple)
         ]
 
     return read_map
 
 
-def _reader_of_struct(kind: pa.DataType) -> Reader:
-    readers = {field.name: _reader(field.type) for field in kind}
-
+def _reader_of_struct(readers: Mapping[str, Reader]) -> Reader:
     def read_struct(value: Any) -> dict[str, object]:
-        if not isinstance(value, tuple):
-            raise ValueError("no object")
-        pairs: Any = value
         row: dict[str, Any] = dict.fromkeys(readers)
-        for name, inner in pairs:
+        for name, inner in _held(value, tuple):
             if name in readers:
                 row[name] = None if inner is None else readers[name](inner)
         return row
 
     return read_struct
+
+
+def _held(value: Any, kind: type[Any]) -> Any:
+    """Return an array, or the pairs of an object; raise ValueError for any other value."""
+    if isinstance(value, kind):
+        return value
+    raise ValueError("no array" if kind is list else "no object")

@@ -38,35 +38,16 @@ _INT64_MAX = 2**63 - 1
 _OFFSET_MAX_S = 18 * 3600
 _EXACT = Context(prec=4000, rounding=ROUND_HALF_UP)
 _SHORT_ZONES = {
-    "ACT": "Australia/Darwin",
-    "AET": "Australia/Sydney",
-    "AGT": "America/Argentina/Buenos_Aires",
-    "ART": "Africa/Cairo",
-    "AST": "America/Anchorage",
-    "BET": "America/Sao_Paulo",
-    "BST": "Asia/Dhaka",
-    "CAT": "Africa/Harare",
-    "CNT": "America/St_Johns",
-    "CST": "America/Chicago",
-    "CTT": "Asia/Shanghai",
-    "EAT": "Africa/Addis_Ababa",
-    "ECT": "Europe/Paris",
-    "IET": "America/Indiana/Indianapolis",
-    "IST": "Asia/Kolkata",
-    "JST": "Asia/Tokyo",
-    "MIT": "Pacific/Apia",
-    "NET": "Asia/Yerevan",
-    "NST": "Pacific/Auckland",
-    "PLT": "Asia/Karachi",
-    "PNT": "America/Phoenix",
-    "PRT": "America/Puerto_Rico",
-    "PST": "America/Los_Angeles",
-    "SST": "Pacific/Guadalcanal",
-    "VST": "Asia/Ho_Chi_Minh",
-    "EST": "-05:00",
-    "MST": "-07:00",
-    "HST": "-10:00",
-}
+    "ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires",
+    "ART": "Africa/Cairo", "AST": "America/Anchorage", "BET": "America/Sao_Paulo",
+    "BST": "Asia/Dhaka", "CAT": "Africa/Harare", "CNT": "America/St_Johns",
+    "CST": "America/Chicago", "CTT": "Asia/Shanghai", "EAT": "Africa/Addis_Ababa",
+    "ECT": "Europe/Paris", "IET": "America/Indiana/Indianapolis", "IST": "Asia/Kolkata",
+    "JST": "Asia/Tokyo", "MIT": "Pacific/Apia", "NET": "Asia/Yerevan", "NST": "Pacific/Auckland",
+    "PLT": "Asia/Karachi", "PNT": "America/Phoenix", "PRT": "America/Puerto_Rico",
+    "PST": "America/Los_Angeles", "SST": "Pacific/Guadalcanal", "VST": "Asia/Ho_Chi_Minh",
+    "EST": "-05:00", "MST": "-07:00", "HST": "-10:00",
+}  # fmt: skip
 
 
 def days_of(text: str) -> int:
@@ -106,14 +87,23 @@ def whole_number(text: str, bits: int) -> int:
     return number
 
 
-def floating_number(text: str) -> float:
-    """Return a number as Java reads it: with spaces around it, a letter behind it, or in hex."""
-    return _floating(text, single=False)
+def floating_number(text: str, *, single: bool = False) -> float:
+    """Return a number as Java reads it: with spaces around it, a letter behind it, or in hex.
 
-
-def single_number(text: str) -> float:
-    """Return a number of 32 bits, rounded once."""
-    return _floating(text, single=True)
+    A `single` one is rounded to 32 bits, once.
+    """
+    if text in ("Inf", "-Inf"):
+        return float(text)
+    parts = _DOUBLE.fullmatch(text.strip(_BLANK[:-1]))
+    if parts is None:
+        raise ValueError(text)
+    sign, name, number, hexadecimal = parts.groups()
+    if hexadecimal:
+        value = float.fromhex(f"{sign}{hexadecimal}")
+        return pa.scalar(value).cast(pa.float32()).as_py() if single else value
+    if name:
+        return float(f"{sign}{name}")
+    return rounded_single(f"{sign}{number}") if single else float(f"{sign}{number}")
 
 
 def rounded_single(text: str) -> float:
@@ -147,21 +137,6 @@ def boolean(text: str) -> bool:
     if lower not in ("true", "false"):
         raise ValueError(text)
     return lower == "true"
-
-
-def _floating(text: str, *, single: bool) -> float:
-    if text in ("Inf", "-Inf"):
-        return float(text)
-    parts = _DOUBLE.fullmatch(text.strip(_BLANK[:-1]))
-    if parts is None:
-        raise ValueError(text)
-    sign, name, number, hexadecimal = parts.groups()
-    if hexadecimal:
-        value = float.fromhex(f"{sign}{hexadecimal}")
-        return pa.scalar(value).cast(pa.float32()).as_py() if single else value
-    if name:
-        return float(f"{sign}{name}")
-    return rounded_single(f"{sign}{number}") if single else float(f"{sign}{number}")
 
 
 def _without_gmt(text: str) -> str:

@@ -11,18 +11,10 @@ _OWN_PACKAGE = __name__.partition(".")[0]
 _TRACE_BEGIN = "Traceback (most recent call last)"
 _RAISED = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
 _GONE = (
-    "Connection refused",
-    "StatusCode.UNAVAILABLE",
-    "StatusCode.UNAUTHENTICATED",
-    "Socket closed",
-    "failed to connect to all addresses",
-    "SparkContext was shut down",
-    "stopped SparkContext",
-    "SESSION_CLOSED",
-    "SESSION_NOT_FOUND",
-    "SESSION_CHANGED",
-    "Answer from Java side is empty",
-)
+    "Connection refused", "StatusCode.UNAVAILABLE", "StatusCode.UNAUTHENTICATED", "Socket closed",
+    "failed to connect to all addresses", "SparkContext was shut down", "stopped SparkContext",
+    "SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "Answer from Java side is empty",
+)  # fmt: skip
 
 
 def session_is_gone(error: BaseException) -> bool:

@@ -31,19 +31,11 @@ LOOK_S = 0.5
 """The time between two looks, during a wait for records, for a refusal by the brokers."""
 IDLE_MAX = 4
 # The administrator's client would warn of each of them.
-OF_CONSUMERS = frozenset(
-    {
-        "auto.offset.reset",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "enable.partition.eof",
-        "fetch.queue.backoff.ms",
-        "fetch.wait.max.ms",
-        "group.id",
-        "isolation.level",
-        "queued.max.messages.kbytes",
-    }
-)
+OF_CONSUMERS = frozenset({
+    "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof",
+    "fetch.queue.backoff.ms", "fetch.wait.max.ms", "group.id", "isolation.level",
+    "queued.max.messages.kbytes",
+})  # fmt: skip
 
 
 Client = TypeVar("Client")

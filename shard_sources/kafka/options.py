@@ -12,17 +12,10 @@ from dagster_leasehold.lease_store.errors import shown
 
 TOPIC_GRAMMAR = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 # They decide which records are read, and from where: options of ours, or no choice at all.
-OWN_PROPERTIES = frozenset(
-    {
-        "auto.offset.reset",
-        "bootstrap.servers",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "enable.partition.eof",
-        "isolation.level",
-        "metadata.broker.list",
-    }
-)
+OWN_PROPERTIES = frozenset({
+    "auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.auto.offset.store",
+    "enable.partition.eof", "isolation.level", "metadata.broker.list",
+})  # fmt: skip
 # They load code, or write where Spark's workers would be asked to.
 UNSAFE_PROPERTIES = frozenset({"plugin.library.paths", "ssl.engine.location", "ssl.providers"})
 _SECRET = re.compile(r"password|secret|\.key\.pem$|oauthbearer\.config$", re.IGNORECASE)
