@@ -77,15 +77,13 @@ def _compact(
     run, store, key = context.run.run_id, deployment.store(), stream.key
     tag_run(context.instance, run, stream)
     shards = [ShardId(shard) for shard in config.shards]
-    target_bytes = config.target_bytes or stream.compact_target_bytes
-    ended = partial(rewriter_ended, context.instance)
     compactor = Compactor(
         store=store,
         key=key,
         output_root=deployment.output_folder(key),
         run=run,
-        target_bytes=target_bytes,
-        ended=ended,
+        target_bytes=config.target_bytes or stream.compact_target_bytes,
+        ended=partial(rewriter_ended, context.instance),
     )
     snapshot = store.snapshot(key)
     left: dict[ShardId, str] = {}
@@ -102,15 +100,10 @@ def _compact(
         )
         continued = ContinuedCompaction(
             compactor,
-            store,
-            key,
-            run,
-            target_bytes,
             timedelta(seconds=stream.compact_after_s),
             {ShardId(shard): number for shard, number in config.old_until.items()}
             | dict.fromkeys(finished(snapshot), NUMBERS_END),
             yielding.stopped,
-            ended,
         ).compact(shards)
         reports, left = continued.reports, continued.left
     _tell(context, reports.values())

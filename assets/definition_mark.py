@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.shard_stream import ShardStream
 
 FILES_MAX = 2_000
@@ -34,7 +35,7 @@ def definition_mark(stream: ShardStream) -> str:
         if field.name not in _CALLED and field.name != "source":
             parts.append(f"{field.name}={getattr(stream, field.name)!r}")
     if stream.transform is not None:
-        parts += [_name_of(stream.transform), *_files_beside(stream.transform)]
+        parts += [name_of(stream.transform), *_files_beside(stream.transform)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -43,11 +44,6 @@ def _release() -> str:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
         return ""
-
-
-def _name_of(transform: Any) -> str:
-    kind = transform if hasattr(transform, "__qualname__") else type(transform)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _files_beside(transform: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -29,25 +30,15 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
     """
     stream = StreamName(declared.name)
     place = StreamPlace(stream, settings.log_folder(stream))
+    same = {each.name for each in fields(ShardStream)} & StreamSettings.model_fields.keys()
+    settings_of_stream = {name: getattr(declared, name) for name in same}
     return ShardStream(
-        name=declared.name,
-        source=open_source(declared.source, declared.source_options, place),
-        group=declared.group,
-        ordered=declared.ordered,
-        assignment=declared.assignment,
-        nodes=declared.node_settings,
-        limits=Limits(declared.batch_records_max, declared.batch_bytes_max),
-        shards_per_run=declared.shards_per_run,
-        run_budget_s=declared.run_budget_s,
-        commit_interval_s=declared.commit_interval_s,
-        commit_bytes=declared.commit_bytes,
-        idle_limit_s=declared.idle_limit_s,
-        stall_limit_s=declared.stall_limit_s,
-        output_days=declared.output_days,
-        compact=declared.compact,
-        compact_target_bytes=declared.compact_target_bytes,
-        compact_after_s=declared.compact_after_s,
-        vacuum_after_s=declared.vacuum_after_s,
+        **settings_of_stream
+        | {
+            "source": open_source(declared.source, declared.source_options, place),
+            "nodes": declared.node_settings,
+            "limits": Limits(declared.batch_records_max, declared.batch_bytes_max),
+        }
     )
 
 

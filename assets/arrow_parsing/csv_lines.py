@@ -182,10 +182,7 @@ def _form_of(field: pa.Field) -> tuple[Fast, Callable[[str], object]]:
         pa.string(): (plain_columns.plain_texts, str),
         pa.binary(): (plain_columns.plain_texts, str.encode),
         pa.bool_(): (plain_columns.plain_booleans, spark_texts.boolean),
-        pa.float32(): (
-            plain_columns.plain_numbers,
-            partial(spark_texts.floating_number, single=True),
-        ),
+        pa.float32(): (plain_columns.plain_numbers, single),
         pa.float64(): (plain_columns.plain_numbers, spark_texts.floating_number),
         pa.date32(): (plain_columns.plain_dates, spark_texts.days_of),
         pa.timestamp("us"): (plain_columns.plain_local_moments, spark_texts.local_micros_of),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -61,37 +62,27 @@ class _Counted:
     files: int = 0
 
 
+@dataclass(kw_only=True)
 class Compactor:
     """Compacts committed output of one group in one run; consumption goes on beside it.
 
-    Args:
+    Attributes:
         store: where the ledger is.
         key: the group.
         output_root: the folder of the stream's and group's output.
         run: an id that was never used.
-        new_attempt: gives a name that was never used, for a folder of files.
+        new_attempt: gives a name that was never used, for a folder of files; None makes one.
         target_bytes: the size of a merged file, in bytes.
         ended: returns True for a run that has certainly ended, whose claims are taken over.
     """
 
-    def __init__(
-        self,
-        *,
-        store: LedgerAndRewrites,
-        key: GroupKey,
-        output_root: Path,
-        run: str,
-        new_attempt: Callable[[], str] | None = None,
-        target_bytes: int = COMPACT_TARGET_BYTES,
-        ended: units.Ended = lambda _: False,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._output_root = output_root
-        self._run = run
-        self._new_attempt = new_attempt or (lambda: attempt_name(run))
-        self._target_bytes = target_bytes
-        self._ended = ended
+    store: LedgerAndRewrites
+    key: GroupKey
+    output_root: Path
+    run: str
+    new_attempt: Callable[[], str] | None = None
+    target_bytes: int = COMPACT_TARGET_BYTES
+    ended: units.Ended = lambda _: False
 
     def compact(
         self, shards: Sequence[ShardId], progress: Callable[[int], None] = lambda _: None
@@ -109,11 +100,10 @@ class Compactor:
     def _compact(self, shard: ShardId) -> CompactionReport:
         report, counted = CompactionReport(shard), _Counted()
         try:
-            kind = RewriteKind.COMPACTION
-            with units.rewriting(self._store, self._key, shard, self._run, kind, ended=self._ended):
+            with self.claimed(shard):
                 for merge in merges.each_merge(
                     units.each_unit(self._rows(shard, counted)),
-                    target_bytes=self._target_bytes,
+                    target_bytes=self.target_bytes,
                     columns=self.columns,
                 ):
                     report = self.merged(report, merge)
@@ -122,10 +112,15 @@ class Compactor:
         files = counted.files
         return replace(report, files_before=files, files_after=files + report.files_after)
 
+    def claimed(self, shard: ShardId) -> AbstractContextManager[None]:
+        """Hold the claim on a shard's output within the block; see `units.rewriting`."""
+        kind = RewriteKind.COMPACTION
+        return units.rewriting(self.store, self.key, shard, self.run, kind, ended=self.ended)
+
     def _rows(self, shard: ShardId, counted: _Counted) -> Iterator[Batch]:
         """Yield the committed batches up to now: under the claim nobody else merges them."""
-        head = self._store.heads(self._key, [shard])[shard]
-        for row in self._store.each_batch(self._key, shard, numbers=range(head.next_number)):
+        head = self.store.heads(self.key, [shard])[shard]
+        for row in self.store.each_batch(self.key, shard, numbers=range(head.next_number)):
             counted.files += len(row.files)
             yield row
 
@@ -133,7 +128,7 @@ class Compactor:
         """Return the schemas of a unit's files."""
         records, quarantined = (
             tuple(
-                _schema(self._output_root / file.path)
+                _schema(self.output_root / file.path)
                 for file in units.unit_files(unit, quarantine=quarantine)
             )
             for quarantine in (False, True)
@@ -151,8 +146,9 @@ class Compactor:
         """
         together = tuple(batch for unit in merge for batch in unit)
         old = [file for batch in together for file in batch.files]
-        attempt = f"{ATTEMPTS_FOLDER}/{self._new_attempt()}"
-        folder = self._output_root / attempt
+        name = self.new_attempt() if self.new_attempt else attempt_name(self.run)
+        attempt = f"{ATTEMPTS_FOLDER}/{name}"
+        folder = self.output_root / attempt
         try:
             new = self._write(
                 report.shard, merge, attempt, sum(batch.batches for batch in together)
@@ -161,7 +157,7 @@ class Compactor:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise RewriteRefused(
-                    f"The merged files of shard {report.shard} of {self._key} cannot be written "
+                    f"The merged files of shard {report.shard} of {self.key} cannot be written "
                     f"to {folder} ({error.strerror}): its output stays as it is."
                 ) from error
             raise
@@ -173,18 +169,18 @@ class Compactor:
         first, last = together[0].sequence, together[-1].last
         reason = f"merged {len(old)} files of batches {first} to {last} into {len(new)}"
         if not units.swap(
-            self._store,
-            self._key,
+            self.store,
+            self.key,
             report.shard,
-            self._run,
+            self.run,
             rewrites,
             replaced=old,
-            output_root=self._output_root,
+            output_root=self.output_root,
             reason=reason,
         ):
             shutil.rmtree(folder, ignore_errors=True)
             raise RewriteRefused(
-                f"The output of shard {report.shard} of {self._key} changed while its files were "
+                f"The output of shard {report.shard} of {self.key} changed while its files were "
                 "merged: it stays as it is; compact it again."
             )
         return replace(
@@ -198,7 +194,7 @@ class Compactor:
     def _write(
         self, shard: ShardId, merge: Sequence[units.Unit], attempt: str, together: int
     ) -> tuple[DataFile, ...]:
-        folder = self._output_root / attempt
+        folder = self.output_root / attempt
         make_folder(folder)
         made: list[DataFile] = []
         for quarantine in (False, True):
@@ -209,7 +205,7 @@ class Compactor:
                 continue
             name = f"{shard}.merged{'.quarantine' if quarantine else ''}.parquet"
             records, bytes_ = _concatenate(
-                [(self._output_root / part.path, part.records) for part in parts], folder / name
+                [(self.output_root / part.path, part.records) for part in parts], folder / name
             )
             made.append(
                 DataFile(

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from dagster_leasehold.assets.output.units import Ended, Unit, each_unit, rewriting
+from dagster_leasehold.assets.output.units import Unit, each_unit
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, changed_rows, next_merges
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, Compacted, RewriteKind
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, Compacted
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
-from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 
 def old_until(newest: Batch | None, age: timedelta) -> datetime | None:
@@ -54,29 +53,19 @@ class ContinuedCompaction:
 
     Attributes:
         compactor: of the group; it merges files.
-        store: where the ledger is.
-        key: the group.
-        run: the id of the compactor's run.
-        target_bytes: the size of a merged file, in bytes.
         age: batches that are younger than this, next to the shard's newest, are left alone.
         old_until: for some shards, the number below which batches are old whatever their age.
         stopped: returns the reason, as a clause, why a shard is left for later; empty to go on.
-        ended: returns True for a run that has certainly ended, whose claims are taken over.
     """
 
     compactor: Compactor
-    store: LedgerAndRewrites
-    key: GroupKey
-    run: str
-    target_bytes: int
     age: timedelta
     old_until: Mapping[ShardId, int]
     stopped: Callable[[ShardId], str]
-    ended: Ended
 
     def compact(self, shards: Sequence[ShardId]) -> ContinuedReport:
         """Compact these shards, one after the other."""
-        progress = self.store.compacted(self.key)
+        progress = self.compactor.store.compacted(self.compactor.key)
         whole = ContinuedReport()
         for shard in dict.fromkeys(shards):
             if reason := self.stopped(shard):
@@ -90,8 +79,7 @@ class ContinuedCompaction:
     ) -> CompactionReport:
         report = CompactionReport(shard)
         try:
-            kind = RewriteKind.COMPACTION
-            with rewriting(self.store, self.key, shard, self.run, kind, ended=self.ended):
+            with self.compactor.claimed(shard):
                 more = True
                 while more:
                     report, progress, more = self._portion(report, progress)
@@ -111,7 +99,7 @@ class ContinuedCompaction:
         if not units:
             return report, progress, False
         columns = self.compactor.columns
-        plan = next_merges(units, target_bytes=self.target_bytes, columns=columns)
+        plan = next_merges(units, target_bytes=self.compactor.target_bytes, columns=columns)
         # Those before were counted with the portion that ended there.
         new = [unit for unit in units if unit[0].sequence >= progress.looked_until]
         files = sum(len(batch.files) for unit in new for batch in unit)
@@ -124,18 +112,19 @@ class ContinuedCompaction:
         # A portion without a merge must not be all that later runs ever read again.
         until = looked_until if more and not plan.merges else plan.until
         noted = Compacted(until, looked_until)
-        self.store.note_compacted(self.key, shard, self.run, noted)
+        self.compactor.store.note_compacted(self.compactor.key, shard, self.compactor.run, noted)
         return report, noted, more
 
     def _old_units(self, shard: ShardId, first: int) -> tuple[list[Unit], bool]:
         """Return whole units that are old enough, and True if there are more behind them."""
-        newest = self.store.each_batch(self.key, shard, newest_first=True)
+        store, key = self.compactor.store, self.compactor.key
+        newest = store.each_batch(key, shard, newest_first=True)
         moment, number = old_until(next(newest, None), self.age), self.old_until.get(shard, 0)
         if moment is None:
             return [], False
         units: list[Unit] = []
         changed = 0
-        rows = self.store.each_batch(self.key, shard, numbers=range(first, NUMBERS_END))
+        rows = store.each_batch(key, shard, numbers=range(first, NUMBERS_END))
         for unit in each_unit(_until(rows, moment, number)):
             changed += len(changed_rows(unit))
             if units and changed > MERGED_ROWS_MAX:

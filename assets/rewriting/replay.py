@@ -108,10 +108,11 @@ def replay_on_spark(
     return replayer.replay(shards, span)
 
 
+@dataclass(kw_only=True)
 class Replayer:
     """Replays shards of a stream in one run.
 
-    Args:
+    Attributes:
         stream: the stream's declaration: source, today's transform, quarantine limit.
         store: where the ledger is.
         output_root: the folder of the stream's and group's output.
@@ -123,29 +124,17 @@ class Replayer:
         progress: called with the number of batches that were made anew so far.
     """
 
-    def __init__(
-        self,
-        *,
-        stream: ShardStream,
-        store: LedgerAndRewrites,
-        output_root: Path,
-        sweeper: sweep.Sweeper,
-        run: str,
-        ended: Ended = lambda _: False,
-        of_settings: bool = False,
-        progress: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self._stream = stream
-        self._store = store
-        self._output_root = output_root
-        self._sweeper = sweeper
-        self._run = run
-        self._ended = ended
-        self._of_settings = of_settings
-        self._progress = progress
-        self._made = 0
-        self._open: dict[ShardId, _Replay] = {}
-        self._reports: dict[ShardId, ReplayReport] = {}
+    stream: ShardStream
+    store: LedgerAndRewrites
+    output_root: Path
+    sweeper: sweep.Sweeper
+    run: str
+    ended: Ended = lambda _: False
+    of_settings: bool = False
+    progress: Callable[[int], None] = lambda _: None
+    _made: int = 0
+    _open: dict[ShardId, _Replay] = field(default_factory=dict[ShardId, _Replay])
+    _reports: dict[ShardId, ReplayReport] = field(default_factory=dict[ShardId, ReplayReport])
 
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
         """Replay a span of these shards; return one report per shard.
@@ -154,7 +143,7 @@ class Replayer:
         interrupt included, goes on to the caller after all claims were given back.
         """
         named = list(dict.fromkeys(shards))
-        size = self._stream.shards_per_run
+        size = self.stream.shards_per_run
         try:
             for first in range(0, len(named), size):
                 for shard in named[first : first + size]:
@@ -176,24 +165,24 @@ class Replayer:
             self._end(shard, ReplayReport(shard, error=str(error)))
 
     def _begin(self, shard: ShardId, span: ReplaySpan) -> None:
-        key = self._stream.key
+        key = self.stream.key
         claim = ExitStack()
         kind = RewriteKind.REPLAY
-        claim.enter_context(rewriting(self._store, key, shard, self._run, kind, ended=self._ended))
+        claim.enter_context(rewriting(self.store, key, shard, self.run, kind, ended=self.ended))
         replay = _Replay(claim, [], ReplayReport(shard))
         self._open[shard] = replay
-        expired = expired_output(self._store, key, [shard]).get(shard)
+        expired = expired_output(self.store, key, [shard]).get(shard)
         if expired is not None and span.check_expired(shard, expired):
             replay.report = replace(replay.report, expired_until=expired.begin)
-        head = self._store.heads(key, [shard])[shard]
-        first = span.first_number(partial(self._store.each_batch, key, shard))
+        head = self.store.heads(key, [shard])[shard]
+        first = span.first_number(partial(self.store.each_batch, key, shard))
         numbers = range(first, head.next_number)
-        chosen = span.chosen(units_of(self._store, key, shard, numbers) if numbers else ())
+        chosen = span.chosen(units_of(self.store, key, shard, numbers) if numbers else ())
         unchanged = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
         replay.chosen = chosen[unchanged:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
-        if self._of_settings:
-            refuse_raw_over_parsed(key.stream, replay.waiting, self._output_root)
+        if self.of_settings:
+            refuse_raw_over_parsed(key.stream, replay.waiting, self.output_root)
         gone = [batch for unit in chosen[:unchanged] for batch in unit]
         replay.report = replace(
             replay.report, kept=len(gone), kept_until=gone[-1].end if gone else None
@@ -202,7 +191,7 @@ class Replayer:
     def _still_there(self, shard: ShardId, unit: Unit) -> bool:
         """Return True if the source still has a unit's records; the oldest go first."""
         try:
-            self._stream.source.plan(shard, unit[0].start, Limits(records_max=1))
+            self.stream.source.plan(shard, unit[0].start, Limits(records_max=1))
         except CursorExpired:
             return False
         return True
@@ -211,9 +200,9 @@ class Replayer:
         """One sweep: the next batch of every shard."""
         if not self._open:
             return
-        claims = {claim.shard: claim.run for claim in self._store.rewrites(self._stream.key)}
+        claims = {claim.shard: claim.run for claim in self.store.rewrites(self.stream.key)}
         for shard in list(self._open):
-            if claims.get(shard) != self._run:
+            if claims.get(shard) != self.run:
                 self._end(shard, ReplayReport(shard, error=self._superseded(shard)))
         following = {shard: replay.waiting[0] for shard, replay in self._open.items()}
         ranges = [
@@ -221,7 +210,7 @@ class Replayer:
             for shard, batch in following.items()
         ]
         try:
-            results = self._sweeper(ranges) if ranges else {}
+            results = self.sweeper(ranges) if ranges else {}
         except LeaseholdError as error:
             for shard in list(self._open):
                 self._end(shard, ReplayReport(shard, error=str(error)))
@@ -234,11 +223,11 @@ class Replayer:
         if not isinstance(result, sweep.SweepOutcome):
             raise result
         statistics = result.statistics
-        sweep.check_quarantined(self._stream, range_, statistics.quarantined)
+        sweep.check_quarantined(self.stream, range_, statistics.quarantined)
         batch = replay.waiting.popleft()
         replay.made.append(BatchRewrite(batch.sequence, batch.generation, result.files, statistics))
         self._made += 1
-        self._progress(self._made)
+        self.progress(self._made)
         report = replay.report
         replay.report = replace(
             report,
@@ -259,13 +248,13 @@ class Replayer:
             old = [file for unit in replay.chosen for batch in unit for file in batch.files]
             first, last = replay.made[0].sequence, replay.made[-1].sequence
             if not swap(
-                self._store,
-                self._stream.key,
+                self.store,
+                self.stream.key,
                 shard,
-                self._run,
+                self.run,
                 replay.made,
                 replaced=old,
-                output_root=self._output_root,
+                output_root=self.output_root,
                 reason=f"replayed {len(replay.made)} batches, {first} to {last}",
             ):
                 raise RewriteRefused(self._superseded(shard))
@@ -273,7 +262,7 @@ class Replayer:
 
     def _superseded(self, shard: ShardId) -> str:
         return (
-            f"Another run took over the output of shard {shard} of {self._stream.key} while it was "
+            f"Another run took over the output of shard {shard} of {self.stream.key} while it was "
             "replayed: its output was left as that run made it; replay it again if you still "
             "want to."
         )

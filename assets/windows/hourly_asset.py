@@ -52,18 +52,7 @@ class LatePolicy:
 
 @dataclass(frozen=True)
 class HourlyAsset:
-    """The declaration of a downstream asset by hours of event time.
-
-    Attributes:
-        stream: the stream of whose committed output it is made.
-        name: the asset's key.
-        transform: applied by Spark to the records of one hour, of all shards.
-        since: the first hour; earlier records belong to no partition.
-        late: the treatment of records that come after their hour was made.
-        out_of_order_s: the most by which a record may be older than its shard's newest without
-            being late, in seconds.
-        idle_after_s: the time without news, in seconds, after which a shard that is caught up no
-            longer holds hours back; None means that it always does.
+    """The declaration of a downstream asset by hours of event time; `hourly_asset` makes it.
 
     Raises:
         InvalidSetting: the name is not of letters, digits and underscores, `since` is not the
@@ -138,10 +127,10 @@ def hourly_asset(
         transform: applied by Spark to the records of one hour, of all shards.
         since: the first hour, in UTC; earlier records belong to no partition.
         late: the treatment of records that come after their hour was made.
-        out_of_order_s: how much older than its shard's newest record a record may be without
+        out_of_order_s: the most by which a record may be older than its shard's newest without
             being late, in seconds.
-        idle_after_s: after how many seconds without news a shard that is caught up no longer holds
-            hours back; None means that it always does.
+        idle_after_s: the time without news, in seconds, after which a shard that is caught up no
+            longer holds hours back; None means that it always does.
 
     Raises:
         InvalidSetting: an argument is not valid.

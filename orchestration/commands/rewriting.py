@@ -6,6 +6,7 @@ import signal
 import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -102,20 +103,8 @@ def replay_shards(
         show_table(
             title,
             "shard, >batches, >records, >written, >quarantined, >kept, >kept until, >expired until",
-            (
-                (
-                    report.shard,
-                    report.batches,
-                    report.records,
-                    report.written,
-                    report.quarantined,
-                    report.kept,
-                    report.kept_until,
-                    report.expired_until,
-                )
-                for report in done
-                if not report.error
-            ),
+            # The fields of a report are the columns, but for its error.
+            (astuple(report)[:-1] for report in done if not report.error),
         )
     _refuse_failed([(report.shard, report.error) for report in done if report.error])
 
@@ -157,17 +146,7 @@ def compact(
         show_table(
             f"Compaction of {key}",
             "shard, >batches merged, >files before, >after, >bytes merged, >into",
-            (
-                (
-                    report.shard,
-                    report.batches,
-                    report.files_before,
-                    report.files_after,
-                    report.bytes_before,
-                    report.bytes_after,
-                )
-                for report in done
-            ),
+            (astuple(report)[:-1] for report in done),
         )
     _refuse_failed([(report.shard, report.error) for report in done if report.error])
 

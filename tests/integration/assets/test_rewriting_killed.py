@@ -20,7 +20,6 @@ from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCom
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
-from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
@@ -66,17 +65,7 @@ def rewrite(home: ConsumedHome, how: str, run: str, ended: str = "") -> str:
     )
     if how == "compact":
         return compactor.compact([SHARD])[SHARD].error
-    continued = ContinuedCompaction(
-        compactor,
-        home.store,
-        KEY,
-        run,
-        COMPACT_TARGET_BYTES,
-        age=timedelta(0),
-        old_until={},
-        stopped=lambda _: "",
-        ended=lambda other: other == ended,
-    )
+    continued = ContinuedCompaction(compactor, age=timedelta(0), old_until={}, stopped=lambda _: "")
     return continued.compact([SHARD]).reports[SHARD].error
 
 

@@ -56,8 +56,8 @@ class SizedCompactor(Compactor):
     ) -> tuple[DataFile, ...]:
         records = sum(file.records for unit in merge for file in unit_files(unit, quarantine=False))
         path = f"{attempt}/{shard}.parquet"
-        (self._output_root / attempt).mkdir(parents=True)
-        (self._output_root / path).touch()
+        (self.output_root / attempt).mkdir(parents=True)
+        (self.output_root / path).touch()
         self.copied += size_of(records)
         return (DataFile(path, records, size_of(records), False, together),)
 
@@ -149,8 +149,7 @@ class Days:
         age = timedelta(seconds=self.stream.compact_after_s)
         old_until = {ShardId(shard): number for shard, number in config["old_until"].items()}
         done = ContinuedCompaction(
-            compactor, self.store, self.key, run, target, age, old_until,
-            stopped=lambda _: "", ended=lambda _: False,
+            compactor, age, old_until, stopped=lambda _: ""
         ).compact([ShardId(shard) for shard in config["shards"]])  # fmt: skip
         assert not [each.error for each in done.reports.values() if each.error]
         self.copied += compactor.copied

@@ -69,17 +69,7 @@ class Scene(World):
             run=run,
             target_bytes=target_bytes,
         )
-        continued = ContinuedCompaction(
-            compactor,
-            self.store,
-            self.key,
-            run,
-            target_bytes,
-            age,
-            {ZERO: old_until},
-            stopped,
-            ended=lambda _: False,
-        )
+        continued = ContinuedCompaction(compactor, age, {ZERO: old_until}, stopped)
         return continued.compact([ZERO])
 
     @property
