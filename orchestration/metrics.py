@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -54,36 +55,30 @@ class _Changes:
             self.handovers += entry.edge == HANDOVER_EDGE
 
 
+@dataclass
 class StoreCollector(Collector):
     """The metrics of all groups of a lease store.
 
-    Args:
+    Attributes:
         store: gives the lease store; called at every scrape.
         source: gives the source of a group's stream; None where it is not declared here.
         upkeep: gives the cost of staying in a group, if this deployment noted it.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        store: Callable[[], LeaseStore],
-        source: Callable[[GroupKey], ShardSource | None] = lambda _: None,
-        upkeep: Callable[[GroupKey], UpkeepReport | None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store = store
-        self._source = source
-        self._upkeep = upkeep
-        self._clock = clock
-        self._changes: dict[GroupKey, _Changes] = {}
-        self._lock = Lock()
+    store: Callable[[], LeaseStore]
+    source: Callable[[GroupKey], ShardSource | None] = lambda _: None
+    upkeep: Callable[[GroupKey], UpkeepReport | None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+    _changes: dict[GroupKey, _Changes] = field(default_factory=dict[GroupKey, _Changes])
+    _lock: Lock = field(default_factory=Lock)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of one scrape; a store or source that does not answer is a 0."""
         with self._lock:
             families = _Families()
             try:
-                store = self._store()
+                store = self.store()
                 for group in store.groups():
                     self._collect_group(families, store, group.key)
             except LeaseholdError:
@@ -94,7 +89,7 @@ class StoreCollector(Collector):
 
     def _collect_group(self, families: _Families, store: GroupsAndLedger, key: GroupKey) -> None:
         snapshot = store.snapshot(key)
-        changes = self._changes.setdefault(key, _Changes(self._clock))
+        changes = self._changes.setdefault(key, _Changes(self.clock))
         changes.advance(store, key)
         of = [str(key.stream), str(key.group)]
         families.add_shards(of, snapshot.shards)
@@ -103,7 +98,7 @@ class StoreCollector(Collector):
         families.add_changes(of, changes)
         for acknowledged, count in store.gap_counts(key).items():
             families.gaps.add_metric([*of, "yes" if acknowledged else "no"], count)
-        source = self._source(key)
+        source = self.source(key)
         if source is not None:
             lags, trouble = lags_of(source, snapshot.shards)
             some_known = any(lag is not None for lag in lags.values())
@@ -113,7 +108,7 @@ class StoreCollector(Collector):
                 families.lag_known.add_metric([*of, shard], int(lag is not None))
                 if lag is not None:
                     families.lag.add_metric([*of, shard], lag)
-        report = self._upkeep(key)
+        report = self.upkeep(key)
         if report is not None:
             families.add_upkeep(of, report)
 

@@ -10,10 +10,9 @@ has to settle within a bound and stay still. A seed that fails replays identical
     host        one host, with its host_runs; agent_host and client_host are other kinds of it;
                 waiting_runs follow their shards, and answer what others wish meanwhile
     fleet       all hosts; ports names what they may ask of the world, and the world of them
-    incidents   planned events and random faults; host_failures and settings_changes
-    watch       the invariants of each call; node_watch, shard_watch
-    measures    rounds, moves and take-overs, and the fewest moves that there could be
-    convergence the work that is left after healing
+    incidents   planned events, random faults and changes of settings; host_failures
+    watch       the invariants of each call; shard_watch
+    measures    rounds, moves and take-overs, and the work that is left after healing
     world       all of one seed from start to end; report is all seeds
 
 Whoever simulates takes the names of this page: `leasehold simulate` and the tests. The room knows

@@ -1,20 +1,111 @@
-"""The invariants, checked after every call that may have written, and as a whole now and then."""
+"""The invariants, checked after every call that may have written, and as a whole now and then.
+
+Those of nodes are here: counters only rise, and nobody loses its node while it trusts itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.rules.verification import check_history
 from dagster_leasehold.simulation.measures import Measures
-from dagster_leasehold.simulation.node_watch import NodeWatch
 from dagster_leasehold.simulation.ports import Members
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import SECRET
 from dagster_leasehold.simulation.shard_watch import Call, ShardWatch
 from dagster_leasehold.simulation.stage import Stage
+
+ROUNDING_S = 1e-6
+
+
+class NodeWatch:
+    """Compares the rows of nodes with those of the call before.
+
+    Args:
+        stage: the stage.
+        members: the nodes themselves.
+        works: says if a node had a shard open before the call.
+    """
+
+    def __init__(self, stage: Stage, members: Members, works: Callable[[NodeName], bool]) -> None:
+        self._stage = stage
+        self._members = members
+        self._works = works
+        self._nodes: dict[NodeName, Node] = {}
+        self._left: set[tuple[NodeName, str]] = set()
+        self._excused: set[tuple[NodeName, str]] = set()
+        self._lost_until = 0.0
+        self._repeated_until: dict[NodeName, int] = {}
+
+    def beaten(self, nodes: Iterable[Node]) -> None:
+        """Take the rows as a beat left them."""
+        self._nodes |= {node.name: node for node in nodes}
+
+    def restored(self, snapshot: Snapshot) -> None:
+        """Take the rows that a store has which lost its last commits."""
+        # Counters repeat after such a loss, so that one of them may look as if it had stood still.
+        for node in self._nodes.values():
+            highest = max(node.lease_id, self._repeated_until.get(node.name, 0))
+            self._repeated_until[node.name] = highest
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._lost_until = self._stage.now + 2 * self._stage.config.timeout_s
+
+    def compare(self, verb: str, snapshot: Snapshot) -> bool:
+        """Check the rows after a call; return True if the set of members has changed."""
+        changed = False
+        for node in snapshot.nodes:
+            before = self._nodes.get(node.name)
+            if before is node or before == node:
+                continue
+            self._nodes[node.name] = node
+            if before is None or before.incarnation != node.incarnation:
+                self._excused.discard((node.name, node.incarnation))
+            if before is not None and node.lease_id < before.lease_id:
+                self._stage.violated(f"I1: the counter of {node.name} went back")
+            if before is not None and before.member and before.incarnation != node.incarnation:
+                self._check_distrusted(before, "left" if verb == "leave" else "pushed out")
+            changed = changed or before is None or before.incarnation != node.incarnation
+            changed = changed or before is None or before.accepts_runs != node.accepts_runs
+        return changed
+
+    def check_renewed(self, name: NodeName, incarnation: str) -> None:
+        """I4: only the incarnation that answers to a name is renewed; asked after each beat.
+
+        A node that lost its place within the excused time beats once more before it notices.
+        """
+        node = self._nodes.get(name)
+        if node is None or (name, incarnation) in self._excused:
+            return
+        if node.incarnation != incarnation:
+            late = Node(name, node.lease_id, incarnation)
+            self._check_distrusted(late, "renewed under another's name")
+
+    def _check_distrusted(self, node: Node, how: str) -> None:
+        """I4: whoever loses its node had stopped trusting itself before.
+
+        A node that leaves with no shard open relied on nothing: a run that opens one later is not
+        its holder any more.
+        """
+        now = self._stage.now
+        member = (node.name, node.incarnation)
+        if how == "left" and not self._works(node.name):
+            self._left.add(member)
+        repeated = node.lease_id <= self._repeated_until.get(node.name, -1)
+        if repeated or now < self._lost_until:
+            self._excused.add(member)
+        if member in self._left | self._excused:
+            return
+        # A node that leaves has let its runs end first; their windows mean nothing any more.
+        trusts = self._members.trust_of(node.name, node.incarnation, ended=how != "left")
+        for trusted_until in trusts:
+            if trusted_until > now + ROUNDING_S:
+                self._stage.violated(
+                    f"I4: {node.name} was {how} while it still trusted itself "
+                    f"for {trusted_until - now:.3f} s"
+                )
 
 
 class Watch:

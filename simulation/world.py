@@ -13,15 +13,13 @@ from dagster_leasehold.lease_store.errors import AssignmentConflict
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.simulation.configuration import SimulationConfig
-from dagster_leasehold.simulation.convergence import Convergence
 from dagster_leasehold.simulation.fleet import Fleet
 from dagster_leasehold.simulation.host_failures import HostFailures
-from dagster_leasehold.simulation.incidents import Incidents
-from dagster_leasehold.simulation.measures import Measures
+from dagster_leasehold.simulation.incidents import Incidents, SettingsChanges
+from dagster_leasehold.simulation.measures import Convergence, Measures
 from dagster_leasehold.simulation.parts import Parts, Run
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import Network
-from dagster_leasehold.simulation.settings_changes import SettingsChanges
 from dagster_leasehold.simulation.stage import TICK_S, Stage
 from dagster_leasehold.simulation.waiting_runs import Waits, WishesByChance
 from dagster_leasehold.simulation.watch import Watch
