@@ -17,15 +17,8 @@ from dagster_leasehold.assets.pace import (
     RUN_BUDGET_DEFAULT_S,
     Pace,
 )
+from dagster_leasehold.lease_store import group_rows
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.lease_store.group_rows import (
-    HANDOFF_LIMIT_DEFAULT_S,
-    STALL_LIMIT_DEFAULT_S,
-    AssignmentMode,
-    GapPolicy,
-    Group,
-    Node,
-)
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.pruning import output_age
 from dagster_leasehold.lease_store.rules.node_settings import (
@@ -116,9 +109,9 @@ class ShardStream:
     transform: Transform | ArrowTransform | None = None
     group: str = "default"
     ordered: bool = True
-    assignment: AssignmentMode = AssignmentMode.BALANCED
+    assignment: group_rows.AssignmentMode = group_rows.AssignmentMode.BALANCED
     nodes: Mapping[str, NodeSettings] = field(default_factory=dict[str, NodeSettings], hash=False)
-    gap_policy: GapPolicy = GapPolicy.HOLD
+    gap_policy: group_rows.GapPolicy = group_rows.GapPolicy.HOLD
     initial_position: str = "begin"
     watermark_of: WatermarkOf = WatermarkOf.SOURCE
     commit_interval_s: float = COMMIT_INTERVAL_DEFAULT_S
@@ -127,8 +120,8 @@ class ShardStream:
     limits: Limits = field(default_factory=Limits)
     shards_per_run: int = 64
     run_budget_s: float = RUN_BUDGET_DEFAULT_S
-    stall_limit_s: float = STALL_LIMIT_DEFAULT_S
-    handoff_limit_s: float = HANDOFF_LIMIT_DEFAULT_S
+    stall_limit_s: float = group_rows.STALL_LIMIT_DEFAULT_S
+    handoff_limit_s: float = group_rows.HANDOFF_LIMIT_DEFAULT_S
     quarantined_max: int = 1_000
     lag_max: int = 1_000_000
     output_days: float | None = None
@@ -198,13 +191,13 @@ class ShardStream:
         """
         check_served(self.name, self.assignment, self.nodes, served)
 
-    def node(self, name: NodeName, *, address: str) -> Node:
+    def node(self, name: NodeName, *, address: str) -> group_rows.Node:
         """Return the row that a served node registers with in the stream's group."""
         return node_row(name, self.nodes.get(name), address=address)
 
-    def new_group(self, timeout_s: float) -> Group:
+    def new_group(self, timeout_s: float) -> group_rows.Group:
         """Return the consumer group of this declaration, with lease timeout T in seconds."""
-        return Group(
+        return group_rows.Group(
             key=self.key,
             ordered=self.ordered,
             timeout_s=timeout_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -30,16 +30,15 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
     """
     stream = StreamName(declared.name)
     place = StreamPlace(stream, settings.log_folder(stream))
+    # What both have under one name: the other settings are made into something else.
     same = {each.name for each in fields(ShardStream)} & StreamSettings.model_fields.keys()
-    settings_of_stream = {name: getattr(declared, name) for name in same}
-    return ShardStream(
-        **settings_of_stream
-        | {
-            "source": open_source(declared.source, declared.source_options, place),
-            "nodes": declared.node_settings,
-            "limits": Limits(declared.batch_records_max, declared.batch_bytes_max),
-        }
-    )
+    arguments: dict[str, Any] = {name: getattr(declared, name) for name in same}
+    arguments |= {
+        "source": open_source(declared.source, declared.source_options, place),
+        "nodes": declared.node_settings,
+        "limits": Limits(declared.batch_records_max, declared.batch_bytes_max),
+    }
+    return ShardStream(**arguments)
 
 
 def declared_streams(settings: Settings) -> tuple[ShardStream, ...]:

@@ -19,14 +19,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorInvalid
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.shard_sources.source import (
-    Limits,
-    PlannedRange,
-    Position,
-    ReadRange,
-    ShardBounds,
-    ShardSource,
-)
+from dagster_leasehold.shard_sources import source
 from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
 from dagster_leasehold.simulation.shard_log import ShardLog
 from dagster_leasehold.simulation.waiting_runs import Waits
@@ -36,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SimulatedSource(ShardSource):
+class SimulatedSource(source.ShardSource):
     """A simulated log as a source: cursors are the numbers of records."""
 
     log: ShardLog
@@ -46,32 +39,32 @@ class SimulatedSource(ShardSource):
         return self.log.listing()
 
     @override
-    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, source.ShardBounds]:
         rows = ((shard, self.log.shards[shard]) for shard in shards)
-        return {shard: ShardBounds("0", str(row.end), row.read_only) for shard, row in rows}
+        return {shard: source.ShardBounds("0", str(row.end), row.read_only) for shard, row in rows}
 
     @override
-    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+    def cursor_at(self, shard: ShardId, position: source.Position | datetime) -> str:
         # A simulated log knows no times.
-        return str(self.log.shards[shard].end) if position is Position.END else "0"
+        return str(self.log.shards[shard].end) if position is source.Position.END else "0"
 
     @override
-    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+    def plan(self, shard: ShardId, start: str, limits: source.Limits) -> source.PlannedRange:
         row = self.log.shards[shard]
         if int(start) > row.end:
             raise CursorInvalid(
                 f"Shard {shard} ends at {row.end}, before {start}: use a cursor of it."
             )
         end = min(int(start) + limits.records_max, row.end)
-        return PlannedRange(str(end), end - int(start), row.read_only and end == row.end)
+        return source.PlannedRange(str(end), end - int(start), row.read_only and end == row.end)
 
     @override
-    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+    def lag(self, shard: ShardId, cursor: str, bounds: source.ShardBounds) -> int | None:
         del shard
         return int(bounds.end) - int(cursor)
 
     @override
-    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+    def read(self, range_: source.ReadRange) -> Iterator[pa.RecordBatch]:
         # A simulated record has no content, and no Spark worker asks for it.
         del range_
         return iter(())
@@ -84,7 +77,7 @@ class SimulatedSource(ShardSource):
 def consume(run: Run) -> None:
     """Consume as a run does, with the loop of `assets.consuming.consumption`."""
 
-    def sweep(ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+    def sweep(ranges: Sequence[source.ReadRange]) -> Mapping[ShardId, SweepResult]:
         written = run.read((each.shard, each.start, each.end) for each in ranges)
         return {
             shard: SweepOutcome(result.attempt, result.files, result.statistics)
@@ -95,7 +88,7 @@ def consume(run: Run) -> None:
         name=run.key.stream,
         source=SimulatedSource(run.log),
         group=run.key.group,
-        limits=Limits(records_max=BATCH_RECORDS_MAX),
+        limits=source.Limits(records_max=BATCH_RECORDS_MAX),
         run_budget_s=run.waits.pace.budget_s if run.waits else RUN_BUDGET_S,
     )
     cursors = bootstrap_cursors(run.store.pulse(run.key), run.node) if run.pinned else None

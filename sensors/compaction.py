@@ -8,15 +8,9 @@ from datetime import timedelta
 
 import dagster as dg
 
+from dagster_leasehold.assets import partitions
 from dagster_leasehold.assets.compact_job import CompactConfig
 from dagster_leasehold.assets.deployment import Deployment, instance_address
-from dagster_leasehold.assets.partitions import (
-    NODE_TAG,
-    PROCESS_TAG,
-    compact_job_name,
-    compact_op_name,
-    definition_name,
-)
 from dagster_leasehold.assets.rewriting.continued_compaction import old_until
 from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, finished, keepers
 from dagster_leasehold.assets.run_process import process_gone, rewriter_ended
@@ -26,17 +20,8 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.sensors import compaction_choice
 from dagster_leasehold.sensors.active_runs import ACTIVE
-from dagster_leasehold.sensors.compaction_choice import (
-    BATCHES_MIN_FINISHED,
-    BATCHES_MIN_STILL,
-    VACUUM_EVERY_RUNS,
-    Candidate,
-    CompactionPace,
-    StillShards,
-    candidates,
-    due,
-)
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import tags_of
 from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
@@ -75,11 +60,11 @@ class CompactionRounds:
     stream: ShardStream
     deployment: Deployment
     clock: Clock
-    _pace: CompactionPace = field(init=False)
-    _still: StillShards = field(default_factory=StillShards)
+    _pace: compaction_choice.CompactionPace = field(init=False)
+    _still: compaction_choice.StillShards = field(default_factory=compaction_choice.StillShards)
 
     def __post_init__(self) -> None:
-        self._pace = CompactionPace(began_s=self.clock())
+        self._pace = compaction_choice.CompactionPace(began_s=self.clock())
 
     def launches(
         self, instance: dg.DagsterInstance, *, replaced: bool = False
@@ -105,9 +90,9 @@ class CompactionRounds:
         self._still.see(heads, now_s)
         still = self._still.ends(self.stream.compact_after_s, now_s)
         pauses = self._pace.pauses(free, now_s)
-        all_old = dict.fromkeys(still, BATCHES_MIN_STILL)
-        all_old |= dict.fromkeys(finished(snapshot), BATCHES_MIN_FINISHED)
-        chosen = candidates(owners, heads, progress, pauses, all_old)
+        all_old = dict.fromkeys(still, compaction_choice.BATCHES_MIN_STILL)
+        all_old |= dict.fromkeys(finished(snapshot), compaction_choice.BATCHES_MIN_FINISHED)
+        chosen = compaction_choice.candidates(owners, heads, progress, pauses, all_old)
         chosen = [
             each
             for each in self._unclaimed(store, instance, chosen)
@@ -121,7 +106,7 @@ class CompactionRounds:
             self.stream,
             [row for row in snapshot.shards if row.shard in {each.shard for each in chosen}],
         )
-        launches = due(each for each in chosen if not late.get(each.shard, False))
+        launches = compaction_choice.due(each for each in chosen if not late.get(each.shard, False))
         if not launches:
             return [], "The shards with enough small files lag: their consumption comes first."
         for launch in launches:
@@ -138,7 +123,7 @@ class CompactionRounds:
         busy = self._compacting(instance)
         free: list[NodeName] = []
         for node in nodes:
-            of_node = dg.RunsFilter(tags={NODE_TAG: node}, statuses=ACTIVE)
+            of_node = dg.RunsFilter(tags={partitions.NODE_TAG: node}, statuses=ACTIVE)
             runs = instance.get_runs(of_node, limit=RUNS_READ_MAX)
             queued = any(run.status not in STARTED for run in runs)
             fits = self._pace.may_launch(node, len(runs), self.clock(), queued=queued)
@@ -152,18 +137,23 @@ class CompactionRounds:
         The janitor looks after runs that consume, and an agent after all runs of its node: where
         there is none, such a run would keep its node from being chosen for ever.
         """
-        compacting = dg.RunsFilter(job_name=compact_job_name(self.stream), statuses=ACTIVE)
+        compacting = dg.RunsFilter(
+            job_name=partitions.compact_job_name(self.stream), statuses=ACTIVE
+        )
         nodes: set[str | None] = set()
         for run in instance.get_runs(compacting, limit=RUNS_READ_MAX):
-            if process_gone(run.tags.get(PROCESS_TAG, "")):
+            if process_gone(run.tags.get(partitions.PROCESS_TAG, "")):
                 instance.report_run_failed(run, PROCESS_ENDED)
             else:
-                nodes.add(run.tags.get(NODE_TAG))
+                nodes.add(run.tags.get(partitions.NODE_TAG))
         return nodes
 
     def _unclaimed(
-        self, store: LeaseStore, instance: dg.DagsterInstance, chosen: Iterable[Candidate]
-    ) -> list[Candidate]:
+        self,
+        store: LeaseStore,
+        instance: dg.DagsterInstance,
+        chosen: Iterable[compaction_choice.Candidate],
+    ) -> list[compaction_choice.Candidate]:
         """Return those whose output nobody replaces at the moment."""
         claims = {claim.shard: claim.run for claim in store.rewrites(self.stream.key)}
         return [
@@ -195,7 +185,7 @@ def build_compaction_sensor(
     rounds = CompactionRounds(stream, deployment, clock)
 
     @dg.sensor(
-        name=f"{definition_name(stream)}_compaction",
+        name=f"{partitions.definition_name(stream)}_compaction",
         job=job,
         minimum_interval_seconds=INTERVAL_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -218,7 +208,7 @@ def build_compaction_sensor(
             last = not launch.launch.shards
             if not last:
                 before, mark = before + 1, ""
-            vacuum = last or before % VACUUM_EVERY_RUNS == 0
+            vacuum = last or before % compaction_choice.VACUUM_EVERY_RUNS == 0
             requests.append(compaction_request(stream, launch, vacuum=vacuum))
             mark = CLEAN if last else mark
         context.log.info(sentence)
@@ -243,7 +233,7 @@ def compaction_request(
         vacuum=vacuum,
     )
     return dg.RunRequest(
-        job_name=compact_job_name(stream),
-        run_config=dg.RunConfig(ops={compact_op_name(stream): config}),
+        job_name=partitions.compact_job_name(stream),
+        run_config=dg.RunConfig(ops={partitions.compact_op_name(stream): config}),
         tags=tags_of(stream, launch, work_max_s=RUN_BUDGET_S),
     )

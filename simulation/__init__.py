@@ -12,8 +12,8 @@ has to settle within a bound and stay still. A seed that fails replays identical
     fleet       all hosts; ports names what they may ask of the world, and the world of them
     incidents   planned events, random faults and changes of settings; host_failures
     watch       the invariants of each call; shard_watch
-    measures    rounds, moves and take-overs, and the work that is left after healing
-    world       all of one seed from start to end; report is all seeds
+    measures    rounds, moves and take-overs, and the fewest moves that there could be
+    world       all of one seed from start to end, until no work is left; report is all seeds
 
 Whoever simulates takes the names of this page: `leasehold simulate` and the tests. The room knows
 the lease store alone; a consumer is given to it as one of the `Parts`.

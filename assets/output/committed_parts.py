@@ -101,13 +101,8 @@ def committed_parts(
 ) -> list[CommittedPart]:
     """Return the files of some shards, batches or event times, as they are at this moment.
 
-    Args:
-        store: the lease store.
-        key: the consumer group.
-        output_root: the folder of the stream's output.
-        shards: only these; None is all.
-        numbers: only these batches of the shards that it names.
-        span: leaves out files that hold no record of it.
+    The arguments are those of `committed_dataset`; of a span, files that hold no record of it are
+    left out.
 
     Raises:
         OutputUnreadable: some batches of a merged file are asked for, and the ledger does not

@@ -152,9 +152,7 @@ def connect_server(
         ) from None
 
 
-def stop(
-    folder: Path, *, timeout_s: float = STOP_TIMEOUT_S, only: ConnectServer | None = None
-) -> bool:
+def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     """Stop the server of this folder; return False if none was running.
 
     If it is not `only` any more, somebody has started another one since, which stays.
@@ -164,7 +162,7 @@ def stop(
     with FileLock(folder / LOCK_FILE, timeout=START_TIMEOUT_S):
         if only is not None and ConnectServer.read(folder) != only:
             return False
-        return _end(folder, timeout_s=timeout_s)
+        return _end(folder)
 
 
 def _start(
@@ -183,7 +181,7 @@ def _start(
                 return server
             time.sleep(POLL_S)
         code = process.poll()
-        _kill_group(process.pid, STOP_TIMEOUT_S)
+        _kill_group(process.pid)
         process.wait()
         # The port was free when it was chosen; somebody may have taken it since: choose again.
         if "BindException" not in _log_tail(folder):
@@ -228,11 +226,11 @@ def _launch(
     )
 
 
-def _end(folder: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+def _end(folder: Path) -> bool:
     server = ConnectServer.read(folder)
     ended = server is not None and (server.alive() or _orphans(server, folder) != [])
     if server is not None and ended:
-        _kill_group(server.pid, timeout_s)
+        _kill_group(server.pid)
     for name in (STATE_FILE, TOKEN_FILE):
         (folder / name).unlink(missing_ok=True)
     return ended
@@ -256,10 +254,10 @@ def _orphans(server: ConnectServer, folder: Path) -> list[psutil.Process]:
     return orphans
 
 
-def _kill_group(group: int, timeout_s: float) -> None:
-    """End a process group: politely, then after `timeout_s` for certain."""
-    for number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, timeout_s)):
-        deadline = time.monotonic() + patience_s
+def _kill_group(group: int) -> None:
+    """End a process group: politely, then after a while for certain."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         try:
             os.killpg(group, number)
             while time.monotonic() < deadline:

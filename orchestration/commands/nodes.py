@@ -69,7 +69,7 @@ def node(
     SIGTERM or Ctrl-C lets its runs reach a checkpoint, frees its shards, and ends it.
     """
     from dagster_leasehold.orchestration.resources import declared_streams
-    from dagster_leasehold.orchestration.supervision.agent_state import answering_alone
+    from dagster_leasehold.orchestration.supervision.code_server import answering_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
     named = NodeName(name)

@@ -26,12 +26,15 @@ from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
 from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
-from dagster_leasehold.orchestration.supervision.agent_state import AgentState, answering_alone
 from dagster_leasehold.orchestration.supervision.child_processes import (
     ChildProcess,
     SupervisedChild,
 )
-from dagster_leasehold.orchestration.supervision.code_server import end_session
+from dagster_leasehold.orchestration.supervision.code_server import (
+    AgentState,
+    answering_alone,
+    end_session,
+)
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.private_mariadb import (
     PrivateMariaDB,

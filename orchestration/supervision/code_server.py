@@ -1,16 +1,26 @@
-"""A node's code server: started again when it ends, and ended when it answers no more."""
+"""A node's code server, and the note of it that an agent leaves for its successor.
+
+A server is started again when it ends, and ended when it answers no more."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+from filelock import FileLock, Timeout
 
-from dagster_leasehold.lease_store.process_identity import ProcessIdentity, start_of
+from dagster_leasehold.lease_store.durable_files import replace_file
+from dagster_leasehold.lease_store.errors import NodeNameTaken, shown
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place, start_of
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
@@ -24,6 +34,71 @@ HEARTBEAT_S = 10.0
 HUNG_S = 45.0
 START_MAX_S = 120.0
 END_TIMEOUT_S = 60.0
+STATE_FILE = "agent.json"
+LOCK_FILE = "agent.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """The note of an agent for its successor in the same place.
+
+    A successor goes on under the incarnation, so that a restart moves no shard: the file lock says
+    that the predecessor is dead, and what it left running is ended first.
+
+    Attributes:
+        place: the boot and pid namespace in which it may be used: elsewhere the runs of the
+            predecessor could not be ended, and would go on beating for the incarnation.
+        incarnation: the one under which the node answers to its name.
+        sessions: its code servers.
+    """
+
+    place: str
+    incarnation: str
+    sessions: tuple[ProcessIdentity, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> AgentState | None:
+        """Return the note of the folder's last agent, if it was in this place and did not leave."""
+        try:
+            noted: Any = json.loads((folder / STATE_FILE).read_text())
+            sessions = tuple(filter(None, map(ProcessIdentity.parse, noted["sessions"])))
+            state = cls(str(noted["place"]), str(noted["incarnation"]), sessions)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        return state if state.place and state.place == current_place() else None
+
+    def write(self, folder: Path) -> None:
+        """Write the note in one step."""
+        sessions = [str(session) for session in self.sessions]
+        noted = {"place": self.place, "incarnation": self.incarnation, "sessions": sessions}
+        replace_file(folder / STATE_FILE, json.dumps(noted))
+
+    @staticmethod
+    def forget(folder: Path) -> None:
+        """Remove the note: whoever left needs no successor."""
+        (folder / STATE_FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
+    """Hold a node's folder for one agent at a time.
+
+    Raises:
+        NodeNameTaken: another agent is at work in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise NodeNameTaken(
+            f"Another `leasehold node` answers to node {shown(node)} in {folder}: stop it, or use "
+            "another name."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def end_session(leader: ProcessIdentity) -> int:

@@ -29,8 +29,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.instance import create_instance, embedded_text, nodes_text
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.supervision.agent_state import AgentState
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.code_server import AgentState
 from tests import mariadb as mariadb_server
 from tests.chaos.proof import Proof
 from tests.chaos.stream import KEY, NODES, STREAM, TIMEOUT_S

@@ -139,7 +139,7 @@ def test_for_people_there_is_a_table() -> None:
 
 def test_a_violation_is_exit_code_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dagster_leasehold.simulation.measures.Convergence.unsettled", lambda _: ["as planned"]
+        "dagster_leasehold.simulation.world.Convergence.unsettled", lambda _: ["as planned"]
     )
     result = CliRunner().invoke(app, ["--steps", "50", "--json"], catch_exceptions=False)
     assert result.exit_code == 1

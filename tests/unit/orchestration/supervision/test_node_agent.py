@@ -22,8 +22,11 @@ from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.supervision import node_agent
-from dagster_leasehold.orchestration.supervision.agent_state import AgentState, answering_alone
-from dagster_leasehold.orchestration.supervision.code_server import CodeServer
+from dagster_leasehold.orchestration.supervision.code_server import (
+    AgentState,
+    CodeServer,
+    answering_alone,
+)
 from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, find, withdrawn
 from dagster_leasehold.sensors.tick_mark import leave_tick_mark
