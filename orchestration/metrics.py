@@ -55,7 +55,7 @@ class _Changes:
             self.handovers += entry.edge == HANDOVER_EDGE
 
 
-@dataclass
+@dataclass(eq=False)
 class StoreCollector(Collector):
     """The metrics of all groups of a lease store.
 

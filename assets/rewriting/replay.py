@@ -197,7 +197,7 @@ class Replayer:
         return True
 
     def _replay_next(self) -> None:
-        """One sweep: the next batch of every shard."""
+        """Replay the next batch of every shard, in one sweep."""
         if not self._open:
             return
         claims = {claim.shard: claim.run for claim in self.store.rewrites(self.stream.key)}

@@ -175,7 +175,7 @@ def _age(status: os.stat_result, now_ns: int) -> timedelta:
 
 
 def _remove_empty(output_root: Path, folders: Collection[_Entry]) -> None:
-    """The deepest first; one that is not empty stays."""
+    """Remove folders, the deepest first; one that is not empty stays."""
     for entry in sorted(folders, key=_path, reverse=True):
         try:
             (output_root / entry.path).rmdir()

@@ -19,7 +19,7 @@ LOCK_FILE = "running.lock"
 NODES = ("node-a", "node-b")
 GROUP = "default"
 BATCH_RECORDS_MAX = 5_000
-"""Small, so that a demo shows many batches and many hand-overs of progress."""
+"""Small, so that a demo shows many batches."""
 COMMIT_INTERVAL_S = 0.0
 IDLE_LIMIT_S = 1.0
 """Short, so that a demo shows runs from their beginning to their end, and has an end itself."""

@@ -128,13 +128,6 @@ class CodeServer:
     """The supervision of one code server; `look` has to be called every second or so.
 
     Runs of a server that was killed go on, and so do their leases; they are ended by `stop`.
-
-    Args:
-        module: that it loads.
-        listen: its address and port.
-        folder: of its log.
-        environment: its environment.
-        clock: monotonic seconds.
     """
 
     def __init__(

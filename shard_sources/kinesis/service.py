@@ -73,12 +73,7 @@ _REFUSALS = (
 
 @dataclass
 class KinesisService:
-    """The service as one process asks it; safe to share among threads.
-
-    Attributes:
-        options: which stream, where.
-        sleep: waits between two attempts.
-    """
+    """The service as one process asks it; safe to share among threads."""
 
     options: KinesisOptions
     stream: str

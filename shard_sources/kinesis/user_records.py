@@ -33,12 +33,7 @@ class HashRange:
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A record as its producer sent it.
-
-    Attributes:
-        place: its place in the shard.
-        following: the place after it.
-    """
+    """A record as its producer sent it, its place in the shard, and the place after it."""
 
     place: Place
     following: Place
