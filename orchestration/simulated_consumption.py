@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources import source
 from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
-from dagster_leasehold.simulation.shard_log import ShardLog
+from dagster_leasehold.simulation.stage import ShardLog
 from dagster_leasehold.simulation.waiting_runs import Waits
 
 if TYPE_CHECKING:

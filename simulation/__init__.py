@@ -5,7 +5,7 @@ each store call takes, what gets lost, who dies, pauses, joins and leaves. After
 may have written, the invariants are checked; after a safety phase everything heals, and the group
 has to settle within a bound and stay still. A seed that fails replays identically.
 
-    stage       a seed's time, log and store; below it schedule, shard_log, configuration
+    stage       a seed's time, log and store; below it schedule, configuration
     parts       the code under simulation, or a mutant in its place; seam is its way to the store
     host        one host, with its host_runs; agent_host and client_host are other kinds of it;
                 waiting_runs follow their shards, and answer what others wish meanwhile

@@ -16,8 +16,7 @@ from dagster_leasehold.simulation.host import Host
 from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX
 from dagster_leasehold.simulation.ports import Surroundings
 from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.shard_log import ShardLog
-from dagster_leasehold.simulation.stage import TICK_S
+from dagster_leasehold.simulation.stage import TICK_S, ShardLog
 
 PROTECT_S = 30.0
 FLUSH_CHOICES_S = (0.0, 5.0, 12.0)

@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.seam import StoreSeam
-from dagster_leasehold.simulation.shard_log import ShardLog
+from dagster_leasehold.simulation.stage import ShardLog
 from dagster_leasehold.simulation.waiting_runs import Waits
 
 BATCH_RECORDS_MAX = 20
