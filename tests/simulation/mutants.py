@@ -32,11 +32,11 @@ class TrustsForTheWholeTimeout(Heartbeat):
     """The holder's timer is as long as the time after which the others bury it."""
 
     def beat(self) -> float:
-        sent_at = self._clock()
-        before = self._trusted_until
+        sent_at = self.clock()
+        before = self.trusted_until
         pause_s = super().beat()
-        if self._trusted_until != before:
-            self._trusted_until = sent_at + self._timing.timeout_s
+        if self.trusted_until != before:
+            self.trusted_until = sent_at + self.timing.timeout_s
         return pause_s
 
 
@@ -121,10 +121,10 @@ class TrustsFromTheReply(Heartbeat):
     """The window is counted from when the reply came back."""
 
     def beat(self) -> float:
-        before = self._trusted_until
+        before = self.trusted_until
         pause_s = super().beat()
-        if self._trusted_until != before:
-            self._trusted_until = self._clock() + self._timing.trust_s
+        if self.trusted_until != before:
+            self.trusted_until = self.clock() + self.timing.trust_s
         return pause_s
 
 
@@ -177,10 +177,10 @@ class TakesSilenceForYes(Heartbeat):
     """A beat without an answer is taken for one that counted."""
 
     def beat(self) -> float:
-        sent_at = self._clock()
+        sent_at = self.clock()
         pause_s = super().beat()
         if not self.lost.is_set():
-            self._trusted_until = sent_at + self._timing.trust_s
+            self.trusted_until = sent_at + self.timing.trust_s
         return pause_s
 
 

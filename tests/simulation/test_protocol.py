@@ -171,7 +171,7 @@ def held(rows: tuple[ShardLease, ...], *owners: NodeName) -> tuple[ShardLease, .
 def canary(run: object) -> None:
     """A consumer that, in one simulation of a hundred, reports a batch that it never committed."""
     consume(run)
-    if run.name == "run-1" and run.heartbeat._incarnation and run.log.canary:
+    if run.name == "run-1" and run.heartbeat.incarnation and run.log.canary:
         from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics
         from dagster_leasehold.lease_store.shard_rows import Tenure
 

@@ -50,7 +50,7 @@ class LogsTheCause(Heartbeat):
     """Logs the driver's own words."""
 
     def beat(self) -> float:
-        inner, store = self._store, self._store
+        inner, store = self.store, self.store
 
         class Logging:
             def beat(self, *args: object) -> object:
@@ -62,11 +62,11 @@ class LogsTheCause(Heartbeat):
                     )
                     raise
 
-        self._store = Logging()  # pyright: ignore
+        self.store = Logging()  # pyright: ignore
         try:
             return super().beat()
         finally:
-            self._store = inner
+            self.store = inner
 
 
 def test_a_secret_in_an_explanation_is_heard() -> None:
