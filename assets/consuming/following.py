@@ -89,7 +89,6 @@ class Following:
         lags = [seen.lag for seen in self._seen.values()]
         return RunProgress(
             reports=tuple(reports),
-            following=len(self._shards.all()),
             unread=None if None in lags else sum(lag or 0 for lag in lags),
             waits_s=self._due.waits_s(now_s),
             next_s=None if due_s == math.inf else max(0.0, due_s - now_s),

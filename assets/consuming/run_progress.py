@@ -17,7 +17,6 @@ class RunProgress:
 
     Attributes:
         reports: of all its shards so far.
-        following: the number of shards that it has open.
         unread: the unread records of those at its last look; None where the source cannot tell.
         waits_s: the longest that one of them may have waited, in seconds; None where nothing is
             unread, or nobody knows since when.
@@ -25,28 +24,25 @@ class RunProgress:
     """
 
     reports: tuple[ConsumptionReport, ...]
-    following: int
     unread: int | None
     waits_s: float | None
     next_s: float | None
 
     @property
     def sentence(self) -> str:
-        """The progress as one line."""
-        shards = _count(self.following, "shard", "shards")
-        batches = _count(sum(each.batches for each in self.reports), "batch", "batches")
+        """The progress as one line: Dagster's pages cut tags after about fifty characters."""
         records = _sum(each.records for each in self.reports)
-        read = batches if records is None else f"{records:,} records in {batches}"
-        return f"{shards}: {read}; {self._ahead}"
+        batches = _count(sum(each.batches for each in self.reports), "batch", "batches")
+        return f"{batches if records is None else f'{records:,}'} read, {self._ahead}"
 
     @property
     def _ahead(self) -> str:
         if self.next_s is None:
             return "nothing unread"
         unread = "some" if self.unread is None else f"{self.unread:,}"
-        waits = "" if self.waits_s is None else f", the oldest for at most {self.waits_s:.0f} s"
-        following = "now" if self.next_s <= 0 else f"in {self.next_s:.0f} s"
-        return f"{unread} unread{waits}; next commit {following}"
+        waits = "" if self.waits_s is None else f" for {self.waits_s:.0f} s"
+        commit = "now" if self.next_s < 0.5 else f"in {self.next_s:.0f} s"
+        return f"{unread} unread{waits}, commit {commit}"
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -17,17 +17,17 @@ def report(records: int | None, batches: int) -> ConsumptionReport:
     ("progress", "line"),
     [
         (
-            RunProgress((report(12_000, 3), report(345, 1)), 4, 25, 3.4, 6.6),
-            "4 shards: 12,345 records in 4 batches; 25 unread, the oldest for at most 3 s; "
-            "next commit in 7 s",
+            RunProgress((report(12_000, 3), report(345, 1)), 25, 3.4, 6.6),
+            "12,345 read, 25 unread for 3 s, commit in 7 s",
+        ),
+        (RunProgress((report(7, 1),), 0, None, None), "7 read, nothing unread"),
+        (
+            RunProgress((report(None, 2),), None, None, 0.0),
+            "2 batches read, some unread, commit now",
         ),
         (
-            RunProgress((report(7, 1),), 1, 0, None, None),
-            "1 shard: 7 records in 1 batch; nothing unread",
-        ),
-        (
-            RunProgress((report(None, 2),), 1, None, None, 0.0),
-            "1 shard: 2 batches; some unread; next commit now",
+            RunProgress((report(19_652, 28),), 1_394, 9.8, 0.2),
+            "19,652 read, 1,394 unread for 10 s, commit now",
         ),
     ],
 )
@@ -35,3 +35,4 @@ def test_it_says_what_was_read_what_waits_and_when_it_commits(
     progress: RunProgress, line: str
 ) -> None:
     assert progress.sentence == line
+    assert len(line) <= 50, "Dagster's pages cut the rest"
