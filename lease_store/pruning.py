@@ -146,6 +146,7 @@ class PruneRound:
             )
         self._add("lease_journal", None, lambda: store.prune_journal(key, None, before=before))
         self._add("outbox", None, lambda: store.prune_outbox(key, before=before))
+        self._add("table_change", None, lambda: store.prune_changes(key, before=before))
         self._add("gap", None, lambda: store.prune_gaps(key, before=before))
 
     def _expire(self, shard: ShardId, newest: datetime, output: OutputExpiry) -> Portion:

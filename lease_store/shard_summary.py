@@ -17,6 +17,8 @@ BATCHES_KEPT = 100
 """The number of newest ledger rows of each shard that stay as they are."""
 EVENTS_KEPT = 1_000
 """The number of newest delivered events of each kind that stay in each group."""
+CHANGES_KEPT = 1_000
+"""The number of newest published changes of a group's table that stay."""
 SKIPS_KEPT = 1_000
 """The most deleted gaps of a shard that are remembered; those beyond are not deleted."""
 VIOLATIONS_KEPT = 20

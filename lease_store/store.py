@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.roles.outbox import Outbox
+from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.roles.shards import Shards
@@ -25,7 +26,17 @@ from dagster_leasehold.lease_store.roles.windows import Windows
 
 
 class LeaseStore(
-    Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Windows, Outbox, Retention, Protocol
+    Groups,
+    Nodes,
+    Shards,
+    Tenures,
+    Ledger,
+    Rewrites,
+    Publications,
+    Windows,
+    Outbox,
+    Retention,
+    Protocol,
 ):
     """The lease store of a deployment: all roles together.
 

@@ -29,7 +29,7 @@ from dagster_leasehold.lease_store.errors import CopyRefused, StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.open import open_store, open_transactions
 from dagster_leasehold.lease_store.rules.verification import Violation, verify
-from dagster_leasehold.lease_store.tables import GROUP_TABLES
+from dagster_leasehold.lease_store.tables import COPIED_TABLES
 from dagster_leasehold.lease_store.transactions import Transaction, Transactions
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _check_empty(connection: Connection, place: str) -> None:
 def _counts(connection: Connection) -> dict[str, int]:
     return {
         table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
-        for table in GROUP_TABLES
+        for table in COPIED_TABLES
     }
 
 
@@ -240,7 +240,7 @@ def _copied(
     source: Transactions, reading: Connection, writing: Connection, report: Callable[[int], None]
 ) -> dict[str, int]:
     copied: dict[str, int] = {}
-    for table in GROUP_TABLES:
+    for table in COPIED_TABLES:
         copied[table.name] = 0
         for rows in _portions(source, reading, table):
             writing.execute(insert(table), [dict(row) for row in rows])

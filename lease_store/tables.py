@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.columns import (
 from dagster_leasehold.lease_store.errors import LINE_BYTES_MAX
 from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX
 
+LOCATION_LENGTH_MAX = 1_000
 metadata = sa.MetaData()
 
 TABLE_OPTIONS: dict[str, Any] = {
@@ -95,6 +96,9 @@ shard_lease = sa.Table(
     sa.Column("gone_parents", JsonText),
     # Rises whenever committed rows of its ledger are changed or removed.
     count_column("ledger_version"),
+    # Numbers of batches: smaller ones are committed, or were; smaller ones are in the table.
+    count_column("committed_until"),
+    count_column("published_until"),
     # What was ever committed to it: these only rise, and no reader has to add the ledger up.
     count_column("committed_batches"),
     count_column("committed_records"),
@@ -298,6 +302,70 @@ shard_summary = sa.Table(
     **TABLE_OPTIONS,
 )
 
+publication = sa.Table(
+    "publication",
+    metadata,
+    *group_key(),
+    # Empty where nobody is publishing: the account of a running node may not delete rows.
+    name_column("worker_instance"),
+    name_column("incarnation"),
+    # 0 until somebody publishes for the first time: only the columns mean anything then.
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    name_column("catalog_name", nullable=True),
+    name_column("table_namespace", nullable=True),
+    name_column("table_name", nullable=True),
+    count_column("columns_version"),
+    sa.Column("table_columns", JsonText),
+    count_column("number"),
+    sa.Column("recent", JsonText),
+    sa.Column("snapshot_id", sa.BigInteger),
+    sa.Column("published_at", EventTime),
+    sa.Column("recorded", JsonText),
+    sa.Index("publication_by_table", "catalog_name", "table_namespace", "table_name", unique=True),
+    **TABLE_OPTIONS,
+)
+
+table_change = sa.Table(
+    "table_change",
+    metadata,
+    sa.Column("sequence", AutoNumber, primary_key=True, autoincrement=True),
+    identifier_column("consume_group", key=False),
+    identifier_column("logstream_sig", key=False),
+    identifier_column("shard_id", key=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("first_batch", sa.BigInteger, nullable=False),
+    sa.Column("removed", JsonText, nullable=False),
+    sa.Column("added", JsonText, nullable=False),
+    sa.Column("published", sa.Boolean, nullable=False),
+    sa.Column("recorded_at", EventTime, nullable=False),
+    sa.Index("table_change_pending", "consume_group", "logstream_sig", "published", "sequence"),
+    sqlite_autoincrement=True,
+    **TABLE_OPTIONS,
+)
+
+# The next two are those of Iceberg's SQL catalogs, in the form that their clients expect.
+iceberg_tables = sa.Table(
+    "iceberg_tables",
+    metadata,
+    sa.Column("catalog_name", sa.String(NAME_LENGTH_MAX), primary_key=True),
+    sa.Column("table_namespace", sa.String(NAME_LENGTH_MAX), primary_key=True),
+    sa.Column("table_name", sa.String(NAME_LENGTH_MAX), primary_key=True),
+    sa.Column("metadata_location", sa.String(LOCATION_LENGTH_MAX)),
+    sa.Column("previous_metadata_location", sa.String(LOCATION_LENGTH_MAX)),
+    sa.Column("iceberg_type", sa.String(5)),
+    **TABLE_OPTIONS,
+)
+
+iceberg_namespace_properties = sa.Table(
+    "iceberg_namespace_properties",
+    metadata,
+    sa.Column("catalog_name", sa.String(NAME_LENGTH_MAX), primary_key=True),
+    sa.Column("namespace", sa.String(NAME_LENGTH_MAX), primary_key=True),
+    sa.Column("property_key", sa.String(NAME_LENGTH_MAX), primary_key=True),
+    sa.Column("property_value", sa.String(LOCATION_LENGTH_MAX), nullable=False),
+    **TABLE_OPTIONS,
+)
+
 GROUP_TABLES = (
     worker_instance,
     shard_lease,
@@ -310,5 +378,8 @@ GROUP_TABLES = (
     event_window,
     window_attempt,
     shard_summary,
+    publication,
+    table_change,
     consumer_group,
 )
+COPIED_TABLES = (*GROUP_TABLES, iceberg_tables, iceberg_namespace_properties)

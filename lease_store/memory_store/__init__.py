@@ -10,6 +10,7 @@ from dagster_leasehold.lease_store.memory_store.groups import MemoryGroups
 from dagster_leasehold.lease_store.memory_store.ledger import MemoryLedger
 from dagster_leasehold.lease_store.memory_store.nodes import MemoryNodes
 from dagster_leasehold.lease_store.memory_store.outbox import MemoryOutbox
+from dagster_leasehold.lease_store.memory_store.publications import MemoryPublications
 from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
 from dagster_leasehold.lease_store.memory_store.rewrites import MemoryRewrites
 from dagster_leasehold.lease_store.memory_store.shards import MemoryShards
@@ -27,6 +28,7 @@ class MemoryStore(
     MemoryBatches,
     MemoryLedger,
     MemoryRewrites,
+    MemoryPublications,
     MemoryOutbox,
     MemoryWindows,
     MemoryRetention,

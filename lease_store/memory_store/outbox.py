@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
-from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, Outbox, WaitingEvents
 from dagster_leasehold.lease_store.rules.ledger import failed_attempt
@@ -58,21 +59,18 @@ class MemoryOutbox(MemoryRows, Outbox):
         self, key: GroupKey, node: NodeName, incarnation: str
     ) -> DeliveryClaim | TurnTaken:
         with self._rows("take_turn", key) as rows:
-            if not _alive(rows, node, incarnation):
-                return TurnTaken(None)
-            holder = rows.turn_of
-            if holder is not None and holder[0] != node and _alive(rows, *holder):
-                return TurnTaken(holder[0])
-            rows.turn_of = (node, incarnation)
-            rows.turn_epoch += 1
-            return DeliveryClaim(key, node, rows.turn_epoch)
+            turn = rows.next_turn(rows.delivering, node, incarnation)
+            if isinstance(turn, TurnTaken):
+                return turn
+            rows.delivering = turn
+            return DeliveryClaim(key, node, turn.epoch)
 
     @override
     def settle_event(
         self, claim: DeliveryClaim, sequence: int, *, error: str = ""
     ) -> Settled | TurnOver:
         with self._rows("settle_event", claim.key) as rows:
-            if not _current(rows, claim):
+            if not rows.delivering.is_of(claim.node, claim.epoch):
                 return TurnOver()
             event = rows.outbox.get(sequence)
             if event is not None and error:
@@ -84,17 +82,7 @@ class MemoryOutbox(MemoryRows, Outbox):
     @override
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
         with self._rows("end_turn", claim.key) as rows:
-            if not _current(rows, claim):
+            if not rows.delivering.is_of(claim.node, claim.epoch):
                 return TurnOver()
-            rows.turn_of = None
+            rows.delivering = replace(rows.delivering, of=None)
             return Settled()
-
-
-def _alive(rows: GroupRows, node: NodeName, incarnation: str) -> bool:
-    row = rows.nodes.get(node)
-    return row is not None and row.member and row.incarnation == incarnation
-
-
-def _current(rows: GroupRows, claim: DeliveryClaim) -> bool:
-    holder = rows.turn_of
-    return holder is not None and (holder[0], rows.turn_epoch) == (claim.node, claim.epoch)

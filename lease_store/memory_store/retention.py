@@ -11,7 +11,9 @@ from typing_extensions import override
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
-from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows
+from dagster_leasehold.lease_store.memory_store.table_changes import MemoryTableChanges
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.rules import deletable_history as rules
 from dagster_leasehold.lease_store.rules import expiry
@@ -25,7 +27,7 @@ from dagster_leasehold.lease_store.shard_summary import (
 )
 
 
-class MemoryRetention(MemoryRows, Retention):
+class MemoryRetention(MemoryTableChanges, Retention):
     """The verbs of `Retention`."""
 
     @override
@@ -69,6 +71,9 @@ class MemoryRetention(MemoryRows, Retention):
             rows.shard(shard)
             summary = rows.summary(shard)
             old = rows.batches.of(shard)[:-keep]
+            border = self._border(rows, shard)
+            if border is not None:
+                old = [batch for batch in old if batch.sequence < border.published]
             batches = rules.provable(
                 (
                     batch
@@ -145,6 +150,7 @@ class MemoryRetention(MemoryRows, Retention):
                 gaps=[gap for gap in rows.gaps if gap.shard == shard],
             )
             rows.summaries[shard] = replace(outcome.summary, version=summary.version + 1)
+            self._record_removal(rows, shard, ChangeKind.EXPIRY, ripe)
             for number in outcome.gone:
                 del rows.batches[shard, number]
             rows.versions[shard] += 1

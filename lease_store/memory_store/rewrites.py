@@ -14,13 +14,16 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteClaim,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
-from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows
+from dagster_leasehold.lease_store.memory_store.table_changes import MemoryTableChanges
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale, Unpublished
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note, rewritten
+from dagster_leasehold.lease_store.rules.publishing import change_of_rewrite
 
 
-class MemoryRewrites(MemoryRows, Rewrites):
+class MemoryRewrites(MemoryTableChanges, Rewrites):
     """The verbs on claims to rewrite, and the swap."""
 
     @override
@@ -51,17 +54,25 @@ class MemoryRewrites(MemoryRows, Rewrites):
     @override
     def rewrite_batches(
         self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
-    ) -> Changed | Stale:
+    ) -> Changed | Stale | Unpublished:
         with self._rows("rewrite_batches", key) as rows:
             rows.shard(shard)
-            if not _claimed(rows, shard, run):
+            claim = rows.rewrites.get(shard)
+            if claim is None or claim.run != run:
                 return Stale()
+            border = self._border(rows, shard)
+            if border and any(each.sequence >= border.published for each in rewrites):
+                return Unpublished(border.published)
             swapped: dict[tuple[ShardId, int], Batch] = {}
             for rewrite in rewrites:
                 batch = rewritten(rows.batches.get((shard, rewrite.sequence)), rewrite)
                 if batch is None:
                     return Stale()
                 swapped[shard, rewrite.sequence] = batch
+            if border:
+                before = [rows.batches[place] for place in swapped]
+                kind = ChangeKind(claim.kind)
+                self._record_changes(rows, change_of_rewrite(kind, shard, before, rewrites))
             rows.batches.update(swapped)
             rows.versions[shard] += bool(swapped)
             if rewrites:

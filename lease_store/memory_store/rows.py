@@ -23,6 +23,13 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteClaim,
     ShardTotals,
 )
+from dagster_leasehold.lease_store.outcomes import TurnTaken
+from dagster_leasehold.lease_store.publication_rows import (
+    Publication,
+    TableChange,
+    TableName,
+    TablePointer,
+)
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_shard
 from dagster_leasehold.lease_store.rules.transitions import Step, holds
@@ -86,6 +93,23 @@ class ByShard(MutableMapping[tuple[S, int], V], Generic[S, V]):
         return copied
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn of one node of a group: to deliver, or to publish.
+
+    Attributes:
+        of: the node and its incarnation, or None.
+        epoch: the turn's fencing number.
+    """
+
+    of: tuple[NodeName, str] | None = None
+    epoch: int = 0
+
+    def is_of(self, node: NodeName, epoch: int) -> bool:
+        """Return True if this is still a node's turn."""
+        return self.of is not None and (self.of[0], self.epoch) == (node, epoch)
+
+
 @dataclass(slots=True)
 class GroupRows:
     """All rows of one group. The rows themselves are frozen: a shallow copy is a backup."""
@@ -103,8 +127,11 @@ class GroupRows:
     compacted: dict[ShardId, Compacted] = field(default_factory=dict[ShardId, Compacted])
     versions: Counter[ShardId] = field(default_factory=Counter[ShardId])
     totals: dict[ShardId, ShardTotals] = field(default_factory=dict[ShardId, ShardTotals])
-    turn_of: tuple[NodeName, str] | None = None
-    turn_epoch: int = 0
+    delivering: Turn = Turn()
+    publishing: Turn = Turn()
+    publication: Publication | None = None
+    published: Counter[ShardId] = field(default_factory=Counter[ShardId])
+    changes: dict[int, TableChange] = field(default_factory=dict[int, TableChange])
     windows: dict[tuple[str, datetime], EventWindow] = field(
         default_factory=dict[tuple[str, datetime], EventWindow]
     )
@@ -157,6 +184,26 @@ class GroupRows:
         """Return the shard's batches that are only intended."""
         return [batch for batch in self.batches.of(shard) if batch.state is BatchState.INTENT]
 
+    def committed(self, shard: ShardId, since: int = 0) -> list[Batch]:
+        """Return the shard's committed batches from a number on."""
+        return [
+            batch
+            for batch in self.batches.of(shard)
+            if batch.state is BatchState.COMMITTED and batch.sequence >= since
+        ]
+
+    def next_turn(self, turn: Turn, node: NodeName, incarnation: str) -> Turn | TurnTaken:
+        """Return the turn of a node that wants it, or who else has it."""
+        if not self._alive(node, incarnation):
+            return TurnTaken(None)
+        if turn.of is not None and turn.of[0] != node and self._alive(*turn.of):
+            return TurnTaken(turn.of[0])
+        return Turn((node, incarnation), turn.epoch + 1)
+
+    def _alive(self, node: NodeName, incarnation: str) -> bool:
+        row = self.nodes.get(node)
+        return row is not None and row.member and row.incarnation == incarnation
+
     def abandon_intents(self, shard: ShardId) -> None:
         """Give up what was intended for a shard."""
         for batch in self.intents(shard):
@@ -177,19 +224,23 @@ class MemoryRows:
         self._clock = clock
         self._lock = RLock()
         self._groups: dict[GroupKey, GroupRows] = {}
+        self._pointers: dict[TableName, TablePointer] = {}
         self._sequence = 0
         self.statements: Counter[str] = Counter()
 
     def backup(self) -> object:
         """Return all rows as they are now, for `restore`."""
         with self._lock:
-            return {key: rows.copy() for key, rows in self._groups.items()}
+            groups = {key: rows.copy() for key, rows in self._groups.items()}
+            return groups, dict(self._pointers)
 
     def restore(self, backup: object) -> None:
         """Go back to a backup, like a database that lost its last commits."""
-        assert isinstance(backup, dict)
+        assert isinstance(backup, tuple)
+        groups, pointers = backup
         with self._lock:
-            self._groups = {key: rows.copy() for key, rows in backup.items()}
+            self._groups = {key: rows.copy() for key, rows in groups.items()}
+            self._pointers = dict(pointers)
 
     def close(self) -> None:
         """Do nothing; here so that any store can be closed."""

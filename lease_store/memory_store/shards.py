@@ -9,9 +9,10 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
-from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows
+from dagster_leasehold.lease_store.memory_store.table_changes import MemoryTableChanges
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.roles.shards import Claims, Shards
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
@@ -22,7 +23,7 @@ from dagster_leasehold.lease_store.rules.withdrawal import ledger_of, withdrawal
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
 
-class MemoryShards(MemoryRows, Shards):
+class MemoryShards(MemoryTableChanges, Shards):
     """The verbs on shards."""
 
     @override
@@ -160,9 +161,9 @@ class MemoryShards(MemoryRows, Shards):
             rows.abandon_intents(step.after.shard)
             rows.versions[step.after.shard] += 1
         for name, numbers in forcing.withdrawn.items():
-            for batch in _committed(rows, name):
-                if batch.sequence in numbers:
-                    rows.batches[name, batch.sequence] = withdrawal(batch)
+            gone = [batch for batch in rows.committed(name) if batch.sequence in numbers]
+            self._record_removal(rows, name, ChangeKind.WITHDRAWAL, gone)
+            rows.batches.update({(name, each.sequence): withdrawal(each) for each in gone})
             rows.look_again(name, numbers[0])
         for mark in forcing.marks:
             self._note(rows, mark, observer)
@@ -179,17 +180,13 @@ class MemoryShards(MemoryRows, Shards):
         return Changed(self._write(rows, [step], observer))
 
 
-def _committed(rows: GroupRows, shard: ShardId) -> list[Batch]:
-    return [batch for batch in rows.batches.of(shard) if batch.state is BatchState.COMMITTED]
-
-
 def _forcing(
     rows: GroupRows, shard: ShardId, cursor: str, reason: str, reopen: Reopening
 ) -> Forcing:
     names = concerned(rows.shards, shard)
     return force(
         [rows.shards[name] for name in names],
-        {name: ledger_of(_committed(rows, name)) for name in names},
+        {name: ledger_of(rows.committed(name)) for name in names},
         cursor,
         key=rows.group.key,
         ordered=rows.group.ordered,

@@ -42,10 +42,10 @@ def group_key() -> tuple[Column[str], Column[str]]:
     return identifier("consume_group"), identifier("logstream_sig")
 
 
-def create_table(name: str, *columns: Column[Any]) -> None:
-    """Create a table, unless it is there."""
+def create_table(name: str, *columns: Column[Any], numbered: bool = False) -> None:
+    """Create a table, unless it is there; a numbered one never uses a number again."""
     if not inspect(op.get_bind()).has_table(name):
-        op.create_table(name, *columns, **OPTIONS)
+        op.create_table(name, *columns, sqlite_autoincrement=numbered, **OPTIONS)
 
 
 def add_column(table: str, column: Column[Any]) -> None:
@@ -54,10 +54,10 @@ def add_column(table: str, column: Column[Any]) -> None:
         op.add_column(table, column)
 
 
-def create_index(name: str, table: str, columns: Sequence[str]) -> None:
+def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False) -> None:
     """Create an index, unless it is there."""
     if name not in _indexes(table):
-        op.create_index(name, table, list(columns))
+        op.create_index(name, table, list(columns), unique=unique)
 
 
 def drop_index(name: str, table: str) -> None:

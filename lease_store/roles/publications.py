@@ -54,6 +54,10 @@ from dagster_leasehold.lease_store.publication_rows import (
 
 BACKLOG_BATCHES = 2_000
 CHANGES_PER_PUBLICATION = 200
+LAG_BATCHES = 1_000
+"""The most batches of a shard that are counted to tell how much waits for publication."""
+SHARDS_PER_LOOK = 10_000
+"""The most shards that one look at what waits for publication concerns."""
 
 
 class Publications(Protocol):

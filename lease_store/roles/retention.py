@@ -26,6 +26,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
+    CHANGES_KEPT,
     ENTRIES_KEPT,
     EVENTS_KEPT,
     Portion,
@@ -59,7 +60,8 @@ class Retention(Protocol):
 
         A committed row without files goes into the row before it, if that ends where it starts
         and its events are delivered; a row that was abandoned or withdrawn goes. Nothing is
-        folded while a run holds the claim to rewrite the shard's output.
+        folded while a run holds the claim to rewrite the shard's output, and nothing that waits
+        for publication.
         """
         ...
 
@@ -82,6 +84,12 @@ class Retention(Protocol):
 
     def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
         """Delete the oldest delivered events; one that is undelivered never goes."""
+        ...
+
+    def prune_changes(
+        self, key: GroupKey, *, before: datetime, keep: int = CHANGES_KEPT
+    ) -> Portion:
+        """Delete the oldest published changes of the group's table; a pending one never goes."""
         ...
 
     def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:

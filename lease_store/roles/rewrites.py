@@ -12,7 +12,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteClaim,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale, Unpublished
 
 
 class Rewrites(Protocol):
@@ -40,10 +40,12 @@ class Rewrites(Protocol):
 
     def rewrite_batches(
         self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
-    ) -> Changed | Stale:
+    ) -> Changed | Stale | Unpublished:
         """Swap the output of committed batches: all of them in one transaction, or none.
 
         `Stale` where `run` does not hold the claim any more, or a batch has another generation.
+        Where somebody publishes the group's output, its table follows by a change; `Unpublished`
+        where a batch is not in the table yet.
         """
         ...
 

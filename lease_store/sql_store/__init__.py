@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.sql_store.groups import SqlGroups
 from dagster_leasehold.lease_store.sql_store.ledger import SqlLedger
 from dagster_leasehold.lease_store.sql_store.nodes import SqlNodes
 from dagster_leasehold.lease_store.sql_store.outbox import SqlOutbox
+from dagster_leasehold.lease_store.sql_store.publishing import SqlPublishing
 from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
 from dagster_leasehold.lease_store.sql_store.shards import SqlShards
@@ -32,6 +33,7 @@ class SqlStore(
     SqlBatches,
     SqlLedger,
     SqlRewrites,
+    SqlPublishing,
     SqlOutbox,
     SqlWindows,
     SqlRetention,

@@ -142,6 +142,7 @@ class SqlBatches(SqlVerbs, Tenures):
             watermark = rules.raised(rows[shard].watermark, commit.watermark)
             values = {"check_point": commit.end, "watermark": watermark}
             values |= shard_statements.raised_totals(commit.statistics)
+            values |= {"committed_until": commit.sequence + 1}
             self._write_current(tx, commit.tenure, values)
             rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
             outcomes[shard] = Changed()

@@ -10,6 +10,7 @@ from typing_extensions import override
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.roles.shards import Shards
 from dagster_leasehold.lease_store.rules.refusals import unknown_shard
 from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force
@@ -21,7 +22,8 @@ from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_sta
 from dagster_leasehold.lease_store.sql_store.history_statements import page_sizes
 from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
 from dagster_leasehold.lease_store.sql_store.mapping import batch_from
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.sql_store.publication_statements import lower_committed
+from dagster_leasehold.lease_store.sql_store.table_changes import SqlTableChanges
 from dagster_leasehold.lease_store.transactions import Transaction
 
 WITHDRAWN_PER_STATEMENT = 10_000
@@ -29,7 +31,7 @@ WITHDRAWN_PER_STATEMENT = 10_000
 _Lineage = tuple[list[ShardLease], dict[ShardId, Ledger]]
 
 
-class SqlForcedCheckpoints(SqlVerbs, Shards):
+class SqlForcedCheckpoints(SqlTableChanges, Shards):
     """The verbs on shards that move a checkpoint, and withdraw what was committed behind it."""
 
     @override
@@ -109,13 +111,24 @@ class SqlForcedCheckpoints(SqlVerbs, Shards):
             self._abandon_intent(tx, key, step.after.shard)
             tx.connection.execute(shard_statements.raise_version(key, step.after.shard))
         for name, numbers in forcing.withdrawn.items():
+            self._record_withdrawal(tx, key, name, numbers)
             # All in this transaction, but each statement within the time that one may take.
             for first in numbers[::WITHDRAWN_PER_STATEMENT]:
                 part = numbers[numbers.index(first) :][:WITHDRAWN_PER_STATEMENT]
                 tx.connection.execute(ledger_statements.withdraw_batches(key, name, part))
+            tx.connection.execute(lower_committed(key, name, numbers[0]))
             tx.connection.execute(look_again(key, name, numbers[0]))
         self._journal(tx, key, forcing.marks, observer)
         return self._carry_out(tx, key, forcing.steps, observer)
+
+    def _record_withdrawal(
+        self, tx: Transaction, key: GroupKey, shard: ShardId, numbers: range
+    ) -> None:
+        def gone(until: int) -> Iterator[Batch]:
+            reached = numbers[: max(until - numbers.start, 0)]
+            return self._ledger(tx, key, shard)(numbers=reached, newest_first=False)
+
+        self._record_removal(tx, key, shard, ChangeKind.WITHDRAWAL, gone)
 
     def _ledger(self, tx: Transaction, key: GroupKey, shard: ShardId) -> Ledger:
         """Return a reader of the committed batches of a shard whose row is locked."""

@@ -99,6 +99,28 @@ def select_members(key: GroupKey) -> sa.Select[Any]:
     )
 
 
+def select_turn(table: sa.Table, key: GroupKey) -> sa.Select[Any]:
+    """The turn, with the counter of its node if that is alive; the group's row is locked."""
+    same = sa.and_(
+        worker_instance.c.consume_group == table.c.consume_group,
+        worker_instance.c.logstream_sig == table.c.logstream_sig,
+        worker_instance.c.worker_instance == table.c.worker_instance,
+        worker_instance.c.incarnation == table.c.incarnation,
+        worker_instance.c.incarnation != "",
+    )
+    return (
+        sa.select(table, worker_instance.c.lease_id)
+        .select_from(table.outerjoin(worker_instance, same))
+        .where(of_group(table, key))
+    )
+
+
+def select_alive(key: GroupKey, node: NodeName, incarnation: str) -> sa.Select[Any]:
+    """The row of a node, if this incarnation answers to its name."""
+    named = rows_of(worker_instance, key, worker_instance=node, incarnation=incarnation)
+    return named.where(worker_instance.c.incarnation != "")
+
+
 def beat(key: GroupKey, node: NodeName, incarnation: str, *, dialect: str) -> sa.Update:
     """Add 1 to a node's counter and report it, in one statement."""
     counted = worker_instance.c.lease_id + 1

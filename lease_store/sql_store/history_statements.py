@@ -25,7 +25,7 @@ PAGE_FIRST_ROWS = 64
 PAGE_ROWS_MAX = 2_048
 _PAGE_GROWTH = 4
 # The files' JSON is decoded when the transaction is over.
-_ROW = (
+BATCH_ROW = (
     *(column for column in batch.c if column.name not in ("files", "event_span")),
     sa.type_coerce(batch.c.files, sa.Text).label("files"),
 )
@@ -160,7 +160,7 @@ def batches_of_span(key: GroupKey, first: int, last: int) -> Listing:
 
 
 def _of_state(state: BatchState | None) -> sa.Select[Any]:
-    chosen = sa.select(*_ROW)
+    chosen = sa.select(*BATCH_ROW)
     return chosen if state is None else chosen.where(batch.c.state == state.value)
 
 

@@ -122,7 +122,7 @@ def file_values(files: Iterable[ledger_rows.DataFile]) -> list[dict[str, Any]]:
     return values
 
 
-def _files_from(stored: str | list[dict[str, Any]]) -> tuple[ledger_rows.DataFile, ...]:
+def files_from(stored: str | list[dict[str, Any]]) -> tuple[ledger_rows.DataFile, ...]:
     """Return files from the ledger's JSON, or from its text where that is not decoded yet."""
     rows = json.loads(stored) if isinstance(stored, str) else stored
     return tuple(ledger_rows.DataFile(**row | _file_times(row)) for row in rows)
@@ -157,7 +157,7 @@ _COLUMNS = {"shard": "shard_id", "start": "start_cursor", "end": "end_cursor", "
 _READS: Ways = {
     "shard": ShardId,
     "holder": NodeName,
-    "files": _files_from,
+    "files": files_from,
     **dict.fromkeys(("parents", "gone_parents"), _shard_ids),
     **dict.fromkeys(("from_state", "to_state"), _optional(ShardState)),
     **dict.fromkeys(

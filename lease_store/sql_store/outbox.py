@@ -13,15 +13,15 @@ from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, Outbox, WaitingEvents
 from dagster_leasehold.lease_store.sql_store import outbox_statements as statements
-from dagster_leasehold.lease_store.sql_store.mapping import EVENT, key_values
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.sql_store.mapping import EVENT
+from dagster_leasehold.lease_store.sql_store.turns import SqlTurns
 from dagster_leasehold.lease_store.tables import delivery_claim
 from dagster_leasehold.lease_store.transactions import Transaction
 
 DELIVERIES_PER_STATEMENT = 500
 
 
-class SqlOutbox(SqlVerbs, Outbox):
+class SqlOutbox(SqlTurns, Outbox):
     """The verbs on events, and the turn to deliver."""
 
     @override
@@ -65,20 +65,8 @@ class SqlOutbox(SqlVerbs, Outbox):
 
         def work(tx: Transaction) -> DeliveryClaim | TurnTaken:
             self._group(tx, key, lock=True)
-            alive = statements.select_alive(key, node, incarnation)
-            if tx.connection.execute(alive).first() is None:
-                return tx.abandon(TurnTaken(None))
-            turn = tx.rows(statements.select_turn(key)).first()
-            held = turn is not None and turn["lease_id"] is not None
-            if turn is not None and held and turn["worker_instance"] != node:
-                return tx.abandon(TurnTaken(NodeName(turn["worker_instance"])))
-            epoch = (turn["epoch"] if turn is not None else 0) + 1
-            values = {"worker_instance": node, "incarnation": incarnation, "epoch": epoch}
-            if turn is None:
-                self._add_row(tx, delivery_claim, key_values(key) | values)
-            else:
-                self._change_row(tx, delivery_claim, key, values)
-            return DeliveryClaim(key, node, epoch)
+            epoch = self._take_turn(tx, delivery_claim, key, node, incarnation)
+            return epoch if isinstance(epoch, TurnTaken) else DeliveryClaim(key, node, epoch)
 
         return self._write("take_turn", work)
 
@@ -102,20 +90,7 @@ class SqlOutbox(SqlVerbs, Outbox):
 
     @override
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
-        sent = False
-
-        def work(tx: Transaction) -> Settled | TurnOver:
-            nonlocal sent
-            if not self._is_turn_of(tx, claim):
-                # An epoch is used once: whatever an earlier try of this call did, it stays.
-                return tx.abandon(Settled() if sent else TurnOver())
-            sent = True
-            values = {"worker_instance": "", "incarnation": ""}
-            self._change_row(tx, delivery_claim, claim.key, values)
-            return Settled()
-
-        return self._write("end_turn", work)
+        return self._end_turn("end_turn", delivery_claim, claim.key, claim.node, claim.epoch)
 
     def _is_turn_of(self, tx: Transaction, claim: DeliveryClaim) -> bool:
-        self._group(tx, claim.key)
-        return tx.connection.execute(statements.lock_turn(claim)).first() is not None
+        return self._has_turn(tx, delivery_claim, claim.key, claim.node, claim.epoch)

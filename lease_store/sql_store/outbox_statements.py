@@ -1,22 +1,16 @@
-"""The statements on the outbox and on the turn to deliver; values are always bound."""
+"""The statements on the outbox; values are always bound."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, Update, and_, func, select, update
+from sqlalchemy import Select, Update, func, select, update
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
-from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
-from dagster_leasehold.lease_store.sql_store.group_statements import (
-    lock_rows,
-    of_group,
-    rows_of,
-    update_rows,
-)
-from dagster_leasehold.lease_store.tables import delivery_claim, outbox, worker_instance
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group, update_rows
+from dagster_leasehold.lease_store.tables import outbox
 
 
 def select_pending(
@@ -61,31 +55,3 @@ def count_attempt(key: GroupKey, sequence: int, error: str) -> Update:
     """One more failed attempt at an event; harmless where it is delivered already."""
     values = {"attempts": outbox.c.attempts + 1, "error": error}
     return update_rows(outbox, key, values, sequence=sequence)
-
-
-def select_turn(key: GroupKey) -> Select[Any]:
-    """The turn, with the counter of its node if that is alive; the group's row is locked."""
-    same = and_(
-        worker_instance.c.consume_group == delivery_claim.c.consume_group,
-        worker_instance.c.logstream_sig == delivery_claim.c.logstream_sig,
-        worker_instance.c.worker_instance == delivery_claim.c.worker_instance,
-        worker_instance.c.incarnation == delivery_claim.c.incarnation,
-        worker_instance.c.incarnation != "",
-    )
-    return (
-        select(delivery_claim, worker_instance.c.lease_id)
-        .select_from(delivery_claim.outerjoin(worker_instance, same))
-        .where(of_group(delivery_claim, key))
-    )
-
-
-def select_alive(key: GroupKey, node: NodeName, incarnation: str) -> Select[Any]:
-    """The row of a node, if this incarnation answers to its name."""
-    named = rows_of(worker_instance, key, worker_instance=node, incarnation=incarnation)
-    return named.where(worker_instance.c.incarnation != "")
-
-
-def lock_turn(claim: DeliveryClaim) -> Select[Any]:
-    """The turn, locked, if it is still the claim's."""
-    own = {"worker_instance": claim.node, "epoch": claim.epoch}
-    return lock_rows(delivery_claim, claim.key, **own)

@@ -11,6 +11,7 @@ from typing_extensions import override
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.rules import deletable_history as rules
 from dagster_leasehold.lease_store.rules import expiry
@@ -27,7 +28,7 @@ from dagster_leasehold.lease_store.shard_summary import (
 from dagster_leasehold.lease_store.sql_store import mapping, shard_statements
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
 from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows, rows_of
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.sql_store.table_changes import SqlTableChanges
 from dagster_leasehold.lease_store.tables import gap, shard_summary
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
@@ -37,7 +38,7 @@ EXPIRY_ROWS = (200, 1_000, 5_000)
 """The numbers of rows to read for expiry: more, if all that were read share one merged file."""
 
 
-class SqlRetention(SqlVerbs, Retention):
+class SqlRetention(SqlTableChanges, Retention):
     """The verbs of `Retention`. Shards' rows are locked first, then their summaries."""
 
     @override
@@ -104,6 +105,8 @@ class SqlRetention(SqlVerbs, Retention):
             if below is None:
                 return tx.abandon(Portion())
             self._lock_shard(tx, key, shard)
+            border = self._border(tx, key, shard)
+            below = below if border is None else min(below, border.published)
             summary = self._locked_summary(tx, key, shard)
             return self._prove(tx, key, summary, before=before, below=below) or self._fold(
                 tx, key, summary, before=before, below=below
@@ -232,6 +235,11 @@ class SqlRetention(SqlVerbs, Retention):
             gaps = tx.all(rows_of(gap, key, shard_id=shard), mapping.GAP.read)
             outcome = expiry.expire(summary, ripe, journal=journal, gaps=gaps)
             self._write_summary(tx, key, summary, outcome.summary)
+
+            def gone(until: int) -> list[Batch]:
+                return [row for row in ripe if row.sequence < until]
+
+            self._record_removal(tx, key, shard, ChangeKind.EXPIRY, gone)
             self._delete_batches(tx, key, shard, outcome.gone)
             return Portion(len(outcome.gone), more=True)
 

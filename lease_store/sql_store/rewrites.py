@@ -9,25 +9,35 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
     BatchRewrite,
     Compacted,
     RewriteClaim,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale
+from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale, Unpublished
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note
+from dagster_leasehold.lease_store.rules.publishing import change_of_rewrite
+from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import ledger_statements as statements
 from dagster_leasehold.lease_store.sql_store import shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import rows_of
 from dagster_leasehold.lease_store.sql_store.ledger_statements import look_again
-from dagster_leasehold.lease_store.sql_store.mapping import CLAIM, COMPACTED, output_values
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
+from dagster_leasehold.lease_store.sql_store.mapping import (
+    CLAIM,
+    COMPACTED,
+    batch_from,
+    output_values,
+)
+from dagster_leasehold.lease_store.sql_store.table_changes import SqlTableChanges
+from dagster_leasehold.lease_store.sql_store.verbs import SELECTS_PER_STATEMENT
 from dagster_leasehold.lease_store.tables import rewrite_claim
 from dagster_leasehold.lease_store.transactions import Transaction
 
 
-class SqlRewrites(SqlVerbs, Rewrites):
+class SqlRewrites(SqlTableChanges, Rewrites):
     """The verbs on claims to rewrite, and the swap; each locks the shard's row first."""
 
     @override
@@ -72,7 +82,7 @@ class SqlRewrites(SqlVerbs, Rewrites):
     @override
     def rewrite_batches(
         self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
-    ) -> Changed | Stale:
+    ) -> Changed | Stale | Unpublished:
         rows = [
             {
                 "seen_sequence": rewrite.sequence,
@@ -83,10 +93,15 @@ class SqlRewrites(SqlVerbs, Rewrites):
             for rewrite in rewrites
         ]
 
-        def work(tx: Transaction) -> Changed | Stale:
+        def work(tx: Transaction) -> Changed | Stale | Unpublished:
             _, claim = self._claim_of(tx, key, shard)
             if claim is None or claim.run != run:
                 return tx.abandon(Stale())
+            border = self._border(tx, key, shard)
+            if border is not None:
+                if any(rewrite.sequence >= border.published for rewrite in rewrites):
+                    return tx.abandon(Unpublished(border.published))
+                self._record_rewrite(tx, key, claim, rewrites)
             if rows:
                 names = [name for name in rows[0] if not name.startswith("seen_")]
                 statement = statements.update_output(key, shard, names)
@@ -100,6 +115,18 @@ class SqlRewrites(SqlVerbs, Rewrites):
 
         mark = self._journalled(key, shard)
         return self._write("rewrite_batches", work, mark=mark)
+
+    def _record_rewrite(
+        self, tx: Transaction, key: GroupKey, claim: RewriteClaim, rewrites: Sequence[BatchRewrite]
+    ) -> None:
+        before: list[Batch] = []
+        numbers = sorted(rewrite.sequence for rewrite in rewrites)
+        for start in range(0, len(numbers), SELECTS_PER_STATEMENT):
+            wanted = [(claim.shard, each) for each in numbers[start:][:SELECTS_PER_STATEMENT]]
+            before += tx.all(history.select_numbered(key, wanted), batch_from)
+        kind = ChangeKind(claim.kind)
+        changes = change_of_rewrite(kind, claim.shard, before, rewrites)
+        self._record_changes(tx, key, changes)
 
     @override
     def note_compacted(

@@ -19,7 +19,7 @@ from tests.database_server import DatabaseServer
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 DENIED = {1044, 1045, 1094, 1095, 1142, 1227, 1370}
-PRUNED = {"lease_journal", "batch", "outbox", "gap"}
+PRUNED = {"lease_journal", "batch", "outbox", "gap", "table_change"}
 FORBIDDEN = [
     "DELETE FROM consumer_group",
     "DELETE FROM loghub_client_shard_lease",
@@ -28,6 +28,8 @@ FORBIDDEN = [
     "DELETE FROM event_window",
     "DELETE FROM rewrite_claim",
     "DELETE FROM delivery_claim",
+    "DELETE FROM publication",
+    "DELETE FROM iceberg_tables",
     "TRUNCATE TABLE batch",
     "DROP TABLE batch",
     "ALTER TABLE batch ADD COLUMN more INT",

@@ -179,7 +179,8 @@ def test_an_upgrade_that_fails_says_what_to_do(
 @pytest.mark.servers("mariadb", "mysql")
 def test_least_privilege(server: Any, server_url: str) -> None:
     """The account of a running node needs no DELETE and no DDL."""
-    from dagster_leasehold.lease_store.outcomes import Changed
+    from dagster_leasehold.lease_store.outcomes import Changed, Settled
+    from tests.conformance.published import Publisher
     from tests.conformance.world import A, World, X
 
     open_store(server_url, upgrade=True).close()
@@ -192,6 +193,10 @@ def test_least_privilege(server: Any, server_url: str) -> None:
     world.add(X)
     (tenure,) = world.hold(A, X)
     assert isinstance(world.consume(tenure, "0", "5", finished=True), Changed)
+    publisher = Publisher(world)
+    publisher.start()
+    publisher.publish()
+    assert isinstance(store.end_publish_turn(publisher.own), Settled)
     store.leave(KEY, A, "a-1")
     with pytest.raises(StoreError, match="1142"):
         store.delete_group(KEY)

@@ -41,7 +41,7 @@ def read(url: str) -> dict[str, list[Any]]:
                 table.name: list(
                     connection.execute(select(table).order_by(*table.primary_key)).mappings()
                 )
-                for table in tables.GROUP_TABLES
+                for table in tables.COPIED_TABLES
             }
     finally:
         engine.dispose()

@@ -7,10 +7,16 @@ from datetime import timedelta
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.ledger_rows import DataFile, RewriteKind
-from dagster_leasehold.lease_store.outcomes import Changed, Registered
+from dagster_leasehold.lease_store.ledger_rows import (
+    BatchRewrite,
+    BatchStatistics,
+    DataFile,
+    RewriteKind,
+)
+from dagster_leasehold.lease_store.outcomes import Changed, Registered, Settled
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
 from dagster_leasehold.lease_store.roles.windows import EventWindow
+from tests.conformance.published import Publisher
 from tests.conformance.world import NOON, A, World, X, Y
 
 KEY = GroupKey.parse("default", "stream")
@@ -41,8 +47,26 @@ def fill(world: World) -> None:
     full = replace(window, run="run-1", files=files, records=2, covered={X: 4, Y: 0}, made_at=NOON)
     assert world.store.put_window(KEY, full) == Changed()
     assert world.store.begin_window(KEY, "run-2-1", "run-2") == Changed()
+    publish(world)
     for tenure in (x, y):
         world.store.close_tenure(tenure, reason="test")
     world.store.update_group(replace(group, paused=True), observer="test")
     gone = world.store.prune_journal(KEY, Y, before=NOON + timedelta(days=36_500), keep=1)
     assert gone.rows
+
+
+def publish(world: World) -> None:
+    """A publication, a replay after it, and another publication whose end is not known."""
+    columns = [{"name": "größe", "type": {"list": "long"}, "id": 1}]
+    assert world.store.agree_columns(KEY, columns, seen_version=0) == Changed()
+    world.incarnations[A] = world.node(A).incarnation
+    publisher = Publisher(world)
+    publisher.start()
+    publisher.publish()
+    assert world.store.claim_rewrite(KEY, X, "replay-1", RewriteKind.REPLAY) == Changed((X,))
+    files = (DataFile("new/é.parquet", 5, 50, first_event_time=NOON, last_event_time=NOON),)
+    rewrite = BatchRewrite(0, 0, files, BatchStatistics(5, 50, 5))
+    swapped = world.store.rewrite_batches(KEY, X, "replay-1", [rewrite], reason="again")
+    assert swapped == Changed((X,))
+    world.store.release_rewrite(KEY, X, "replay-1")
+    assert world.store.record_publication(publisher.own, publisher.plan(base=1)) == Settled()

@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.roles.outbox import Outbox
+from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.retention import Retention
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 from dagster_leasehold.lease_store.roles.shards import Shards
@@ -23,7 +24,9 @@ from dagster_leasehold.lease_store.roles.windows import Windows
 from dagster_leasehold.lease_store.sql_store import SqlStore
 from dagster_leasehold.lease_store.store import LeaseStore
 
-ROLES = (Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Windows, Outbox, Retention)
+ROLES = (
+    Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Publications, Windows, Outbox, Retention,
+)  # fmt: skip
 OF_THE_WHOLE_STORE = {"close"}
 
 

@@ -66,7 +66,7 @@ def content(url: str) -> dict[str, list[Any]]:
     with engine(url).connect() as connection:
         return {
             table.name: list(connection.execute(select(table).order_by(*table.primary_key)))
-            for table in tables.GROUP_TABLES
+            for table in tables.COPIED_TABLES
         }
 
 

@@ -1,0 +1,170 @@
+"""Pure rules for publishing: what a publication must find, and what changes a group's table.
+
+Two ways for a batch to be in the table although the cursor is not behind it, or not at all:
+
+1. A publication was recorded and committed to another catalog, and its publisher died: its batches
+   are in the table, and the cursor is before them. So what happens to them becomes a change, as if
+   they were published; a table that does not have a file needs no removal of it.
+2. A batch is withdrawn before it is published: the next publication begins at its number and goes
+   on with the one that was committed instead, whose number is higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, BatchState, DataFile
+from dagster_leasehold.lease_store.publication_rows import (
+    RECENT_PUBLICATIONS,
+    ChangeKind,
+    PlannedPublication,
+    TableChange,
+)
+
+PATHS_PER_CHANGE = 1_000
+"""The most files that one change of a withdrawal or of expiry takes out of a table."""
+
+
+class Border(NamedTuple):
+    """The border of a shard's ledger between what is in the group's table, and what is not.
+
+    Attributes:
+        published: batches with smaller numbers are in it.
+        reached: batches with smaller numbers may be in it.
+    """
+
+    published: int
+    reached: int
+
+
+class ShardPlace(NamedTuple):
+    """The place that publishing of a shard has reached; the shard's row is locked.
+
+    Attributes:
+        published_until: the shard's cursor.
+        committed_until: the number behind its last committed batch.
+        version: of its ledger.
+    """
+
+    published_until: int
+    committed_until: int
+    version: int
+
+    @property
+    def numbers_left(self) -> int:
+        """How many batches wait at most: numbers are left out where intents were given up."""
+        return max(self.committed_until - self.published_until, 0)
+
+
+def shares(needs: Mapping[ShardId, int], limit: int) -> dict[ShardId, int]:
+    """Divide a number of batches among shards that need so many each, one at least.
+
+    Nobody gets more than it needs; what is left of small needs goes to the large ones.
+    """
+    left, divided = limit, dict[ShardId, int]()
+    for place, shard in enumerate(sorted(needs, key=lambda each: (needs[each], each))):
+        divided[shard] = max(min(needs[shard], left // (len(needs) - place)), 1)
+        left -= divided[shard]
+    return divided
+
+
+def may_follow(publication: PlannedPublication, places: Mapping[ShardId, ShardPlace]) -> bool:
+    """Return True if all is as it was when a publication was planned."""
+    return all(
+        place is not None
+        and place.version == each.version
+        and place.published_until == each.start < each.end <= place.committed_until
+        for each in publication.ranges
+        for place in [places.get(each.shard)]
+    )
+
+
+def may_settle(publication: PlannedPublication, places: Mapping[ShardId, ShardPlace]) -> bool:
+    """Return True if a publication that is in the table already takes up where the cursors are."""
+    return all(
+        place is not None and place.published_until == each.start
+        for each in publication.ranges
+        for place in [places.get(each.shard)]
+    )
+
+
+def in_turn(
+    publication: PlannedPublication, changed: Collection[ShardId], left_out: Mapping[ShardId, int]
+) -> bool:
+    """Return True if no change is left out that has to come before or with a publication.
+
+    Args:
+        publication: as it was planned.
+        changed: the shards of its changes.
+        left_out: the number of the oldest change of each shard that is not published, and not in
+            the publication.
+    """
+    shards = {each.shard for each in publication.ranges}
+    last = max(publication.changes, default=0)
+    return not any(
+        shard in shards or (shard in changed and number < last)
+        for shard, number in left_out.items()
+    )
+
+
+def still_possible(
+    recorded: Iterable[PlannedPublication], settled: PlannedPublication
+) -> tuple[PlannedPublication, ...]:
+    """Return the recorded publications that a catalog may still take after one is settled."""
+    return tuple(
+        each for each in recorded if each.id != settled.id and each.base == settled.snapshot
+    )
+
+
+def with_newest(recent: Sequence[str], newest: str) -> tuple[str, ...]:
+    """Return the ids of the newest publications once there is one more."""
+    return (*recent, newest)[-RECENT_PUBLICATIONS:]
+
+
+def border_of(shard: ShardId, cursor: int, recorded: Iterable[PlannedPublication]) -> Border:
+    """Return the border of a shard, by its cursor and what was recorded and is not settled."""
+    ends = (each.end for one in recorded for each in one.ranges if each.shard == shard)
+    return Border(cursor, max(cursor, *ends, 0))
+
+
+def change_of_rewrite(
+    kind: ChangeKind, shard: ShardId, before: Iterable[Batch], rewrites: Sequence[BatchRewrite]
+) -> list[TableChange]:
+    """Return the change that other files of some batches make; none where the files stay."""
+    old = {file.path: file for batch in before for file in _published_files(batch.files)}
+    new = {file.path: file for each in rewrites for file in _published_files(each.files)}
+    removed = tuple(path for path in old if path not in new)
+    added = tuple(file for path, file in new.items() if path not in old)
+    if not removed and not added:
+        return []
+    first = min(each.sequence for each in rewrites)
+    return [TableChange(0, shard, kind, first, removed, added)]
+
+
+def changes_of_removal(
+    kind: ChangeKind, shard: ShardId, batches: Iterable[Batch]
+) -> list[TableChange]:
+    """Return the changes after which no batch of these is in the table.
+
+    Args:
+        kind: withdrawal or expiry.
+        shard: theirs.
+        batches: those that may be in the table, in order; what was not committed is in none.
+    """
+    files = [
+        (batch.sequence, file.path)
+        for batch in batches
+        if batch.state is BatchState.COMMITTED
+        for file in _published_files(batch.files)
+    ]
+    return [
+        TableChange(0, shard, kind, part[0][0], tuple(path for _, path in part))
+        for start in range(0, len(files), PATHS_PER_CHANGE)
+        for part in [files[start : start + PATHS_PER_CHANGE]]
+    ]
+
+
+def _published_files(files: Iterable[DataFile]) -> list[DataFile]:
+    return [file for file in files if not file.quarantine]

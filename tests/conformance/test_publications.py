@@ -1,0 +1,384 @@
+"""Publishing: the turn, what waits, and a commit that moves everything or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.outcomes import (
+    Changed,
+    PointerMoved,
+    PublishesElsewhere,
+    Settled,
+    Stale,
+    TurnOver,
+    TurnTaken,
+)
+from dagster_leasehold.lease_store.publication_rows import (
+    PlannedPublication,
+    PublishedRange,
+    TableColumns,
+    TableName,
+)
+from dagster_leasehold.lease_store.shard_rows import Tenure
+from tests.conformance.published import FIRST, Publisher, moved, until
+from tests.conformance.test_races import at_once
+from tests.conformance.world import A, B, World, X, Y
+
+
+@pytest.fixture
+def tenures(world: World) -> list[Tenure]:
+    """Nodes a and b alive; a holds x and y."""
+    world.group()
+    world.join(A, B)
+    world.add(X, Y)
+    return world.hold(A, X, Y)
+
+
+def commit(world: World, tenure: Tenure, *numbers: int) -> None:
+    for n in numbers:
+        files = (DataFile(f"{tenure.shard}/{n}", 4, 50), DataFile("bad", 1, 2, quarantine=True))
+        world.consume(tenure, str(n), str(n + 1), n, files=files)
+
+
+# -- the turn -----------------------------------------------------------------------------------
+
+
+def test_one_node_has_the_turn(world: World, tenures: list[Tenure]) -> None:
+    a, b = Publisher(world), Publisher(world, B)
+    first = a.take()
+    assert world.store.take_publish_turn(world.key, B, "b-1", b.table) == TurnTaken(A)
+    again = a.take()
+    assert again.epoch == first.epoch + 1, "taking it again fences the turn before"
+    assert world.store.end_publish_turn(first) == TurnOver()
+    assert world.store.end_publish_turn(again) == Settled()
+    assert world.store.end_publish_turn(again) == TurnOver()
+    assert b.take().epoch == again.epoch + 1
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert (row.node, row.epoch, row.table) == (B, again.epoch + 1, b.table)
+
+
+def test_the_turn_of_an_evicted_node_passes(world: World, tenures: list[Tenure]) -> None:
+    first = Publisher(world).take()
+    counter = world.node(A).lease_id
+    world.store.evict(world.key, A, counter, observer="b", reason="silent")
+    assert Publisher(world, B).take().epoch == first.epoch + 1
+    assert world.store.end_publish_turn(first) == TurnOver()
+
+
+def test_the_turns_to_deliver_and_to_publish_are_two(world: World, tenures: list[Tenure]) -> None:
+    assert not isinstance(world.store.take_turn(world.key, B, "b-1"), TurnTaken)
+    Publisher(world).take()
+    assert world.store.take_turn(world.key, A, "a-1") == TurnTaken(B)
+
+
+def test_only_a_live_node_takes_the_turn(world: World, tenures: list[Tenure]) -> None:
+    table = Publisher(world).table
+    assert world.store.take_publish_turn(world.key, A, "a-0", table) == TurnTaken(None)
+    assert world.store.publication(world.key) is None
+    assert world.store.published_until(world.key) is None
+
+
+def test_a_group_publishes_to_one_table_and_a_table_has_one_group(
+    world: World, tenures: list[Tenure]
+) -> None:
+    publisher = Publisher(world)
+    publisher.take()
+    other = TableName("default", "leasehold", "Another")
+    elsewhere = world.store.take_publish_turn(world.key, A, "a-1", other)
+    assert elsewhere == PublishesElsewhere(world.key, publisher.table)
+    second = World(world.store, replace(world.key, group=type(world.key.group)("second")))
+    second.group()
+    second.join(A)
+    refused = world.store.take_publish_turn(second.key, A, "a-1", publisher.table)
+    assert refused == PublishesElsewhere(world.key, publisher.table)
+    upper = replace(publisher.table, name=publisher.table.name.upper())
+    assert not isinstance(
+        world.store.take_publish_turn(second.key, A, "a-1", upper), PublishesElsewhere
+    ), "names are compared letter by letter"
+
+
+def test_one_of_two_nodes_takes_the_first_turn(world: World, tenures: list[Tenure]) -> None:
+    table = Publisher(world).table
+    outcomes = at_once(
+        lambda: world.store.take_publish_turn(world.key, A, "a-1", table),
+        lambda: world.store.take_publish_turn(world.key, B, "b-1", table),
+    )
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["PublishTurn", "TurnTaken"]
+
+
+def test_an_unknown_group_has_no_publication(world: World) -> None:
+    for look in (
+        world.store.publication,
+        world.store.unpublished,
+        world.store.pending_changes,
+        world.store.published_until,
+        world.store.publication_lag,
+    ):
+        with pytest.raises(UnknownGroup):
+            look(world.key)
+
+
+# -- what waits -----------------------------------------------------------------------------------
+
+
+def test_what_waits_is_what_was_committed(world: World, tenures: list[Tenure]) -> None:
+    x, _ = tenures
+    assert world.store.unpublished(world.key) == []
+    assert world.store.publication_lag(world.key) == []
+    commit(world, x, 0, 1, 2)
+    world.intend(x, "3", "4", 3)
+    (backlog,) = world.store.unpublished(world.key)
+    assert (backlog.shard, backlog.start, backlog.more) == (X, 0, False)
+    assert [batch.sequence for batch in backlog.batches] == [0, 1, 2]
+    assert backlog.batches == tuple(world.store.batches(world.key, X))
+    assert backlog.version == world.store.heads(world.key)[X].version
+    (lag,) = world.store.publication_lag(world.key)
+    assert (lag.shard, lag.start, lag.batches, lag.records) == (X, 0, 3, 12)
+    assert lag.oldest_at == backlog.batches[0].committed_at
+    assert not lag.more
+
+
+def test_each_shard_has_its_share_of_a_limit(world: World, tenures: list[Tenure]) -> None:
+    x, y = tenures
+    commit(world, x, *range(6))
+    commit(world, y, 0)
+    first, second = world.store.unpublished(world.key, limit=4)
+    assert [batch.sequence for batch in first.batches] == [0, 1, 2]
+    assert (first.more, second.more) == (True, False)
+    assert [batch.sequence for batch in second.batches] == [0]
+    (most,) = world.store.unpublished(world.key, limit=1)
+    assert most.shard == X, "the shard that waits for most comes first"
+    assert len(most.batches) == 1
+    assert most.more
+
+
+def test_an_idle_look_is_two_statements(world: World, tenures: list[Tenure]) -> None:
+    publisher = Publisher(world)
+    publisher.start()
+    commit(world, tenures[0], 0, 1)
+    publisher.publish()
+    before = world.store.statements.total()
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert not row.changes_pending
+    assert world.store.unpublished(world.key) == []
+    assert world.store.statements.total() - before == 2
+
+
+# -- the commit -----------------------------------------------------------------------------------
+
+
+def test_a_publication_moves_everything(world: World, tenures: list[Tenure]) -> None:
+    x, y = tenures
+    commit(world, x, 0, 1)
+    commit(world, y, 0)
+    publisher = Publisher(world)
+    publisher.start()
+    planned = publisher.publish()
+    assert (until(world, X), until(world, Y)) == (2, 1)
+    assert world.store.unpublished(world.key) == []
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert (row.number, row.recent, row.snapshot) == (1, (planned.id,), planned.snapshot)
+    assert (row.node, row.recorded, row.changes_pending) == (A, (), False)
+    assert row.at is not None
+    pointer = world.store.table_pointer(publisher.table)
+    assert pointer is not None
+    assert (pointer.location, pointer.previous) == (f"{planned.id}.metadata.json", FIRST)
+    commit(world, x, 2)
+    publisher.publish()
+    assert (until(world, X), until(world, Y)) == (3, 1)
+    assert publisher.files == ["x/0", "x/1", "y/0", "x/2"]
+
+
+def test_a_repeated_commit_is_settled(world: World, tenures: list[Tenure]) -> None:
+    commit(world, tenures[0], 0)
+    publisher = Publisher(world)
+    publisher.start()
+    planned = publisher.plan()
+    assert publisher.commit(planned) == Settled()
+    assert publisher.commit(planned, seen=FIRST) == Settled()
+    commit(world, tenures[0], 1)
+    publisher.publish()
+    assert publisher.commit(planned, seen=FIRST) == Settled()
+    assert until(world, X) == 2
+
+
+def test_a_publisher_that_wakes_up_publishes_nothing(world: World, tenures: list[Tenure]) -> None:
+    """1. a plans and is frozen; 2. b takes the turn and publishes; 3. a wakes up and commits."""
+    commit(world, tenures[0], 0)
+    a, b = Publisher(world), Publisher(world, B)
+    a.start()
+    planned = a.plan()
+    world.store.evict(world.key, A, world.node(A).lease_id, observer="b", reason="silent")
+    b.take()
+    assert a.commit(planned) == TurnOver()
+    assert until(world, X) == 0
+    b.publish()
+    assert a.commit(planned, seen=FIRST) == TurnOver()
+    assert world.store.record_publication(a.own, planned) == TurnOver()
+    assert world.store.create_table_pointer(a.own, "other") == TurnOver()
+    assert until(world, X) == 1
+    assert b.files == ["x/0"]
+
+
+def test_a_publication_begins_at_the_cursor(world: World, tenures: list[Tenure]) -> None:
+    commit(world, tenures[0], 0, 1)
+    publisher = Publisher(world)
+    publisher.start()
+    planned = publisher.plan()
+    (only,) = planned.ranges
+    assert publisher.commit(moved(planned, start=1)) == Stale()
+    assert publisher.commit(moved(planned, end=0)) == Stale()
+    assert publisher.commit(moved(planned, end=3)) == Stale(), "batch 2 was not committed"
+    assert publisher.commit(moved(planned, version=only.version + 1)) == Stale()
+    assert publisher.commit(moved(planned, shard="z")) == Stale()
+    assert until(world, X) == 0
+    assert publisher.commit(moved(planned, end=1)) == Settled()
+    assert until(world, X) == 1
+
+
+def test_a_table_that_somebody_else_has_changed_is_left_alone(
+    world: World, tenures: list[Tenure]
+) -> None:
+    commit(world, tenures[0], 0)
+    publisher = Publisher(world)
+    publisher.start()
+    planned = publisher.plan()
+    assert publisher.commit(planned, seen="before.json") == PointerMoved(FIRST)
+    assert until(world, X) == 0
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert row.number == 0
+    assert publisher.commit(planned) == Settled()
+
+
+def test_one_of_two_commits_wins(world: World, tenures: list[Tenure]) -> None:
+    commit(world, tenures[0], 0)
+    publisher = Publisher(world)
+    publisher.start()
+    plans = [publisher.plan(), publisher.plan()]
+    outcomes = at_once(*(lambda plan=plan: publisher.commit(plan, seen=FIRST) for plan in plans))
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Settled", "Stale"]
+    assert until(world, X) == 1
+
+
+def test_a_table_is_created_once(world: World, tenures: list[Tenure]) -> None:
+    publisher = Publisher(world)
+    assert world.store.table_pointer(publisher.table) is None
+    turn = publisher.take()
+    planned = PlannedPublication("p", 1, ranges=(PublishedRange(X, 0, 1, 0),))
+    commit(world, tenures[0], 0)
+    assert world.store.create_table_pointer(turn, FIRST) == Settled()
+    assert world.store.create_table_pointer(turn, FIRST) == Settled(), "its reply was lost"
+    assert world.store.create_table_pointer(turn, "second") == PointerMoved(FIRST)
+    assert publisher.commit(planned) == Settled()
+
+
+# -- columns --------------------------------------------------------------------------------------
+
+
+def test_columns_are_agreed_on_by_test_and_set(world: World, tenures: list[Tenure]) -> None:
+    one = [{"name": "a", "type": "long", "id": 1}]
+    two = [*one, {"name": "ü", "type": {"list": "string"}, "id": 2}]
+    assert world.store.agree_columns(world.key, one, seen_version=1) == Stale()
+    assert world.store.agree_columns(world.key, one, seen_version=0) == Changed()
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert row.columns == TableColumns(1, tuple(one))
+    assert (row.epoch, row.table, row.node) == (0, None, None)
+    assert world.store.published_until(world.key) is None, "nobody publishes yet"
+    assert world.store.agree_columns(world.key, two, seen_version=0) == Stale()
+    assert world.store.agree_columns(world.key, two, seen_version=1) == Changed()
+    assert world.store.agree_columns(world.key, two, seen_version=1) == Changed(), "they are so"
+    Publisher(world).take()
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert row.columns == TableColumns(2, tuple(two))
+
+
+def test_one_of_two_agreements_wins(world: World, tenures: list[Tenure]) -> None:
+    outcomes = at_once(
+        lambda: world.store.agree_columns(world.key, [{"name": "a"}], seen_version=0),
+        lambda: world.store.agree_columns(world.key, [{"name": "b"}], seen_version=0),
+    )
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Changed", "Stale"]
+
+
+# -- other catalogs -------------------------------------------------------------------------------
+
+
+def test_a_recorded_publication_is_settled_once_it_is_in_the_table(
+    world: World, tenures: list[Tenure]
+) -> None:
+    """1. a records and dies after its commit to the catalog; 2. b finds it in the table."""
+    commit(world, tenures[0], 0, 1)
+    a, b = Publisher(world), Publisher(world, B)
+    turn = a.take()
+    planned = a.plan(base=7)
+    assert world.store.record_publication(turn, planned) == Settled()
+    assert world.store.record_publication(turn, planned) == Settled(), "its reply was lost"
+    world.store.evict(world.key, A, world.node(A).lease_id, observer="b", reason="silent")
+    turn = b.take()
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert row.recorded == (planned,)
+    assert until(world, X) == 0, "it is not settled"
+    assert world.store.commit_publication(turn, planned) == Settled()
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert (row.recorded, row.recent, row.snapshot) == ((), (planned.id,), planned.snapshot)
+    assert until(world, X) == 2
+
+
+def test_one_of_two_recorded_publications_is_settled(world: World, tenures: list[Tenure]) -> None:
+    """1. P is recorded and not seen in the table; 2. Q beside it; 3. P or Q is found there."""
+    commit(world, tenures[0], 0)
+    publisher = Publisher(world)
+    turn = publisher.take()
+    first = publisher.plan(base=7)
+    assert world.store.record_publication(turn, first) == Settled()
+    commit(world, tenures[0], 1)
+    second = publisher.plan(base=7)
+    assert world.store.record_publication(turn, second) == Settled()
+    assert world.store.commit_publication(turn, first) == Settled()
+    assert until(world, X) == 1
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert row.recorded == (), "the catalog can take the second one no more"
+    assert world.store.commit_publication(turn, second) == Stale()
+    assert until(world, X) == 1
+
+
+def test_what_was_not_recorded_is_not_settled(world: World, tenures: list[Tenure]) -> None:
+    commit(world, tenures[0], 0)
+    publisher = Publisher(world)
+    turn = publisher.take()
+    assert world.store.commit_publication(turn, publisher.plan()) == Stale()
+    assert until(world, X) == 0
+
+
+def test_a_publication_is_recorded_only_as_it_was_planned(
+    world: World, tenures: list[Tenure]
+) -> None:
+    commit(world, tenures[0], 0, 1)
+    publisher = Publisher(world)
+    turn = publisher.take()
+    planned = publisher.plan()
+    assert world.store.record_publication(turn, moved(planned, start=1)) == Stale()
+    world.store.force_checkpoint(world.key, X, "1", observer="op", reason="again")
+    assert world.store.record_publication(turn, planned) == Stale()
+
+
+def test_a_deleted_group_leaves_its_table(world: World, tenures: list[Tenure]) -> None:
+    publisher = Publisher(world)
+    publisher.start()
+    world.store.delete_group(world.key, force=True)
+    world.group()
+    assert world.store.publication(world.key) is None
+    assert world.store.table_pointer(publisher.table) is not None, "people read it"
