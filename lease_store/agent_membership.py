@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_leasehold.lease_store import group_rows
 from dagster_leasehold.lease_store.errors import StoreError, UnknownGroup
-from dagster_leasehold.lease_store.group_rows import (
-    BEAT_FRACTION_MAX,
-    TIMEOUT_DEFAULT_S,
-    Node,
-    Pulse,
-)
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.membership import Membership
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -40,13 +35,13 @@ class AgentMembership:
     """One group of a node that an agent keeps alive; `keep` is to be called about every second.
 
     Args:
-        store: the lease store.
-        key: the group.
         node: the row to register: name, incarnation, address and assignment settings.
         clock: monotonic seconds.
     """
 
-    def __init__(self, store: GroupsAndNodes, key: GroupKey, node: Node, clock: Clock) -> None:
+    def __init__(
+        self, store: GroupsAndNodes, key: GroupKey, node: group_rows.Node, clock: Clock
+    ) -> None:
         self._store = store
         self._key = key
         self._settings = node
@@ -54,9 +49,9 @@ class AgentMembership:
         self._clock = clock
         self._observations = Observations(clock)
         self._planner = PlannerWatch(clock, 2 * PLANNER_LOOK_S)
-        self._timeout_s = TIMEOUT_DEFAULT_S
+        self._timeout_s = group_rows.TIMEOUT_DEFAULT_S
         self._first_seen: tuple[str, int] | None = None
-        self._registered: Node | None = None
+        self._registered: group_rows.Node | None = None
         self._contested = True
 
     @property
@@ -127,10 +122,10 @@ class AgentMembership:
 
     def _beat_due(self) -> bool:
         beaten_at = self._member.beaten_at
-        beat_s = self._timeout_s * BEAT_FRACTION_MAX
+        beat_s = self._timeout_s * group_rows.BEAT_FRACTION_MAX
         return beaten_at is None or self._clock() - beaten_at >= beat_s * BEAT_EARLY
 
-    def _join(self, pulse: Pulse, wanted: Node, *, joins: bool) -> str:
+    def _join(self, pulse: group_rows.Pulse, wanted: group_rows.Node, *, joins: bool) -> str:
         """Register, if no living process answers to the name.
 
         1. The node takes no runs for a while; the store notes it, and its reply is lost.
@@ -152,7 +147,7 @@ class AgentMembership:
         taking = "takes runs again" if wanted.accepts_runs else "takes no runs for now"
         return f"{taking} in group {self._key}"
 
-    def _watch_rival(self, pulse: Pulse) -> None:
+    def _watch_rival(self, pulse: group_rows.Pulse) -> None:
         """Check whether another process that has the name lives.
 
         Raises:

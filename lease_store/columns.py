@@ -11,6 +11,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, IDENTIFIER_LENGTH_MAX
 
@@ -32,21 +33,21 @@ class ExactText(sa.TypeDecorator[str]):
         super().__init__(length)
         self.length = length
 
+    @override
     def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
         """VARBINARY on MySQL and MariaDB; SQLite's text is exact already."""
         if dialect.name == "mysql":
             return dialect.type_descriptor(mysql.VARBINARY(self.length))
         return dialect.type_descriptor(sa.String(self.length))
 
+    @override
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> Any:
-        """Text as the column's bytes."""
         if value is None or dialect.name == "sqlite":
             return None if value is None else str(value)
         return value.encode()
 
+    @override
     def process_result_value(self, value: Any | None, dialect: sa.Dialect) -> str | None:
-        """The column's bytes as text."""
-        del dialect
         return value.decode() if isinstance(value, bytes) else value
 
 
@@ -56,18 +57,17 @@ class EventTime(sa.TypeDecorator[datetime]):
     impl = sa.BigInteger
     cache_ok = True
 
+    @override
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
         """The moment as a number; a time without a zone would be ambiguous and is refused."""
-        del dialect
         if value is None:
             return None
         if value.tzinfo is None:
             raise ValueError("A time without a time zone cannot be stored.")
         return (value - _EPOCH) // _MICROSECOND
 
+    @override
     def process_result_value(self, value: int | None, dialect: sa.Dialect) -> datetime | None:
-        """The number as a moment in UTC."""
-        del dialect
         return None if value is None else _EPOCH + value * _MICROSECOND
 
 
@@ -77,20 +77,19 @@ class JsonText(sa.TypeDecorator[Any]):
     impl = sa.Text
     cache_ok = True
 
+    @override
     def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
         """MySQL's TEXT ends at 64 KiB, which a batch of many files exceeds."""
         if dialect.name == "mysql":
             return dialect.type_descriptor(mysql.MEDIUMTEXT())
         return dialect.type_descriptor(sa.Text())
 
+    @override
     def process_bind_param(self, value: Any | None, dialect: sa.Dialect) -> str | None:
-        """The value as JSON."""
-        del dialect
         return None if value is None else json.dumps(value, separators=(",", ":"))
 
+    @override
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any | None:
-        """The JSON as a value."""
-        del dialect
         return None if value is None else json.loads(value)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, Self
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
@@ -112,13 +111,7 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        del kind, error, trace
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout=self.timing.beat_s)

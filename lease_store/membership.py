@@ -19,17 +19,11 @@ from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 
 
-def _uncounted(verb: str) -> None:
-    del verb
-
-
 @dataclass(slots=True)
 class Membership:
     """A member of a group, as seen by the process that keeps it alive.
 
     Attributes:
-        store: the lease store.
-        key: the group.
         node: the member's name.
         incarnation: tells apart the processes that answer to the name; each has a new one.
         clock: monotonic seconds.
@@ -42,7 +36,7 @@ class Membership:
     node: NodeName
     incarnation: str
     clock: Clock = steady_clock
-    count: Callable[[str], None] = _uncounted
+    count: Callable[[str], None] = lambda _: None
     beaten_at: float | None = None
 
     def row(self, settings: Node) -> Node:

@@ -30,8 +30,6 @@ class PlanSteps:
     the outcome of a move is unknown.
 
     Attributes:
-        store: the lease store.
-        key: the group.
         observer: named in the journal.
         steps: the steps that failed, and when each is due again.
         notes: of the present tick.

@@ -107,8 +107,6 @@ class PruneRound:
     """One round over a group; each step is one short transaction.
 
     Args:
-        store: the lease store.
-        key: the group.
         age: of a row that may go, counted back from the group's newest; None keeps all.
         output: the expiry of committed output; None keeps it.
 

@@ -42,8 +42,6 @@ class Rebalancer:
     know travels as text: each tick returns it, and the first tick of a new object takes it.
 
     Args:
-        store: the lease store.
-        key: the group.
         serves: the nodes whose moves this process carries out.
         timing: the beat interval of the served nodes; T itself is the group's.
         clock: monotonic seconds.

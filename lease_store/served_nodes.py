@@ -25,8 +25,6 @@ class ServedNodes:
     """The nodes that this process keeps alive, tick by tick.
 
     Attributes:
-        store: the lease store.
-        key: the group.
         settings: assignment settings, address and readiness to register the nodes with.
         beat_s: the interval between two beats, in seconds.
         clock: monotonic seconds.

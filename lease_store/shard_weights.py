@@ -41,8 +41,6 @@ class SnapshotMemory:
     """The last snapshot of a group, which is read again only once it has changed.
 
     Attributes:
-        store: the lease store.
-        key: the group.
         clock: monotonic seconds.
         count: called with the verb of each statement.
     """

@@ -11,13 +11,7 @@ from threading import local
 
 from sqlalchemy.exc import DBAPIError
 
-from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.database_errors import (
-    ADVICE,
-    Verdict,
-    disk_is_full,
-    error_number,
-)
+from dagster_leasehold.lease_store import database_errors, errors
 from dagster_leasehold.lease_store.engine import IDLE_TRANSACTION_S, READ_TIMEOUT_S
 
 
@@ -63,7 +57,7 @@ class Pace(local):
 
 
 def refusal(
-    judged: Verdict, error: Exception, place: str, delay: Delay, *, unsettled: bool
+    judged: database_errors.Verdict, error: Exception, place: str, delay: Delay, *, unsettled: bool
 ) -> errors.StoreError:
     """Return the store's error for one that ended a transaction.
 
@@ -74,23 +68,23 @@ def refusal(
         delay: the transaction's waiting.
         unsettled: the reply to a COMMIT was lost before.
     """
-    if not unsettled and isinstance(error, DBAPIError) and disk_is_full(error):
+    if not unsettled and isinstance(error, DBAPIError) and database_errors.disk_is_full(error):
         return errors.StoreUnavailable(
             f"The disk that holds the lease store at {place} is full: make room there; "
             "nothing was changed."
         )
-    if unsettled or judged in (Verdict.UNAVAILABLE, Verdict.LOST):
+    if unsettled or judged in (database_errors.Verdict.UNAVAILABLE, database_errors.Verdict.LOST):
         return unavailable(place, delay, unsettled=unsettled)
-    if judged is Verdict.RETRY:
+    if judged is database_errors.Verdict.RETRY:
         return errors.StoreUnavailable(
             f"The lease store at {place} is too busy: other transactions held its rows "
             "through every attempt; nothing was changed, and trying again later is safe."
         )
-    if judged is Verdict.READ_ONLY:
+    if judged is database_errors.Verdict.READ_ONLY:
         return read_only(place)
     assert isinstance(error, DBAPIError)
-    number = error_number(error)
-    advice = ADVICE.get(number, "nothing was changed")
+    number = database_errors.error_number(error)
+    advice = database_errors.ADVICE.get(number, "nothing was changed")
     return errors.StoreError(
         f"The lease store at {place} refused (error {number}: {_first_line(error)}): {advice}."
     )

@@ -35,8 +35,6 @@ class GroupMember(MemberShards):
     threads: usually one beats, and others work.
 
     Args:
-        store: the lease store.
-        key: the group.
         node: the member's name, or a row that carries its assignment settings and address too.
         incarnation: tells the process that answers to the name apart; new for every process, such
             as a random id.

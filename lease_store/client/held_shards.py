@@ -28,7 +28,6 @@ class HeldShards:
     so that an older cursor cannot overtake a newer.
 
     Args:
-        store: the lease store.
         member: the one that holds the shards.
         flush_s: the longest time that a checkpoint waits to be persisted, in seconds.
     """

@@ -22,7 +22,6 @@ class MemberShards:
     """The shards that a member may work on; every call is safe from several threads.
 
     Args:
-        store: the lease store.
         member: the node that holds them.
         flush_s: the longest time that a checkpoint waits to be persisted, in seconds.
     """

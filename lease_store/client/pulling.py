@@ -32,8 +32,6 @@ class PullClient:
     """Consumes shards of a group at its caller's own pace.
 
     Args:
-        store: the lease store.
-        key: the group.
         feed: reads the log.
         name: the node's name in the group.
         incarnation: new for every process, such as a random id.

@@ -8,13 +8,9 @@ from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.rules import starting_point
 from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
 from dagster_leasehold.lease_store.rules.refusals import gap_held
-from dagster_leasehold.lease_store.rules.starting_point import (
-    bootstrap_gap,
-    first_position,
-    resumption,
-)
 
 
 def starting_cursor(
@@ -36,16 +32,16 @@ def starting_cursor(
     stored = member.persisted(shard)
     if bootstrap is not None:
         readable = feed.clamp(shard, bootstrap)
-        if reason := bootstrap_gap(bootstrap, readable):
+        if reason := starting_point.bootstrap_gap(bootstrap, readable):
             member.record_gap(shard, start=bootstrap, end=readable, reason=reason)
         elif stored is None:
             member.save_checkpoint(shard, readable, persist=True, tenure=opened.tenure)
         return readable
-    if (cursor := resumption(stored, opened.intent)) is not None:
+    if (cursor := starting_point.resumption(stored, opened.intent)) is not None:
         return cursor
     lease = member.lease(shard)
     child = lease is not None and bool(lease.parents)
-    position = first_position(member.group.initial_position, child=child)
+    position = starting_point.first_position(member.group.initial_position, child=child)
     cursor = feed.first_cursor(shard) if position is None else feed.cursor_at(shard, position)
     member.save_checkpoint(shard, cursor, persist=True, tenure=opened.tenure)
     return cursor

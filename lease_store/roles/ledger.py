@@ -61,7 +61,6 @@ class Ledger(Protocol):
         """Return ledger rows by shard and number.
 
         Args:
-            key: the group.
             shard: only this shard.
             state: only rows of this state; None is all. Intents are found by `heads`.
             numbers: only these numbers; its step is 1.

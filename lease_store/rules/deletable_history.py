@@ -19,12 +19,8 @@ from itertools import takewhile
 
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics
+from dagster_leasehold.lease_store.rules import ledger_proof
 from dagster_leasehold.lease_store.rules.journal_proof import Finding, Force, JournalProof, Tenures
-from dagster_leasehold.lease_store.rules.ledger_proof import (
-    fence_details,
-    until_epoch,
-    withdrawal_detail,
-)
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_summary import SKIPS_KEPT, VIOLATIONS_KEPT, ShardSummary
 
@@ -116,8 +112,10 @@ def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> 
     epoch = summary.proven_epoch
     findings: list[Finding] = []
     for batch in batches:
-        findings += [("fence", detail) for detail in fence_details(batch, opened, epoch)]
-        epoch = max(epoch, until_epoch(batch))
+        findings += [
+            ("fence", detail) for detail in ledger_proof.fence_details(batch, opened, epoch)
+        ]
+        epoch = max(epoch, ledger_proof.until_epoch(batch))
     return replace(
         with_findings(summary, findings),
         proven_until=batches[-1].last + 1 if batches else summary.proven_until,
@@ -166,7 +164,7 @@ def folding(
         if row.state is not BatchState.COMMITTED:
             gone.append(row.sequence)
             if row.state is BatchState.WITHDRAWN:
-                detail = withdrawal_detail(row, forced)
+                detail = ledger_proof.withdrawal_detail(row, forced)
                 findings += [("withdrawn", detail)] if detail else []
         elif carrier and _may_fold(carrier, row) and row.batch_id not in undelivered:
             carrier = folded(carrier, row)
@@ -206,7 +204,7 @@ def folded(carrier: Batch, row: Batch) -> Batch:
         finished=carrier.finished or row.finished,
         committed_at=row.committed_at,
         last_sequence=row.last,
-        last_epoch=until_epoch(row),
+        last_epoch=ledger_proof.until_epoch(row),
         batches=carrier.batches + row.batches,
     )
 

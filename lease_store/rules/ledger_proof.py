@@ -13,14 +13,8 @@ from itertools import chain, pairwise
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
-from dagster_leasehold.lease_store.rules.journal_proof import (
-    End,
-    Force,
-    JournalProof,
-    Proven,
-    Tenures,
-    Violation,
-)
+from dagster_leasehold.lease_store.rules import journal_proof
+from dagster_leasehold.lease_store.rules.journal_proof import Violation
 from dagster_leasehold.lease_store.rules.ledger import is_before
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
@@ -34,8 +28,8 @@ class LedgerProof:
     def __init__(
         self,
         shard: ShardId,
-        proven: Proven,
-        journal: JournalProof,
+        proven: journal_proof.Proven,
+        journal: journal_proof.JournalProof,
         skipped: Mapping[str, Sequence[str]],
     ) -> None:
         self.committed = 0
@@ -43,7 +37,7 @@ class LedgerProof:
         self._last = proven.last
         self._epoch = max(proven.last.epoch if proven.last else 0, proven.fenced_epoch)
         self._fenced_until = proven.fenced_until
-        self._tenures: Tenures = journal.tenures
+        self._tenures: journal_proof.Tenures = journal.tenures
         self._forces = journal.forces
         self._skipped = skipped
         self._carriers = {False: ("", 0), True: ("", 0)}
@@ -52,7 +46,7 @@ class LedgerProof:
         }
 
     @property
-    def last(self) -> End | None:
+    def last(self) -> journal_proof.End | None:
         """The last batch that was taken."""
         return self._last
 
@@ -70,7 +64,7 @@ class LedgerProof:
                 self._violated("fence", detail)
         self._epoch = max(self._epoch, until_epoch(batch))
         self._check_merged(batch)
-        self._last = End(batch.last, batch.end, until_epoch(batch))
+        self._last = journal_proof.End(batch.last, batch.end, until_epoch(batch))
 
     def _check_join(self, batch: Batch) -> None:
         """Only a recorded gap or a forced checkpoint may come between two batches."""
@@ -125,7 +119,7 @@ class LedgerProof:
             detail = f"it is at {lease.check_point}, but the ledger ends at {last.cursor}: {how}"
             self._violated("checkpoint", detail)
 
-    def _continuations(self, former: End, epoch: int | None) -> set[str]:
+    def _continuations(self, former: journal_proof.End, epoch: int | None) -> set[str]:
         """Where a shard may go on after `former` and before a batch of an epoch, or now.
 
         A forced checkpoint that went back has withdrawn all that lay behind it, so that it
@@ -147,7 +141,7 @@ def until_epoch(batch: Batch) -> int:
     return batch.epoch if batch.last_epoch is None else batch.last_epoch
 
 
-def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
+def fence_details(batch: Batch, tenures: journal_proof.Tenures, epoch: int) -> list[str]:
     """List how a committed batch was not written under an open tenure, or out of its turn.
 
     `epoch` is the highest one of the batches before it.
@@ -164,7 +158,7 @@ def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
     return [f"batch {batch.sequence} {how}" for how in details]
 
 
-def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
+def withdrawal_detail(batch: Batch, forces: Iterable[journal_proof.Force]) -> str:
     """Describe a withdrawn batch that no forced checkpoint took back; empty if one did."""
     if any(
         force.epoch > until_epoch(batch)

@@ -12,23 +12,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.rules.assignment_modes import (
-    modulo_applies,
-    plan_modulo,
-    plan_pinned,
-)
-from dagster_leasehold.lease_store.rules.assignment_plan import (
-    Plan,
-    Unassigned,
-    holdings_of,
-    rank_key,
-)
+from dagster_leasehold.lease_store.rules import assignment_modes
+from dagster_leasehold.lease_store.rules import assignment_plan as plans
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.balanced_plan import plan_balanced
 from dagster_leasehold.lease_store.rules.states import ShardState, may_start
 from dagster_leasehold.lease_store.rules.weighted_plan import plan_weighted, weighed
 
 
-def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> Plan:
+def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
     """Return the moves that this group needs now, by its assignment mode.
 
     `live` names the nodes that the caller does not judge dead. A dead node's shards are planned
@@ -36,18 +28,22 @@ def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> Plan:
     """
     group = snapshot.group
     if group.paused:
-        return Plan(group.generation, summary=f"{group.key} is paused: nothing changes its owner")
+        return plans.Plan(
+            group.generation, summary=f"{group.key} is paused: nothing changes its owner"
+        )
     takers = eligible_nodes(snapshot.nodes, live)
     if group.assignment is AssignmentMode.PINNED:
-        return plan_pinned(snapshot, takers=takers, live=live)
-    if group.assignment is AssignmentMode.MODULO and modulo_applies(snapshot.nodes):
-        return plan_modulo(snapshot, takers=takers, live=live)
+        return assignment_modes.plan_pinned(snapshot, takers=takers, live=live)
+    if group.assignment is AssignmentMode.MODULO and assignment_modes.modulo_applies(
+        snapshot.nodes
+    ):
+        return assignment_modes.plan_modulo(snapshot, takers=takers, live=live)
     return _plan_shared(snapshot, takers=takers, live=live)
 
 
 def _plan_shared(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
-) -> Plan:
+) -> plans.Plan:
     """Share the shards that can be consumed among the takers, by count or by load.
 
     `wait` and `over` shards do not count, nor do those that the source does not let anyone
@@ -56,15 +52,15 @@ def _plan_shared(
     group = snapshot.group
     counted = [lease for lease in snapshot.shards if lease.state.consumable and lease.subscribable]
     if not takers:
-        return Plan(
+        return plans.Plan(
             group.generation,
             unassigned=tuple(
-                Unassigned(lease.shard, "no live node takes runs")
+                plans.Unassigned(lease.shard, "no live node takes runs")
                 for lease in sorted(counted, key=lambda lease: rank_key(lease.shard))
             ),
             summary=f"{len(counted)} shards can be consumed, but no live node takes runs",
         )
-    holdings = holdings_of(counted, takers, live)
+    holdings = plans.holdings_of(counted, takers, live)
     weights = weighed(snapshot, counted)
     if len(set(weights.values())) > 1:
         return plan_weighted(group, holdings, weights)

@@ -15,15 +15,10 @@ from functools import reduce
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Note
+from dagster_leasehold.lease_store.rules import withdrawal
 from dagster_leasehold.lease_store.rules.refusals import child_expired, children_consumed
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, forced, released, sent_back
-from dagster_leasehold.lease_store.rules.withdrawal import (
-    Ledger,
-    first_since,
-    first_withdrawn,
-    last_before,
-)
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
@@ -73,7 +68,7 @@ def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[Shar
 
 def force(
     rows: Sequence[ShardLease],
-    ledgers: Mapping[ShardId, Ledger],
+    ledgers: Mapping[ShardId, withdrawal.Ledger],
     cursor: str,
     *,
     key: GroupKey,
@@ -91,7 +86,6 @@ def force(
         rows: of the shards that are `concerned`, in that order.
         ledgers: their committed batches.
         cursor: the new checkpoint.
-        key: the group.
         ordered: whether it reads parents before children.
         members: its nodes.
         reason: for the journal.
@@ -107,7 +101,7 @@ def force(
     if row.state is ShardState.OVER and cursor == row.check_point:
         return Forcing((), (), {})
     begin = begins.get(row.shard)
-    border = first_withdrawn(row, ledgers[row.shard], cursor, key=key, begin=begin)
+    border = withdrawal.first_withdrawn(row, ledgers[row.shard], cursor, key=key, begin=begin)
     borders = {row.shard: border}
     read = [each for each in descendants if _consumed(each, ledgers[each.shard])]
     if read and reopen is Reopening.REFUSE:
@@ -116,12 +110,12 @@ def force(
     for each in resets:
         if each.shard in begins:
             raise child_expired(key, row.shard, each.shard)
-    borders |= {each.shard: first_since(ledgers[each.shard], 0) for each in resets}
+    borders |= {each.shard: withdrawal.first_since(ledgers[each.shard], 0) for each in resets}
     withdrawn: dict[ShardId, range] = {}
     whys: dict[ShardId, str] = {}
     for shard, border in borders.items():
         why = reason if shard == row.shard else f"{row.shard} was reopened: {reason}"
-        last = last_before(ledgers[shard])
+        last = withdrawal.last_before(ledgers[shard])
         if border is not None and last is not None:
             withdrawn[shard] = range(border.sequence, last.sequence + 1)
             why += f"; batches {border.sequence} to {last.last} are withdrawn"
@@ -138,10 +132,10 @@ def force(
     return Forcing(tuple(steps), (), withdrawn)
 
 
-def _consumed(row: ShardLease, ledger: Ledger) -> bool:
+def _consumed(row: ShardLease, ledger: withdrawal.Ledger) -> bool:
     over = row.state is ShardState.OVER
     begun = over or row.check_point is not None or bool(row.consumer_run)
-    return begun or last_before(ledger) is not None
+    return begun or withdrawal.last_before(ledger) is not None
 
 
 def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:

@@ -22,19 +22,9 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerHead
 from dagster_leasehold.lease_store.roles.ledger import Ledger
+from dagster_leasehold.lease_store.rules import journal_proof, ledger_proof
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.journal_proof import (
-    NOTHING_PROVEN,
-    JournalProof,
-    Proven,
-    Violation,
-)
-from dagster_leasehold.lease_store.rules.ledger_proof import (
-    LedgerProof,
-    PathLedger,
-    doubled_files,
-    skipped_ends,
-)
+from dagster_leasehold.lease_store.rules.journal_proof import Violation
 from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_order
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
@@ -63,7 +53,7 @@ class ShardHistory:
     journal: Iterable[JournalEntry] = ()
     batches: Iterable[Batch] = ()
     gaps: Iterable[Gap] = ()
-    proven: Proven = NOTHING_PROVEN
+    proven: journal_proof.Proven = journal_proof.NOTHING_PROVEN
     settled: bool = True
 
 
@@ -84,12 +74,12 @@ class ShardProof:
 
 def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = None) -> ShardProof:
     """Check every rule that concerns a shard alone; `seen` gets each committed batch."""
-    journal = JournalProof(history.shard, history.proven)
+    journal = journal_proof.JournalProof(history.shard, history.proven)
     for entry in history.journal:
         journal.take(entry)
     journal.end(history.lease)
-    skipped = skipped_ends(history.gaps, history.proven.skipped)
-    ledger = LedgerProof(history.shard, history.proven, journal, skipped)
+    skipped = ledger_proof.skipped_ends(history.gaps, history.proven.skipped)
+    ledger = ledger_proof.LedgerProof(history.shard, history.proven, journal, skipped)
     for batch in history.batches:
         if batch.state is BatchState.COMMITTED:
             ledger.take(batch)
@@ -140,8 +130,6 @@ def audit(
     checked by its journal alone.
 
     Args:
-        store: the lease store.
-        key: the group.
         progress: told the number of batches that were looked at.
 
     Raises:
@@ -150,7 +138,7 @@ def audit(
     """
     snapshot = store.snapshot(key)
     violations: list[Violation] = []
-    paths = PathLedger()
+    paths = ledger_proof.PathLedger()
     tenures = batches = 0
     for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
         proof, own = _read_shard(store, key, lease)
@@ -163,13 +151,15 @@ def audit(
     summed = {violation.shard for violation in violations if violation.rule == "order"}
     violations += [each for each in _read_order(store, key, snapshot) if each.shard not in summed]
     if suspects := paths.doubled():
-        violations += doubled_files(store.each_batch(key), suspects)
+        violations += ledger_proof.doubled_files(store.each_batch(key), suspects)
     return Audit(tuple(violations), tenures, batches)
 
 
-def _read_shard(store: Ledger, key: GroupKey, lease: ShardLease) -> tuple[ShardProof, PathLedger]:
+def _read_shard(
+    store: Ledger, key: GroupKey, lease: ShardLease
+) -> tuple[ShardProof, ledger_proof.PathLedger]:
     for _ in range(READINGS_MAX):
-        paths = PathLedger()
+        paths = ledger_proof.PathLedger()
         head = _head(store, key, lease)
         summary = _summary(store, key, lease.shard)
         proof = prove_shard(
@@ -193,7 +183,7 @@ def _read_shard(store: Ledger, key: GroupKey, lease: ShardLease) -> tuple[ShardP
         proven=_summary(store, key, lease.shard).proven,
         settled=False,
     )
-    return prove_shard(alone), PathLedger()
+    return prove_shard(alone), ledger_proof.PathLedger()
 
 
 def _summary(store: Ledger, key: GroupKey, shard: ShardId) -> ShardSummary:
@@ -250,7 +240,7 @@ def check_history(
         Violation("order", shard, detail)
         for shard, detail in check_order(parents, journal, ordered=ordered)
     ]
-    return [*violations, *doubled_files(batches)]
+    return [*violations, *ledger_proof.doubled_files(batches)]
 
 
 def _by_shard(
