@@ -37,6 +37,11 @@ class Trust(Protocol):
         ...
 
 
+def _new_event() -> threading.Event:
+    """Return an event of the module `threading` as it is now: virtual time brings its own."""
+    return threading.Event()
+
+
 @dataclass(eq=False)
 class Heartbeat:
     """Beats a node's counter every `timing.beat_s` seconds on a thread of its own.
@@ -58,8 +63,8 @@ class Heartbeat:
     clock: Clock = steady_clock
     trusted_until: float = field(default=float("-inf"), init=False)
     reason: str = field(default="", init=False)
-    lost: threading.Event = field(default_factory=threading.Event, init=False)
-    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    lost: threading.Event = field(default_factory=_new_event, init=False)
+    _stopping: threading.Event = field(default_factory=_new_event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
     @property
