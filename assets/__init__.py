@@ -1,7 +1,8 @@
 """A stream in Dagster: its declaration, its assets, the Spark jobs behind them, committed output.
 
-Three floors, of which each imports those below it only:
+Four floors, of which each imports those below it only:
 
+* below all, `places`: the disks and object stores that hold output;
 * the declaration: `errors`, `commit_hook`, `arrow_transform`, `pace` (rules for when a batch is
   due), `shard_stream` (how a user declares a stream), `partitions` (what it is called in Dagster),
   `deployment` (what it runs on), `run_process`;

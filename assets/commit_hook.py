@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.times import stored_time
@@ -26,8 +27,8 @@ class CommittedBatch:
         first_event_time: the smallest event time read, or None.
         last_event_time: the largest event time read, or None.
         finished: a read-only shard ends with this batch.
-        files: the Parquet files of the batch as it was committed. A later replay or compaction
-            replaces them, and vacuum then removes them.
+        files: the Parquet files of the batch as it was committed: paths, or URIs on an object
+            store. A later replay or compaction replaces them, and vacuum then removes them.
         attempt: 1 for the first delivery, and one more after each that failed.
     """
 
@@ -43,11 +44,11 @@ class CommittedBatch:
     first_event_time: datetime | None
     last_event_time: datetime | None
     finished: bool
-    files: tuple[Path, ...]
+    files: tuple[Path | str, ...]
     attempt: int
 
     @classmethod
-    def of(cls, event: OutboxEvent, key: GroupKey, output_folder: Path) -> CommittedBatch:
+    def of(cls, event: OutboxEvent, key: GroupKey, output_folder: OutputPlace) -> CommittedBatch:
         """Return the batch of an event of the outbox."""
         payload = event.payload
         return cls(
@@ -63,7 +64,7 @@ class CommittedBatch:
             first_event_time=_time(payload["first_event_time"]),
             last_event_time=_time(payload["last_event_time"]),
             finished=payload["finished"],
-            files=tuple(output_folder / path for path in payload["files"]),
+            files=tuple((output_folder / path).address for path in payload["files"]),
             attempt=event.attempts + 1,
         )
 

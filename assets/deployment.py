@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -56,7 +57,7 @@ class Deployment:
     store: Callable[[], LeaseStore]
     nodes: tuple[NodeName, ...]
     timing: Timing
-    output_folder: Callable[[GroupKey], Path]
+    output_folder: Callable[[GroupKey], OutputPlace]
     upkeep_file: Callable[[GroupKey], Path] | None = None
     agents: bool = False
     leaving: Callable[[], bool] = _never

@@ -30,6 +30,7 @@ from dagster_leasehold.assets.consuming.shard_data_source import FORMAT, read_op
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.spark.spark_session import cores
@@ -68,7 +69,7 @@ def ways(
             stream=StreamName("benchmark"),
             source_options=log.spark_options(),
             transform=None,
-            output_root=output,
+            output_root=local_place(output),
             new_attempt=lambda: uuid.uuid4().hex,
             tag="leasehold-benchmark",
             tasks_max=2 * cores(),
@@ -76,11 +77,11 @@ def ways(
 
     def frame() -> Any:
         reports = output / uuid.uuid4().hex
-        options = read_options(log.spark_options(), ranges, 2 * cores(), reports)
+        options = read_options(log.spark_options(), ranges, 2 * cores(), local_place(reports))
         return spark.read.format(FORMAT).options(**options).load()
 
     def per_shard() -> None:
-        results = run_sweep(spark, job(), ranges)
+        results = run_sweep(spark, job(), ranges, {range_.shard: range(1) for range_ in ranges})
         assert all(isinstance(result, SweepOutcome) for result in results.values())
 
     def partition_by() -> None:

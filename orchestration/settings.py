@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import pydantic
 
+from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
@@ -40,6 +42,7 @@ class Settings(pydantic.BaseModel):
 
     Attributes:
         home: the folder of the embedded default: log, lease store, output, Dagster's home.
+        output: the folder or URI of all committed output; by default `output` in the home.
         database_url: SQLAlchemy URL of the lease store; None means the home's own: a MariaDB if
             `leasehold up` made one, else SQLite.
         nodes: the nodes that this deployment keeps alive by itself, if there are no agents.
@@ -58,6 +61,7 @@ class Settings(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     home: Path = HOME_DEFAULT
+    output: str | None = None
     database_url: pydantic.SecretStr | None = None
     nodes: tuple[str, ...] = ("local",)
     agents: bool = False
@@ -147,9 +151,18 @@ class Settings(pydantic.BaseModel):
         """Return the file in which this deployment notes the costs of staying in a group."""
         return self.home.absolute() / "upkeep" / stream / f"{group}.json"
 
-    def output_folder(self, stream: StreamName, group: str) -> Path:
-        """Return the folder of committed output of a stream and group."""
-        return self.home.absolute() / "output" / stream / group
+    @property
+    def output_root(self) -> OutputPlace:
+        """The place of all committed output.
+
+        Raises:
+            InvalidSetting: its address is not supported.
+        """
+        return output_place(self.output or self.home / "output")
+
+    def output_folder(self, stream: StreamName, group: str) -> OutputPlace:
+        """Return the place of committed output of a stream and group."""
+        return self.output_root / stream / group
 
     @property
     def expected_nodes(self) -> tuple[NodeName, ...] | None:
@@ -222,6 +235,7 @@ def load_settings(**overrides: object) -> Settings:
     for name, derive in (
         ("lease_timeout_s", lambda: settings.timing),
         ("history_days", lambda: settings.history_age),
+        ("output", lambda: settings.output_root),
         ("nodes", lambda: settings.node_names),
         ("agent_node", lambda: settings.agent_node and NodeName(settings.agent_node)),
         ("streams", lambda: [stream.key for stream in settings.streams]),

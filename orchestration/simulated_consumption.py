@@ -77,7 +77,10 @@ class SimulatedSource(source.ShardSource):
 def consume(run: Run) -> None:
     """Consume as a run does, with the loop of `assets.consuming.consumption`."""
 
-    def sweep(ranges: Sequence[source.ReadRange]) -> Mapping[ShardId, SweepResult]:
+    def sweep(
+        ranges: Sequence[source.ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        del numbers
         written = run.read((each.shard, each.start, each.end) for each in ranges)
         return {
             shard: SweepOutcome(result.attempt, result.files, result.statistics)

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 
 from dagster_leasehold.assets.output.committed_dataset import committed_dataset
 from dagster_leasehold.assets.output.committed_parts import EventSpan
 from dagster_leasehold.assets.output.ledger_view import expired_output
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, hour_key
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -82,7 +82,7 @@ class LateRecords:
 
     hourly: HourlyAsset
     store: LedgerAndWindows
-    output_root: Path
+    output_root: OutputPlace
     steps: FailingSteps
     _next: dict[ShardId, int] | None = None
     _seen: dict[ShardId, str | None] = field(default_factory=dict[ShardId, str | None])

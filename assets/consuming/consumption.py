@@ -210,7 +210,11 @@ class Consumer:
         if not current:
             return []
         failpoints.reach(Failpoint.AFTER_INTENT)
-        results = self._sweeper([batch.range_ for batch in current])
+        numbers = {
+            batch.range_.shard: range(batch.open_.sequence, batch.open_.sequence + 1)
+            for batch in current
+        }
+        results = self._sweeper([batch.range_ for batch in current], numbers)
         failpoints.reach(Failpoint.AFTER_WRITE)
         commits = [
             commit

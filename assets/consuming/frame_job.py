@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN, check_columns
@@ -22,6 +21,7 @@ from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
 from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.transform_mark import name_of
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -36,7 +36,10 @@ REGISTER_ATTEMPTS = 10
 
 
 def attempt_frames(
-    spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange]
+    spark: SparkSession,
+    job: SweepJob,
+    ranges: Sequence[ReadRange],
+    numbers: Mapping[ShardId, range],
 ) -> dict[ShardId, SweepOutcome]:
     """Run one Spark job for these ranges, into a folder of its own.
 
@@ -54,22 +57,23 @@ def attempt_frames(
     try:
         output = _transformed(_read(spark, job, ranges, folder), job)
     except LeaseholdError:
-        folder.rmdir()
+        folder.remove_empty_folder()
         raise
     explain = partial(_explain, folder=folder, job=job, shards=shards)
     with explained(job, folder, explain), watched(spark, job, folder):
         writer = output.write.format(FORMAT).mode("append")
-        options = write_options(shards, folder, name_of(job.transform))
+        own = {shard: numbers[shard] for shard in shards}
+        options = write_options(own, folder, name_of(job.transform))
         writer.options(**options).save()
     outcomes = _outcomes(folder, attempt, shards)
     attempt_reports.remove_reports(folder)
     if not any(outcome.files for outcome in outcomes.values()):
-        folder.rmdir()
+        folder.remove_empty_folder()
     return outcomes
 
 
 def _read(
-    spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange], folder: Path
+    spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange], folder: OutputPlace
 ) -> DataFrame:
     from dagster_leasehold.assets.consuming.shard_data_source import FORMAT, read_options
 
@@ -141,11 +145,13 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     return output
 
 
-def _explain(error: Exception, folder: Path, job: SweepJob, shards: Sequence[ShardId]) -> Exception:
+def _explain(
+    error: Exception, folder: OutputPlace, job: SweepJob, shards: Sequence[ShardId]
+) -> Exception:
     """Return the failure of a job in our own words, for the shards that it concerns."""
     if session_is_gone(error):
         return unavailable(error)
-    failures = attempt_reports.failures(folder)
+    failures = attempt_reports.failures(folder, shards)
     named = {failure.shard: failure.error for failure in failures if failure.shard is not None}
     if named:
         return ShardsFailed(named)
@@ -154,14 +160,16 @@ def _explain(error: Exception, folder: Path, job: SweepJob, shards: Sequence[Sha
     return failed_job(error, job, shards)
 
 
-def _outcomes(folder: Path, attempt: str, shards: Sequence[ShardId]) -> dict[ShardId, SweepOutcome]:
+def _outcomes(
+    folder: OutputPlace, attempt: str, shards: Sequence[ShardId]
+) -> dict[ShardId, SweepOutcome]:
     files = attempt_reports.written_files(folder)
     if files is None:
         raise SparkUnavailable(
             f"Spark reported that it wrote {attempt} but left no report in {folder}: let Spark's "
             "workers and this process share the output folder."
         )
-    read = attempt_reports.read_statistics(folder)
+    read = attempt_reports.read_statistics(folder, shards)
     outcomes: dict[ShardId, SweepOutcome] = {}
     for shard in shards:
         own = [file for file in files if file.shard == shard]

@@ -8,12 +8,9 @@ and their files are listed in the order of their records.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
@@ -23,8 +20,9 @@ from dagster_leasehold.assets.consuming.spark_work import SweepJob, explained, f
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
-from dagster_leasehold.assets.output import attempt_reports
+from dagster_leasehold.assets.output.attempt_reports import remove_reports
 from dagster_leasehold.assets.output.transform_mark import name_of
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -40,7 +38,10 @@ def takes_ranges(transform: Transform | ArrowTransform | None) -> bool:
 
 
 def attempt_ranges(
-    spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange]
+    spark: SparkSession,
+    job: SweepJob,
+    ranges: Sequence[ReadRange],
+    numbers: Mapping[ShardId, range],
 ) -> dict[ShardId, SweepResult]:
     """Run one Spark job for these ranges, into a folder of its own.
 
@@ -60,7 +61,9 @@ def attempt_ranges(
     tasks = RangeTasks(
         job.source_options,
         tuple(pack([*chain.from_iterable(parts.values())], job.tasks_max, RECORDS_PER_PART_MIN)),
-        str(folder),
+        folder,
+        numbers,
+        {part: at for own in parts.values() for at, part in enumerate(own)},
         transform,
         name_of(job.transform),
     )
@@ -105,39 +108,29 @@ def _run(spark: SparkSession, tasks: RangeTasks) -> list[RangeRow]:
     return [RangeRow.of(text) for text in answer.column(0).to_pylist()]
 
 
-def _check_shared(rows: Sequence[RangeRow], folder: Path, attempt: str) -> None:
+def _check_shared(rows: Sequence[RangeRow], folder: OutputPlace, attempt: str) -> None:
     """Refuse files that this process does not see as the workers wrote them.
 
     Raises:
         SparkUnavailable: one is missing or shorter.
     """
-    for row in rows:
-        for file in row.files:
-            if _size(folder / file.path) != file.bytes:
-                raise SparkUnavailable(
-                    f"Spark reported that it wrote {attempt}/{file.path}, and it is not in "
-                    f"{folder}: let Spark's workers and this process share the output folder."
-                )
+    files = [file for row in rows for file in row.files]
+    sizes = folder.sizes([file.path for file in files])
+    for file, size in zip(files, sizes, strict=True):
+        if size != file.bytes:
+            raise SparkUnavailable(
+                f"Spark reported that it wrote {attempt}/{file.path}, and it is not in "
+                f"{folder}: let Spark's workers and this process share the output folder."
+            )
 
 
-def _size(path: Path) -> int | None:
-    """Return the size of a file in bytes, None if it is not there.
-
-    Opened first, which makes a network file system ask its server.
-    """
-    try:
-        with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_size
-    except OSError:
-        return None
-
-
-def _clean(folder: Path, rows: Sequence[RangeRow], results: Mapping[ShardId, SweepResult]) -> None:
+def _clean(
+    folder: OutputPlace, rows: Sequence[RangeRow], results: Mapping[ShardId, SweepResult]
+) -> None:
     """Leave in the attempt's folder what may be committed, and no folder that holds nothing."""
-    attempt_reports.remove_reports(folder)
+    remove_reports(folder)
     for row in rows:
         if not isinstance(results[row.part.shard], SweepOutcome):
             for file in row.files:
-                (folder / file.path).unlink(missing_ok=True)
-    with suppress(OSError):  # it is not empty
-        folder.rmdir()
+                (folder / file.path).remove(missing_ok=True)
+    folder.remove_empty_folder()

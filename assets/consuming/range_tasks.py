@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked
@@ -21,12 +21,14 @@ from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.attempt_reports import MovingRecords
-from dagster_leasehold.assets.output.output_file import SYNCED_AT_ONCE
+from dagster_leasehold.assets.output.file_names import FileNames, file_name
+from dagster_leasehold.assets.output.output_file import SETTLED_AT_ONCE
 from dagster_leasehold.assets.output.shard_files import RangeFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.spark.users_code import users_error
-from dagster_leasehold.lease_store.durable_files import sync_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError, one_line
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.registry import reader_from_options
 from dagster_leasehold.shard_sources.source import ReadRange, ShardReader
 
@@ -44,13 +46,17 @@ class RangeTasks:
         source_options: the options from which the reader is built.
         tasks: the ranges of each task, by its number.
         folder: the attempt's folder.
+        numbers: the batches that are made, by shard.
+        positions: the place of each range within its batch.
         transform: the pickled transform; None keeps records as they are.
         transform_name: the name that files bear of it.
     """
 
     source_options: Mapping[str, str]
     tasks: tuple[tuple[ReadRange, ...], ...]
-    folder: str
+    folder: OutputPlace
+    numbers: Mapping[ShardId, range]
+    positions: Mapping[ReadRange, int]
     transform: bytes | None
     transform_name: str
 
@@ -72,15 +78,19 @@ class RangeTasks:
         except Exception as error:
             failure = error if isinstance(error, LeaseholdError) else _reading_failed(error)
             return [RangeRow.failed(range_, failure) for range_ in ranges]
-        folder = Path(self.folder)
-        with ThreadPoolExecutor(SYNCED_AT_ONCE) as syncs:
-            task = _Task(reader, transform, self.transform_name, folder, syncs)
-            # While files go to the disk, the next ranges are read and written.
-            made = [task.make(range_) for range_ in ranges]
+        with ThreadPoolExecutor(SETTLED_AT_ONCE) as settling:
+            task = _Task(reader, transform, self.transform_name, self.folder, settling)
+            # While files become durable, the next ranges are read and written.
+            made = [task.make(range_, self._names(range_)) for range_ in ranges]
             rows = [task.settled(row, files) for row, files in made]
         if any(row.files for row in rows):
-            sync_folder(folder)
+            self.folder.sync_folder()
         return rows
+
+    def _names(self, range_: ReadRange) -> FileNames:
+        """Return the names of the files of one try of a range."""
+        shard, rest = range_.shard, f"{self.positions[range_]:04d}-{uuid.uuid4().hex}"
+        return partial(file_name, shard, self.numbers[shard], rest)
 
     def _transform(self) -> ArrowTransform | None:
         if self.transform is None:
@@ -102,19 +112,19 @@ class _Task:
         reader: ShardReader,
         transform: ArrowTransform | None,
         name: str,
-        folder: Path,
-        syncs: Executor,
+        folder: OutputPlace,
+        settling: Executor,
     ) -> None:
         self._reader = reader
         self._transform = transform
         self._name = name
         self._folder = folder
-        self._syncs = syncs
+        self._settling = settling
         self._moving = MovingRecords(folder)
 
-    def make(self, range_: ReadRange) -> tuple[RangeRow, RangeFiles]:
+    def make(self, range_: ReadRange, names: FileNames) -> tuple[RangeRow, RangeFiles]:
         """Read, transform and write one range; return what became of it, and its files."""
-        files = RangeFiles(self._folder, uuid.uuid4().hex, range_.shard, self._name)
+        files = RangeFiles(self._folder, names, range_.shard, self._name)
         try:
             return self._made(range_, files), files
         except Exception as error:
@@ -149,7 +159,7 @@ class _Task:
             first, last = first or cursors[0].as_py(), cursors[-1].as_py()
             for rows in self._transformed(range_, records).to_batches():
                 files.add(rows)
-        return RangeRow(range_, read, tuple(files.finish(self._syncs)), first, last)
+        return RangeRow(range_, read, tuple(files.finish(self._settling)), first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
         """Yield the records of a range in portions; whatever a reader raises is the source's."""
@@ -190,7 +200,7 @@ def _reading_failed(error: Exception) -> SourceError:
     return SourceError(f"Reading failed with {type(error).__name__}: {one_line(str(error))}")
 
 
-def _writing_failed(range_: ReadRange, folder: Path, error: Exception) -> OutputUnwritable:
+def _writing_failed(range_: ReadRange, folder: OutputPlace, error: Exception) -> OutputUnwritable:
     return OutputUnwritable(
         f"The output of shard {range_.shard} cannot be written to {folder} "
         f"({type(error).__name__}: {one_line(str(error))}): see that Spark's workers may write "

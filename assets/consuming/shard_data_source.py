@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition  # noqa: TID253
@@ -19,6 +18,8 @@ from dagster_leasehold.assets.consuming.task_packing import pack
 from dagster_leasehold.assets.output.attempt_reports import MovingRecords, report_error, report_read
 from dagster_leasehold.assets.output.output_file import RECORD_DDL
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange, ShardReader
@@ -43,7 +44,10 @@ class RangesOfTask(InputPartition):
 
 
 def read_options(
-    source_options: Mapping[str, str], ranges: Sequence[ReadRange], tasks_max: int, folder: Path
+    source_options: Mapping[str, str],
+    ranges: Sequence[ReadRange],
+    tasks_max: int,
+    folder: OutputPlace,
 ) -> dict[str, str]:
     """Return the options that carry a sweep's ranges to Spark; `folder` takes the reports."""
     return {
@@ -82,7 +86,7 @@ class ShardRangesReader(DataSourceReader):
             for item in json.loads(options[RANGES])
         )
         self._tasks_max = int(options[TASKS])
-        self._folder = Path(options[FOLDER])
+        self._folder = output_place(options[FOLDER])
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one part per task; a single empty one if there is nothing to read."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.frame_job import attempt_frames
@@ -23,6 +22,7 @@ from dagster_leasehold.assets.consuming.spark_work import JobFailed, ShardsFaile
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempts import attempt_name
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_session import cores
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -48,9 +48,14 @@ def run_tag(run: str) -> str:
 
 
 def run_sweep(
-    spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange]
+    spark: SparkSession,
+    job: SweepJob,
+    ranges: Sequence[ReadRange],
+    numbers: Mapping[ShardId, range],
 ) -> dict[ShardId, SweepResult]:
     """Read, transform and write these ranges, one per shard; nothing of it is visible yet.
+
+    `numbers` are those of the batches that are made, by shard.
 
     Returns:
         The outcome of each shard, or the error that keeps this shard from going on.
@@ -66,7 +71,7 @@ def run_sweep(
     while pending:
         part = pending.pop()
         try:
-            results |= attempt(spark, job, part)
+            results |= attempt(spark, job, part, numbers)
         except ShardsFailed as failed:
             results |= failed.errors
             rest = tuple(range_ for range_ in part if range_.shard not in failed.errors)
@@ -116,7 +121,7 @@ class SparkSweeper:
         *,
         stream: ShardStream,
         session: Callable[[], SparkSession],
-        output_root: Path,
+        output_root: OutputPlace,
         run: str,
         doomed: Callable[[], bool] = lambda: False,
         progressed: Callable[[], None] = lambda: None,
@@ -131,7 +136,7 @@ class SparkSweeper:
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
             transform=stream.transform,
-            output_root=output_root.absolute(),
+            output_root=output_root,
             new_attempt=new_attempt or (lambda: attempt_name(run)),
             tag=run_tag(run),
             tasks_max=tasks_max or per_core * cores(),
@@ -140,10 +145,12 @@ class SparkSweeper:
             divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,
         )
 
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+    def __call__(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
         """Carry out one sweep; see `run_sweep`."""
         session = self._opened = self._session()
-        return run_sweep(session, self._job, ranges)
+        return run_sweep(session, self._job, ranges, numbers)
 
     def abandon(self) -> bool:
         """Interrupt the sweeps that still run; return True if Spark answers and works.

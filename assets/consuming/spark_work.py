@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.task_packing import Divide
 from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
-from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.durable_files import make_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
@@ -51,7 +48,7 @@ class SweepJob:
     stream: StreamName
     source_options: Mapping[str, str]
     transform: Transform | ArrowTransform | None
-    output_root: Path
+    output_root: OutputPlace
     new_attempt: Callable[[], str]
     tag: str
     tasks_max: int
@@ -59,11 +56,11 @@ class SweepJob:
     progressed: Callable[[], None] = lambda: None
     divide: Divide | None = None
 
-    def begin_attempt(self) -> tuple[str, Path]:
+    def begin_attempt(self) -> tuple[str, OutputPlace]:
         """Return the name of a new attempt, relative to the output, and its folder, made now."""
         attempt = f"{ATTEMPTS_FOLDER}/{self.new_attempt()}"
         folder = self.output_root / attempt
-        make_folder(folder)
+        folder.make_folder()
         self.progressed()
         return attempt, folder
 
@@ -93,7 +90,7 @@ class ShardsFailed(Exception):
 
 @contextmanager
 def explained(
-    job: SweepJob, folder: Path, explain: Callable[[Exception], Exception]
+    job: SweepJob, folder: OutputPlace, explain: Callable[[Exception], Exception]
 ) -> Generator[None]:
     """Raise the failure of the job inside in our own words, and remove what it left.
 
@@ -110,12 +107,12 @@ def explained(
         failure = explain(error)
         if not isinstance(failure, SparkUnavailable):
             # Spark has ended the job. Where it has not, somebody may still write into the folder.
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove_folder()
         raise failure from error
 
 
 @contextmanager
-def watched(spark: SparkSession, job: SweepJob, folder: Path) -> Generator[None]:
+def watched(spark: SparkSession, job: SweepJob, folder: OutputPlace) -> Generator[None]:
     """Tag the work inside, note its progress, and interrupt it when it is doomed.
 
     Killing a client does not stop its job on a Connect server, so leaving early must say so.
@@ -123,13 +120,19 @@ def watched(spark: SparkSession, job: SweepJob, folder: Path) -> Generator[None]
     done = threading.Event()
 
     def watch() -> None:
-        signs = attempt_reports.signs_of_work(folder)
+        signs = folder.signs_of_work()
+        look_s = folder.watch_every_s
+        waited_s = 0.0
         while not done.wait(WATCH_S):
+            waited_s += WATCH_S
             if job.doomed():
                 spark.interruptTag(job.tag)
-            elif (now := attempt_reports.signs_of_work(folder)) != signs:
-                signs = now
-                job.progressed()
+            elif waited_s >= look_s:
+                waited_s = 0.0
+                now = folder.signs_of_work()
+                if now != signs:
+                    signs = now
+                    job.progressed()
 
     watcher = threading.Thread(target=watch, name=f"watch {job.tag}", daemon=True)
     spark.addTag(job.tag)
@@ -151,13 +154,13 @@ def watched(spark: SparkSession, job: SweepJob, folder: Path) -> Generator[None]
 
 
 @contextmanager
-def _failpoint_during_write(folder: Path) -> Generator[None]:
+def _failpoint_during_write(folder: OutputPlace) -> Generator[None]:
     if not failpoints.armed(Failpoint.DURING_WRITE):
         yield
         return
 
     def await_first_file() -> None:
-        while not any(folder.glob("*.parquet")):
+        while not any(entry.path.endswith(".parquet") for entry in folder.entries("")):
             time.sleep(0.001)
         failpoints.reach(Failpoint.DURING_WRITE)
 

@@ -172,9 +172,11 @@ class GuardedSweeper:
         self._sweeper = sweeper
         self._guard = guard
 
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+    def __call__(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
         """Carry out a sweep; see `assets.consuming.sweep.Sweeper`."""
-        return self._guard.call("Spark", lambda: self._sweeper(ranges))
+        return self._guard.call("Spark", lambda: self._sweeper(ranges, numbers))
 
 
 class GuardedSource(ShardSource):

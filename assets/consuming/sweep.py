@@ -69,8 +69,13 @@ SweepResult = SweepOutcome | LeaseholdError
 class Sweeper(Protocol):
     """Reads, transforms and writes the ranges of a sweep."""
 
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
-        """Return the outcome of each shard, or its error; raise what concerns the whole sweep."""
+    def __call__(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        """Return the outcome of each shard, or its error; raise what concerns the whole sweep.
+
+        `numbers` are those of the batches that are made, by shard.
+        """
         ...
 
 

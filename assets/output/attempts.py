@@ -6,13 +6,12 @@ others, once they are old enough.
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from collections.abc import Collection, Iterable
-from contextlib import suppress
-from pathlib import Path
 
+from dagster_leasehold.assets.errors import OutputUnwritable
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import LogCorrupt, one_line
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
@@ -36,19 +35,25 @@ def attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
     return {attempt for attempt in attempts if attempt.startswith(labels)}
 
 
-def touch_replaced(output_root: Path, files: Iterable[DataFile]) -> None:
+def touch_replaced(output_root: OutputPlace, files: Iterable[DataFile]) -> None:
     """Make files look new when they are swapped out: before, lest a crash forgets it, and after.
 
     A reader may have listed them a moment ago. What vacuum removes is as old as it is unnamed
     only if the age counts from the swap, not from when the file was written.
+
+    Raises:
+        OutputUnwritable: that cannot be noted; a swap that was not made yet must wait.
     """
-    for file in files:
-        # What is missing cannot be read either; a replay is how it is made again.
-        with suppress(FileNotFoundError):
-            os.utime(output_root / file.path)
+    try:
+        output_root.note_replaced([file.path for file in files])
+    except OSError as error:
+        raise OutputUnwritable(
+            f"The files that are being replaced in {output_root} cannot be marked as such "
+            f"({one_line(str(error))}): let this account write to the output folder."
+        ) from error
 
 
-def unreadable(path: Path, error: Exception, batch: str = "") -> LogCorrupt:
+def unreadable(path: OutputPlace, error: Exception, batch: str = "") -> LogCorrupt:
     """Return the error of a committed file that is missing or damaged."""
     of_batch = f" of batch {batch}" if batch else ""
     return LogCorrupt(

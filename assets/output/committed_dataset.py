@@ -21,6 +21,7 @@ from dagster_leasehold.assets.output.committed_parts import (
     committed_parts,
 )
 from dagster_leasehold.assets.output.output_file import COMPRESSION, TIME_COLUMN
+from dagster_leasehold.assets.places.address import Output
 from dagster_leasehold.lease_store.durable_files import replacing
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 def committed_dataset(
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     *,
     shards: Collection[ShardId] | None = None,
     numbers: BatchNumbers | None = None,
@@ -50,7 +51,7 @@ def committed_dataset(
     Args:
         store: the lease store.
         key: the consumer group.
-        output_root: the folder of the group's output.
+        output_root: the folder of the group's output, or its URI.
         shards: only these shards.
         numbers: only these batches, by shard; shards that it does not name are left out.
         span: only records whose event time lies in it.
@@ -86,16 +87,15 @@ def dataset_of(parts: Sequence[CommittedPart]) -> ds.Dataset:
     """Return the dataset of these files, in their order; see `committed_dataset`."""
     import pyarrow as pa
     import pyarrow.dataset as ds
-    from pyarrow import fs
 
     if not parts:
         return ds.dataset(record_schema().empty_table())
-    format_, files = ds.ParquetFileFormat(), fs.LocalFileSystem()
+    format_, (files, _) = ds.ParquetFileFormat(), parts[0].path.arrow()
     fragments: list[Any] = []
     schemas: list[pa.Schema] = []
     for part in parts:
         where: Any = ds.field(SHARD_COLUMN) == part.shard
-        fragment = format_.make_fragment(str(part.path), files, partition_expression=where)
+        fragment = format_.make_fragment(part.path.arrow()[1], files, partition_expression=where)
         try:
             # Pandas' notes in a schema differ from file to file and say nothing of its columns.
             schemas.append(fragment.physical_schema.remove_metadata())

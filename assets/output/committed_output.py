@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import unreadable
@@ -21,6 +20,8 @@ from dagster_leasehold.assets.output.committed_parts import (
 )
 from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, each_committed
 from dagster_leasehold.assets.output.output_file import RECORD_DDL, TIME_COLUMN
+from dagster_leasehold.assets.places.address import Output, output_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.roles.ledger import Ledger
@@ -54,7 +55,7 @@ class QuarantinedRecord:
 def quarantined_records(
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     shard: ShardId | None = None,
     *,
     since: datetime | None = None,
@@ -77,10 +78,9 @@ def quarantined_records(
 
 def _records(committed: CommittedFile) -> Iterator[QuarantinedRecord]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(committed.path) as file:
+        with committed.path.parquet() as file:
             for batch in file.iter_batches(batch_size=ROWS_PER_READ):
                 yield from (_record(committed, row) for row in batch.to_pylist())
     except (OSError, pa.ArrowInvalid) as error:
@@ -110,14 +110,14 @@ class CommittedFile:
 
     shard: ShardId
     batch: Batch
-    path: Path
+    path: OutputPlace
     file: DataFile
 
 
 def committed_files(
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     shard: ShardId | None = None,
     *,
     quarantine: bool = False,
@@ -132,18 +132,19 @@ def committed_files(
 def each_committed_file(
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     shard: ShardId | None = None,
     *,
     quarantine: bool = False,
 ) -> Iterator[CommittedFile]:
     """Yield what `committed_files` returns, shard by shard, each as it was at one moment."""
+    folder = output_place(output_root)
 
     def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedFile]]:
         for batch in each_committed(store, key, heads):
             for file in batch.files:
                 if file.quarantine == quarantine:
-                    path = output_root / file.path
+                    path = folder / file.path
                     yield batch.shard, CommittedFile(batch.shard, batch, path, file)
 
     shards = [shard] if shard is not None else list(store.heads(key))
@@ -153,16 +154,16 @@ def each_committed_file(
 
 
 def committed_paths(
-    store: Ledger, key: GroupKey, output_root: Path, shard: ShardId | None = None
+    store: Ledger, key: GroupKey, output_root: Output, shard: ShardId | None = None
 ) -> list[str]:
-    """Return the paths of committed output, for DuckDB's `read_parquet` or an Arrow dataset."""
+    """Return the paths or URIs of committed output, for DuckDB's `read_parquet` and the like."""
     return [str(file.path) for file in committed_files(store, key, output_root, shard)]
 
 
 def iter_records(
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     shard: ShardId | None = None,
     *,
     quarantine: bool = False,
@@ -173,12 +174,11 @@ def iter_records(
         LogCorrupt: a file that the ledger names is missing or damaged.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     for committed in each_committed_file(store, key, output_root, shard, quarantine=quarantine):
         # What was handed out stays right if the file turns out to be damaged further on.
         try:
-            with pq.ParquetFile(committed.path) as file:
+            with committed.path.parquet() as file:
                 yield from file.iter_batches()
         except (OSError, pa.ArrowInvalid) as error:
             raise unreadable(committed.path, error, committed.batch.batch_id) from error
@@ -188,7 +188,7 @@ def read_committed(
     spark: SparkSession,
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     *,
     shards: Collection[ShardId] | None = None,
     span: EventSpan = ALWAYS,
@@ -200,7 +200,7 @@ def read_committed(
         spark: the session.
         store: the lease store.
         key: the consumer group.
-        output_root: the folder of the group's output, which Spark's workers reach too.
+        output_root: the folder of the group's output, or its URI; Spark's workers reach it too.
         shards: only these shards; None is all.
         span: only records whose event time lies in it.
         time_column: the column that `span` means, if the transform calls it otherwise.

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output import ledger_view
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.units import Unit
+from dagster_leasehold.assets.places.address import Output, output_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
@@ -42,7 +43,7 @@ class CommittedPart:
 
     shard: ShardId
     first: int
-    path: Path
+    path: OutputPlace
     file: DataFile
     rows: tuple[int, int] | None = None
 
@@ -93,7 +94,7 @@ ALWAYS = EventSpan()
 def committed_parts(
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     *,
     shards: Collection[ShardId] | None = None,
     numbers: BatchNumbers | None = None,
@@ -115,13 +116,14 @@ def committed_parts(
 def listed_parts(
     store: Ledger,
     key: GroupKey,
-    output_root: Path,
+    output_root: Output,
     *,
     shards: Collection[ShardId] | None = None,
     numbers: BatchNumbers | None = None,
     span: EventSpan = ALWAYS,
 ) -> tuple[list[CommittedPart], ledger_view.Heads]:
     """Return `committed_parts`, and the heads of the shards: the parts hold all batches below."""
+    folder = output_place(output_root)
 
     def read(heads: ledger_view.Heads) -> Iterator[tuple[ShardId, CommittedPart]]:
         if numbers is not None:
@@ -129,13 +131,13 @@ def listed_parts(
                 end = min(numbers[shard].stop, head.next_number)
                 wanted = range(numbers[shard].start, end)
                 for unit in ledger_view.units_of(store, key, shard, wanted) if wanted else ():
-                    for part in _parts_of(unit, output_root, wanted):
+                    for part in _parts_of(unit, folder, wanted):
                         yield shard, part
             return
         for batch in _batches(store, key, heads, span):
             for file in batch.files if batch.sequence < heads[batch.shard].next_number else ():
                 if not file.quarantine:
-                    path = output_root / file.path
+                    path = folder / file.path
                     yield batch.shard, CommittedPart(batch.shard, batch.sequence, path, file)
 
     wanted = shards
@@ -178,14 +180,14 @@ def _batches(
     return chain.from_iterable(store.each_batch(key, shard) for shard in heads)
 
 
-def _parts_of(unit: Unit, output_root: Path, wanted: range | None) -> list[CommittedPart]:
+def _parts_of(unit: Unit, folder: OutputPlace, wanted: range | None) -> list[CommittedPart]:
     """Return the files of a unit, cut to the batches that are wanted."""
     chosen = [batch for batch in unit if wanted is None or _overlap(batch, wanted)]
     if not chosen:
         return []
     shard, first = unit[0].shard, unit[0].sequence
     files = [file for batch in unit for file in batch.files if not file.quarantine]
-    parts = [CommittedPart(shard, first, output_root / file.path, file) for file in files]
+    parts = [CommittedPart(shard, first, folder / file.path, file) for file in files]
     divided = any(
         batch.statistics.written and wanted is not None and not _inside(batch, wanted)
         for batch in chosen

@@ -1,15 +1,14 @@
 """One Parquet file of rows, written as they come, in row groups of a bounded size.
 
-The commit that names a file is durable: so must the file be. Its content is once it was synced,
-which takes a disk some milliseconds a file, and hardly more for several at once; its name is once
-its folder was synced, which is for its owner to do. It counts if the ledger names it.
+The commit that names a file is durable: so must the file be. Its content is once it was settled;
+its name is once its folder was synced, which is for its owner to do. It counts if the ledger names
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
@@ -17,7 +16,7 @@ from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.table.columns import columns_of, in_stored_types, stored_schema
 from dagster_leasehold.assets.output.transform_mark import marked
 from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest, latest
-from dagster_leasehold.lease_store.durable_files import sync_file
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import record_schema
@@ -32,8 +31,9 @@ RECORD_DDL = (
 """The columns of records as Spark knows them: those of `shard_sources.source.record_schema`."""
 TIME_COLUMN = "event_time"
 COMPRESSION = "zstd"
-SYNCED_AT_ONCE = 8
-"""So many files are put on the disk at the same moment: file systems do that in one go."""
+SETTLED_AT_ONCE = 8
+"""So many files are made durable at the same moment: file systems do that in one go, and a store
+takes its uploads side by side."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REPEATED = (SHARD_COLUMN, TIME_COLUMN, "attributes.key_value.key", "attributes.key_value.value")
 """Columns of records whose values repeat. For the others a dictionary would be built, only to be
@@ -45,7 +45,7 @@ class OutputFile:
 
     Args:
         shard: the shard that every row belongs to.
-        path: a name that nobody else writes.
+        place: a name that nobody else writes.
         schema: of all rows.
         quarantine: True if its rows are records that could not be parsed.
         transform: the name of the transform that made the rows, which the file bears.
@@ -56,14 +56,20 @@ class OutputFile:
     """
 
     def __init__(
-        self, shard: ShardId, path: Path, schema: pa.Schema, *, quarantine: bool, transform: str
+        self,
+        shard: ShardId,
+        place: OutputPlace,
+        schema: pa.Schema,
+        *,
+        quarantine: bool,
+        transform: str,
     ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.buffered_bytes = 0
         self._shard = shard
-        self._path = path
+        self._name = place.name
         self._schema = schema if quarantine else stored_schema(schema)
         self._columns = () if quarantine else tuple(columns_of(self._schema))
         self._quarantine = quarantine
@@ -72,18 +78,17 @@ class OutputFile:
         self._first: datetime | None = None
         self._last: datetime | None = None
         self._untimed = 0
-        self._file = path.open("xb")
+        self._file = place.create()
         repeated = [*_REPEATED] if schema.equals(record_schema()) else True
         try:
             self._writer = pq.ParquetWriter(
-                self._file,
+                self._file.sink,
                 marked(self._schema, transform),
                 compression=COMPRESSION,
                 use_dictionary=repeated,  # pyright: ignore[reportArgumentType]
             )
         except pa.ArrowException as error:
-            self._file.close()
-            path.unlink()
+            self._file.abandon()
             raise self._not_parquet(error) from error
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -117,15 +122,14 @@ class OutputFile:
             raise self._not_parquet(error) from error
 
     def finish(self) -> WrittenFile:
-        """Write all that is left; the file is durable once `sync` was called, too."""
+        """Write all that is left; the file is durable once `settle` was called, too."""
         self.flush()
         self._writer.close()
-        self._file.flush()
         return WrittenFile(
             self._shard,
-            self._path.name,
+            self._name,
             self._records,
-            self._file.tell(),
+            self._file.written(),
             self._quarantine,
             self._first,
             self._last,
@@ -133,10 +137,9 @@ class OutputFile:
             self._columns,
         )
 
-    def sync(self) -> None:
-        """Put the content of a finished file on the disk, and close it."""
-        sync_file(self._file)
-        self._file.close()
+    def settle(self) -> None:
+        """Make the content of a finished file durable, and close it."""
+        self._file.settle()
 
     def _not_parquet(self, error: Exception) -> TransformError:
         return TransformError(
@@ -149,9 +152,7 @@ class OutputFile:
         # A full disk may be why; what cannot be finished is deleted all the same.
         with contextlib.suppress(Exception):
             self._writer.close()
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._file.abandon()
 
 
 def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, pa.RecordBatch]:

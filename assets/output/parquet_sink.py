@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -24,6 +23,8 @@ from dagster_leasehold.assets.output.attempt_reports import (
 )
 from dagster_leasehold.assets.output.shard_files import ShardFiles
 from dagster_leasehold.assets.output.worker_results import WrittenFile
+from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "leasehold_files"
-SHARDS, FOLDER, TRANSFORM = "shards", "folder", "transform"
+BATCHES, FOLDER, TRANSFORM = "batches", "folder", "transform"
 
 
-def write_options(shards: Sequence[ShardId], folder: Path, transform: str) -> dict[str, str]:
-    """Return the options of a sweep's output: shards, attempt's folder, transform's name."""
-    return {SHARDS: json.dumps(list(shards)), FOLDER: str(folder), TRANSFORM: transform}
+def write_options(
+    numbers: Mapping[ShardId, range], folder: OutputPlace, transform: str
+) -> dict[str, str]:
+    """Return the options of a sweep's output: batches, attempt's folder, transform's name."""
+    batches = {shard: [own.start, own.stop] for shard, own in numbers.items()}
+    return {BATCHES: json.dumps(batches), FOLDER: str(folder), TRANSFORM: transform}
 
 
 @dataclass
@@ -65,8 +69,9 @@ class ShardFilesWriter(DataSourceArrowWriter):
     """Writes a task's rows, and reports the files of the tasks that counted."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._folder = Path(options[FOLDER])
-        self._shards = [ShardId(shard) for shard in json.loads(options[SHARDS])]
+        self._folder = output_place(options[FOLDER])
+        batches: dict[str, list[int]] = json.loads(options[BATCHES])
+        self._numbers = {ShardId(shard): range(*bounds) for shard, bounds in batches.items()}
         self._transform = options[TRANSFORM]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenByTask:
@@ -77,7 +82,7 @@ class ShardFilesWriter(DataSourceArrowWriter):
             self._folder,
             context.partitionId(),
             context.taskAttemptId(),
-            self._shards,
+            self._numbers,
             self._transform,
         )
         try:
@@ -102,4 +107,4 @@ class ShardFilesWriter(DataSourceArrowWriter):
         for message in messages:
             if isinstance(message, WrittenByTask):
                 for file in message.files:
-                    (self._folder / file.path).unlink(missing_ok=True)
+                    (self._folder / file.path).remove(missing_ok=True)

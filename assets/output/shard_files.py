@@ -8,20 +8,20 @@ with the rows of any of the sweep's shards in any order. Both know Arrow alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.file_names import FileNames, file_name
 from dagster_leasehold.assets.output.output_file import (
-    SYNCED_AT_ONCE,
+    SETTLED_AT_ONCE,
     OutputFile,
     quarantined_and_good,
 )
 from dagster_leasehold.assets.output.worker_results import WrittenFile
-from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -37,19 +37,22 @@ class RangeFiles:
 
     Args:
         folder: the attempt's folder.
-        name: tells this try of this range from all others.
+        names: gives the name of the file of records, and with `quarantine=True` that of its
+            quarantine; nobody else uses them.
         shard: the shard that every row belongs to.
         transform: the name of the transform that made the rows; empty where there is none.
     """
 
-    def __init__(self, folder: Path, name: str, shard: ShardId, transform: str) -> None:
+    def __init__(
+        self, folder: OutputPlace, names: FileNames, shard: ShardId, transform: str
+    ) -> None:
         self._folder = folder
-        self._name = name
+        self._names = names
         self._shard = shard
         self._transform = transform
         self._open: dict[bool, OutputFile] = {}
         self._schemas: dict[bool, pa.Schema] = {}
-        self._syncs: list[Future[None]] = []
+        self._settling: list[Future[None]] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take rows in their order; rows with an error go to quarantine.
@@ -63,26 +66,26 @@ class RangeFiles:
             self._take(bad, quarantine=True)
         self._take(good, quarantine=False)
 
-    def finish(self, syncs: Executor) -> list[WrittenFile]:
-        """Write all that is left, and begin to put it on the disk.
+    def finish(self, settling: Executor) -> list[WrittenFile]:
+        """Write all that is left, and begin to make it durable.
 
         Raises:
             OSError: it cannot be written.
         """
         files = [self._open[kind] for kind in sorted(self._open)]
         written = [file.finish() for file in files]
-        self._syncs = [syncs.submit(file.sync) for file in files]
+        self._settling = [settling.submit(file.settle) for file in files]
         return written
 
     def settle(self) -> None:
         """Wait until the content of finished files is durable; their names are not yet.
 
         Raises:
-            OSError: it cannot be put on the disk.
+            OSError: it cannot be made durable.
         """
-        wait(self._syncs)
-        for sync in self._syncs:
-            sync.result()
+        wait(self._settling)
+        for each in self._settling:
+            each.result()
 
     def abandon(self) -> None:
         """Close and delete what was begun."""
@@ -94,12 +97,11 @@ class RangeFiles:
         if rows.num_rows == 0:
             return
         if quarantine not in self._open:
-            make_folder(self._folder, exist_ok=True)
-            kind = ".quarantine" if quarantine else ""
+            self._folder.make_folder(exist_ok=True)
             self._schemas[quarantine] = rows.schema
             self._open[quarantine] = OutputFile(
                 self._shard,
-                self._folder / f"{self._shard}.{self._name}{kind}.parquet",
+                self._folder / self._names(quarantine=quarantine),
                 rows.schema,
                 quarantine=quarantine,
                 transform=self._transform,
@@ -125,22 +127,22 @@ class ShardFiles:
         folder: the attempt's folder; nobody else writes these names into it.
         task: the number of the task within its job.
         attempt: the number of this try of the task.
-        shards: the shards that the sweep reads; rows of any other are refused.
+        numbers: the batches that are made, by shard; rows of any other shard are refused.
         transform: the name of the transform that made the rows, which each file bears.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: OutputPlace,
         task: int,
         attempt: int,
-        shards: Collection[ShardId],
+        numbers: Mapping[ShardId, range],
         transform: str = "",
     ) -> None:
         self._folder = folder
         self._transform = transform
         self._prefix = f"{task:05d}-{attempt}"
-        self._shards = frozenset(shards)
+        self._numbers = dict(numbers)
         self._open: dict[tuple[str, bool], OutputFile] = {}
         self._buffered_bytes = 0
 
@@ -151,7 +153,7 @@ class ShardFiles:
             TransformError: a row names no shard of the sweep.
         """
         for shard, rows in by_shard(batch):
-            if shard not in self._shards:
+            if shard not in self._numbers:
                 raise TransformError(
                     f"The transform put {shown(shard)} into the column {SHARD_COLUMN}, which is no "
                     "shard that it was given: leave this column as it is."
@@ -166,9 +168,9 @@ class ShardFiles:
         files = [*self._open.values()]
         written = [file.finish() for file in files]
         if written:
-            with ThreadPoolExecutor(SYNCED_AT_ONCE) as syncs:
-                deque(syncs.map(OutputFile.sync, files), maxlen=0)
-            sync_folder(self._folder)
+            with ThreadPoolExecutor(SETTLED_AT_ONCE) as settling:
+                deque(settling.map(OutputFile.settle, files), maxlen=0)
+            self._folder.sync_folder()
         self._open = {}
         return written
 
@@ -191,13 +193,14 @@ class ShardFiles:
             self._buffered_bytes = 0
 
     def _begin(self, shard: str, rows: pa.RecordBatch, quarantine: bool) -> OutputFile:
-        make_folder(self._folder, exist_ok=True)
+        self._folder.make_folder(exist_ok=True)
         # The number keeps apart shards whose names differ in case only, on file systems that
         # do not see the difference.
-        kind = ".quarantine" if quarantine else ""
-        path = self._folder / f"{ShardId(shard)}.{self._prefix}-{len(self._open)}{kind}.parquet"
+        id_ = ShardId(shard)
+        rest = f"{self._prefix}-{len(self._open)}"
+        name = file_name(id_, self._numbers[id_], rest, quarantine=quarantine)
         file = self._open[shard, quarantine] = OutputFile(
-            ShardId(shard), path, rows.schema, quarantine=quarantine, transform=self._transform
+            id_, self._folder / name, rows.schema, quarantine=quarantine, transform=self._transform
         )
         return file
 

@@ -8,10 +8,10 @@ files of older versions bear none, and betray a transform by their columns and c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.lease_store.ledger_rows import Batch
@@ -43,7 +43,9 @@ def mark_of(metadata: Mapping[bytes, bytes] | None) -> str:
     return (metadata or {}).get(_KEY, b"").decode(errors="replace")
 
 
-def refuse_raw_over_parsed(stream: StreamName, batches: Iterable[Batch], output_root: Path) -> None:
+def refuse_raw_over_parsed(
+    stream: StreamName, batches: Iterable[Batch], output_root: OutputPlace
+) -> None:
     """Refuse to replay batches without a transform where one of them was made by a transform.
 
     Raises:
@@ -69,13 +71,12 @@ def _sign_in_counts(batch: Batch) -> str:
     return ""
 
 
-def _sign_in_files(batch: Batch, output_root: Path) -> str:
+def _sign_in_files(batch: Batch, output_root: OutputPlace) -> str:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     for file in batch.files:
         try:
-            schema = pq.read_schema(output_root / file.path)
+            schema = (output_root / file.path).schema()
         except (OSError, pa.ArrowInvalid):
             continue  # lost or damaged: a replay is how it is made again
         if mark := mark_of(schema.metadata):

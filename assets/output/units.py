@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.attempts import touch_replaced
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.failpoints import Failpoint
@@ -61,7 +61,7 @@ def swap(
     rewrites: Sequence[BatchRewrite],
     *,
     replaced: Iterable[DataFile],
-    output_root: Path,
+    output_root: OutputPlace,
     reason: str,
 ) -> bool:
     """Put new output into the ledger; return False if the claim or a batch is not as it was."""

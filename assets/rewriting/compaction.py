@@ -8,23 +8,22 @@ the source.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output import units
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, unreadable
+from dagster_leasehold.assets.output.file_names import file_name
 from dagster_leasehold.assets.output.output_file import COMPRESSION, ROW_GROUP_BYTES
 from dagster_leasehold.assets.output.transform_mark import mark_of, marked
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
 from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
-from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
-from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt
+from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
@@ -78,7 +77,7 @@ class Compactor:
 
     store: LedgerAndRewrites
     key: GroupKey
-    output_root: Path
+    output_root: OutputPlace
     run: str
     new_attempt: Callable[[], str] | None = None
     target_bytes: int = COMPACT_TARGET_BYTES
@@ -150,15 +149,14 @@ class Compactor:
         attempt = f"{ATTEMPTS_FOLDER}/{name}"
         folder = self.output_root / attempt
         try:
-            new = self._write(
-                report.shard, merge, attempt, sum(batch.batches for batch in together)
-            )
+            new = self._write(report.shard, merge, attempt)
         except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove_folder()
             if isinstance(error, OSError):
                 raise RewriteRefused(
                     f"The merged files of shard {report.shard} of {self.key} cannot be written "
-                    f"to {folder} ({error.strerror}): its output stays as it is."
+                    f"to {folder} ({error.strerror or one_line(str(error))}): its output stays as "
+                    "it is."
                 ) from error
             raise
         changed = [batch for unit in merge for batch in merges.changed_rows(unit)]
@@ -178,7 +176,7 @@ class Compactor:
             output_root=self.output_root,
             reason=reason,
         ):
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove_folder()
             raise RewriteRefused(
                 f"The output of shard {report.shard} of {self.key} changed while its files were "
                 "merged: it stays as it is; compact it again."
@@ -192,10 +190,12 @@ class Compactor:
         )
 
     def _write(
-        self, shard: ShardId, merge: Sequence[units.Unit], attempt: str, together: int
+        self, shard: ShardId, merge: Sequence[units.Unit], attempt: str
     ) -> tuple[DataFile, ...]:
         folder = self.output_root / attempt
-        make_folder(folder)
+        folder.make_folder()
+        together = sum(batch.batches for unit in merge for batch in unit)
+        numbers = range(merge[0][0].sequence, merge[-1][-1].last + 1)
         made: list[DataFile] = []
         for quarantine in (False, True):
             parts = [
@@ -203,7 +203,7 @@ class Compactor:
             ]
             if not parts:
                 continue
-            name = f"{shard}.merged{'.quarantine' if quarantine else ''}.parquet"
+            name = file_name(shard, numbers, "merged", quarantine=quarantine)
             records, bytes_ = _concatenate(
                 [(self.output_root / part.path, part.records) for part in parts], folder / name
             )
@@ -218,7 +218,7 @@ class Compactor:
                     untimed_records(parts),
                 )
             )
-        sync_folder(folder)
+        folder.sync_folder()
         return tuple(made)
 
 
@@ -240,22 +240,34 @@ def untimed_records(parts: Sequence[DataFile]) -> int | None:
     return sum(counts) if len(counts) == len(parts) else None
 
 
-def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, int]:
+def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) -> tuple[int, int]:
     """Write the rows of files, in order, into a new one; return its rows and bytes.
 
     Raises:
         LogCorrupt: a file is missing or damaged, or has another number of rows than in the ledger.
         OSError: the target cannot be written.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     schemas = [_schema(path) for path, _ in parts]
     marks = (mark_of(schema.metadata) for schema in reversed(schemas))
     schema = marked(schemas[0], next((mark for mark in marks if mark), ""))
+    file = target.create()
+    try:
+        records = _copied(parts, file.sink, schema)
+        bytes_ = file.written()
+        file.settle()
+    except BaseException:
+        file.abandon()
+        raise
+    return records, bytes_
+
+
+def _copied(parts: Sequence[tuple[OutputPlace, int]], sink: Any, schema: pa.Schema) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = records = 0
-    with target.open("xb") as file, pq.ParquetWriter(file, schema, compression=COMPRESSION) as out:
+    with pq.ParquetWriter(sink, schema, compression=COMPRESSION) as out:
         for path, expected in parts:
             rows = 0
             for batch in _batches(path):
@@ -273,27 +285,23 @@ def _concatenate(parts: Sequence[tuple[Path, int]], target: Path) -> tuple[int, 
             records += rows
         if waiting:
             out.write_table(pa.Table.from_batches(waiting))
-        out.close()
-        sync_file(file)
-    return records, target.stat().st_size
+    return records
 
 
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+def _batches(path: OutputPlace) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with path.parquet() as file:
             yield from file.iter_batches()
     except (OSError, pa.ArrowInvalid) as error:
         raise unreadable(path, error) from error
 
 
-def _schema(path: Path) -> pa.Schema:
+def _schema(path: OutputPlace) -> pa.Schema:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        return pq.read_schema(path)
+        return path.schema()
     except (OSError, pa.ArrowInvalid) as error:
         raise unreadable(path, error) from error

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming import sweep
@@ -27,6 +26,7 @@ from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.ledger_view import expired_output, units_of
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
 from dagster_leasehold.assets.output.units import Ended, Unit, rewriting, swap
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
@@ -84,7 +84,7 @@ def replay_on_spark(
     span: ReplaySpan,
     *,
     session: Callable[[], SparkSession],
-    output_root: Path,
+    output_root: OutputPlace,
     run: str,
     ended: Ended,
     of_settings: bool = False,
@@ -126,7 +126,7 @@ class Replayer:
 
     stream: ShardStream
     store: LedgerAndRewrites
-    output_root: Path
+    output_root: OutputPlace
     sweeper: sweep.Sweeper
     run: str
     ended: Ended = lambda _: False
@@ -210,7 +210,10 @@ class Replayer:
             for shard, batch in following.items()
         ]
         try:
-            results = self.sweeper(ranges) if ranges else {}
+            numbers = {
+                shard: range(batch.sequence, batch.last + 1) for shard, batch in following.items()
+            }
+            results = self.sweeper(ranges, numbers) if ranges else {}
         except LeaseholdError as error:
             for shard in list(self._open):
                 self._end(shard, ReplayReport(shard, error=str(error)))

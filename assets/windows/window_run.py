@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from dagster_leasehold.assets.output.committed_output import parquet_frame
 from dagster_leasehold.assets.output.committed_parts import CommittedPart, EventSpan, listed_parts
 from dagster_leasehold.assets.output.ledger_view import Heads, refuse_expired_times
 from dagster_leasehold.assets.output.units import Ended
+from dagster_leasehold.assets.places.address import Output, output_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
-from dagster_leasehold.lease_store.durable_files import make_folder, sync_file, sync_folder
+from dagster_leasehold.lease_store.durable_files import sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -129,7 +130,7 @@ def make_window(
         store.begin_window(stream.key, name, run)
         try:
             if parts:
-                make_folder(root / ATTEMPTS_FOLDER, exist_ok=True)
+                (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
                 # An hour without records has no columns either that a transform could work on.
                 folder = root / attempt
                 _write(session(), stream, parts, span=span, transform=transform, folder=folder)
@@ -146,7 +147,7 @@ def make_window(
             touch_replaced(root, replaced)
             return WindowMade(window, len(parts))
         store.end_window(stream.key, name)
-        shutil.rmtree(root / attempt, ignore_errors=True)
+        (root / attempt).remove_folder()
     raise errors.RewriteRefused(
         f"The hour {time_text(start)} of {asset} changed {TRIES_MAX} times while this run made "
         "it: it stays as the others left it."
@@ -204,7 +205,7 @@ def _write(
     *,
     span: EventSpan,
     transform: Transform,
-    folder: Path,
+    folder: OutputPlace,
 ) -> None:
     from pyspark.sql import DataFrame
 
@@ -217,7 +218,7 @@ def _write(
             output.write.parquet(str(folder))
             return
     except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove_folder()
         if session_is_gone(error):
             raise errors.SparkUnavailable(
                 f"Spark does not answer ({users_error(error)}): see the Spark server's log; "
@@ -227,10 +228,11 @@ def _write(
     raise errors.TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
 
 
-def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
+def _files(output_root: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
     """Return the files that Spark wrote, durable before a row names them."""
     import pyarrow.parquet as pq
 
+    root = Path(str(output_root))
     paths = sorted((root / attempt).glob("*.parquet"))
     if not paths:
         raise errors.SparkUnavailable(
@@ -252,14 +254,15 @@ def _files(root: Path, attempt: str) -> tuple[DataFile, ...]:
 def window_paths(
     store: Windows,
     stream: ShardStream,
-    output_root: Path,
+    output_root: Output,
     asset: str,
     *,
     hours: Collection[datetime] | None = None,
 ) -> list[str]:
     """Return the files of a downstream asset's output by hour, of some hours or of all."""
+    folder = output_place(output_root)
     return [
-        str(output_root / file.path)
+        str(folder / file.path)
         for window in store.windows(stream.key, asset)
         if hours is None or window.start in hours
         for file in window.files

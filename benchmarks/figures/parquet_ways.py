@@ -24,6 +24,7 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.parsing import parse_json
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -75,7 +76,7 @@ def consume(folder: Path, spark: SparkResource, output: Path, transform: Any = N
             sweeper=SparkSweeper(
                 stream=stream,
                 session=lambda: spark.spark_session,
-                output_root=output,
+                output_root=local_place(output),
                 run="benchmark",
             ),
             heartbeat=heartbeat,

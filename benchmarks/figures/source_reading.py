@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.spark.spark_session import cores
@@ -79,14 +80,14 @@ def in_spark(session: Any, source: ShardSource, output: Path) -> ReadRanges:
         stream=StreamName("benchmark"),
         source_options=source.spark_options(),
         transform=None,
-        output_root=output,
+        output_root=local_place(output),
         new_attempt=lambda: uuid.uuid4().hex,
         tag="leasehold-benchmark",
         tasks_max=2 * cores(),
     )
 
     def sweep(ranges: Sequence[ReadRange]) -> int:
-        results = run_sweep(session, job, ranges)
+        results = run_sweep(session, job, ranges, {each.shard: range(1) for each in ranges})
         outcomes = [r for r in results.values() if isinstance(r, SweepOutcome)]
         assert len(outcomes) == len(ranges), results
         return sum(outcome.statistics.records or 0 for outcome in outcomes)

@@ -18,8 +18,7 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import progress, say, show_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from dagster_leasehold.assets.places.place import OutputPlace
     from dagster_leasehold.assets.rewriting.vacuum import VacuumReport
     from dagster_leasehold.lease_store.identifiers import GroupKey
 
@@ -121,7 +120,7 @@ def _show(
 
 
 def _expired(
-    target: Target, key: GroupKey, folder: Path, age: timedelta | None, *, dry_run: bool
+    target: Target, key: GroupKey, folder: OutputPlace, age: timedelta | None, *, dry_run: bool
 ) -> PruneReport:
     """Forget the output of a group that is older than an age, or find out how much that would be.
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -52,7 +53,7 @@ def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> N
     )
 
 
-def committed_digest(store: Ledger, key: GroupKey, output: Path) -> RecordDigest:
+def committed_digest(store: Ledger, key: GroupKey, output: OutputPlace) -> RecordDigest:
     """Return the digest of all committed records, read back as any reader does."""
     from dagster_leasehold.assets.output.committed_output import iter_records
 

@@ -150,6 +150,7 @@ def run_first_job(address: str, folder: Path) -> int:
     from pyspark.sql import SparkSession
 
     from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+    from dagster_leasehold.assets.places.local_place import local_place
     from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.assets.spark.spark_session import settle
     from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -163,11 +164,12 @@ def run_first_job(address: str, folder: Path) -> int:
         sweep = SparkSweeper(
             stream=ShardStream("warm-up", log),
             session=lambda: spark,
-            output_root=Path(scratch) / "output",
+            output_root=local_place(Path(scratch) / "output"),
             run="warm-up",
         )
         bounds = log.bounds([shard])[shard]
-        result = sweep([ReadRange(shard, bounds.begin, bounds.end)])[shard]
+        range_ = ReadRange(shard, bounds.begin, bounds.end)
+        result = sweep([range_], {shard: range(1)})[shard]
     if isinstance(result, LeaseholdError):
         raise result
     return result.statistics.written

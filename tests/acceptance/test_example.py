@@ -77,7 +77,8 @@ def hours(store: LeaseStore) -> dict[str, EventWindow]:
 def rows(settings: Settings, window: EventWindow) -> dict[str, tuple[int, int]]:
     """Requests and errors of each path, as the files of an hour hold them."""
     root = settings.output_folder(KEY.stream, KEY.group)
-    requests = [row for file in window.files for row in pq.read_table(root / file.path).to_pylist()]
+    tables = [pq.read_table(str(root / file.path)) for file in window.files]
+    requests = [row for table in tables for row in table.to_pylist()]
     return {row["path"]: (row["requests"], row["errors"]) for row in requests}
 
 

@@ -148,7 +148,8 @@ def test_paths_of_accepted_names_stay_in_the_home(tmp_path: Path) -> None:
     """Distinct names lead to distinct folders below the home; none is hidden from listings."""
     settings = Settings(home=tmp_path)
     names = ["a", "A", "a.", "a..", "a.b", "a-b", "a_b", "0", "CON", "None", "a" * 64]
-    folders = {settings.output_folder(GroupKey.parse("g", name).stream, "g") for name in names}
+    streams = [GroupKey.parse("g", name).stream for name in names]
+    folders = {Path(str(settings.output_folder(stream, "g"))) for stream in streams}
     assert len(folders) == len(names)
     for folder in folders:
         assert folder.resolve().is_relative_to(tmp_path.resolve())

@@ -13,6 +13,7 @@ from dagster_leasehold.assets.consuming.shard_data_source import (
     read_options,
 )
 from dagster_leasehold.assets.output.attempt_reports import read_statistics
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.sources.world import VALUES, SourceWorld
@@ -32,7 +33,7 @@ def test_a_job_reads_the_ranges_of_all_shards(
         plan = source.plan(each, begin, Limits(records_max=records))
         ranges.append(ReadRange(each, begin, plan.end, plan.records))
     connect_session.dataSource.register(ShardDataSource)
-    folder = tmp_path / "reports"
+    folder = local_place(tmp_path / "reports")
     options = read_options(source.spark_options(), ranges, 2, folder)
     rows = connect_session.read.format(FORMAT).options(**options).load().collect()
     read = {each: [row for row in rows if row.shard_id == each] for each in (shard, other)}
@@ -43,7 +44,8 @@ def test_a_job_reads_the_ranges_of_all_shards(
     assert [row.event_time.timestamp() for row in read[shard]] == [
         row["event_time"].timestamp() for row in in_process
     ]
-    assert {each: statistics.records for each, statistics in read_statistics(folder).items()} == {
+    reports = read_statistics(folder, [shard, other])
+    assert {each: statistics.records for each, statistics in reports.items()} == {
         shard: len(VALUES),
         other: 5,
     }

@@ -39,12 +39,13 @@ DECLARATION = {
 ALLOWED_WITHIN = {
     "assets": {
         "errors": set[str](),
-        "declaration": {"errors"},
+        "places": set[str](),
+        "declaration": {"errors", "places"},
         "spark": {"errors"},
-        "output": {"errors", "declaration", "spark"},
-        "consuming": {"errors", "declaration", "spark", "output"},
-        "rewriting": {"errors", "declaration", "spark", "output", "consuming"},
-        "windows": {"errors", "declaration", "spark", "output"},
+        "output": {"errors", "places", "declaration", "spark"},
+        "consuming": {"errors", "places", "declaration", "spark", "output"},
+        "rewriting": {"errors", "places", "declaration", "spark", "output", "consuming"},
+        "windows": {"errors", "places", "declaration", "spark", "output"},
     },
     # Rules decide over rows; the roles of a store are known to them as types, and no store is.
     "lease_store": {

@@ -11,6 +11,7 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store import open_store
@@ -85,7 +86,7 @@ def consume_stream(
         sweeper=SparkSweeper(
             stream=stream,
             session=lambda: SparkResource(mode=mode, folder=str(spark_folder)).spark_session,
-            output_root=home / "output",
+            output_root=local_place(home / "output"),
             run=run,
         ),
         heartbeat=Beat(),

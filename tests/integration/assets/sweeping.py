@@ -15,6 +15,7 @@ from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -31,6 +32,7 @@ class Sweeping:
         self.spark = spark
         self.log = LocalLog.create(folder / "log", 4)
         self.output = folder / "output"
+        self.place = local_place(self.output)
         self.records = records
         for listing in self.log.list_shards():
             lines = [b"%s:%d" % (listing.shard.encode(), n) for n in range(records)]
@@ -51,14 +53,15 @@ class Sweeping:
             stream=StreamName("orders"),
             source_options=self.log.spark_options(),
             transform=transform,
-            output_root=self.output,
+            output_root=self.place,
             new_attempt=lambda: uuid.uuid4().hex,
             tag="leasehold-test",
             tasks_max=4,
             doomed=doomed,
             divide=self.log.divide,
         )
-        return run_sweep(self.spark, job, self.ranges() if ranges is None else ranges)
+        wanted = self.ranges() if ranges is None else ranges
+        return run_sweep(self.spark, job, wanted, {each.shard: range(1) for each in wanted})
 
     def table(self, outcome: SweepOutcome, *, quarantine: bool = False) -> pa.Table:
         files = [file for file in outcome.files if file.quarantine == quarantine]

@@ -54,14 +54,14 @@ def append(home: ConsumedHome, begin: int, records: int) -> None:
 def values(home: ConsumedHome, shard: ShardId) -> list[bytes]:
     return [
         row
-        for part in iter_records(home.store, KEY, home.output, shard)
+        for part in iter_records(home.store, KEY, home.place, shard)
         for row in part.column("value").to_pylist()
     ]
 
 
 def compact(home: ConsumedHome, instance: dg.DagsterInstance) -> None:
     """Run the job as the sensor launches it."""
-    deployment = Deployment(lambda: home.store, (NODE,), Timing(), lambda _: home.output)
+    deployment = Deployment(lambda: home.store, (NODE,), Timing(), lambda _: home.place)
     config = {"node": NODE, "shards": list(SHARDS), "vacuum": True}
     done = build_compact_job(home.stream, deployment).execute_in_process(
         instance=instance, run_config={"ops": {compact_op_name(home.stream): {"config": config}}}
@@ -80,7 +80,7 @@ def test_small_batches_end_as_files_of_the_target_size(
     """
     home = ConsumedHome(tmp_path / "home", records_max=RECORDS)
     home.stream = stream_of(home)
-    home.sweeper = ArrowSweeper(home.log, home.output)
+    home.sweeper = ArrowSweeper(home.log, home.place)
     failures: list[BaseException] = []
     enough = threading.Event()
     committed, begun = threading.Semaphore(0), threading.Semaphore(1)
@@ -140,4 +140,4 @@ def test_small_batches_end_as_files_of_the_target_size(
 
 
 def paths(home: ConsumedHome, shard: ShardId) -> list[Path]:
-    return [Path(path) for path in committed_paths(home.store, KEY, home.output, shard)]
+    return [Path(path) for path in committed_paths(home.store, KEY, home.place, shard)]

@@ -37,7 +37,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def deployment(world: World) -> Deployment:
-    return Deployment(lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.output)
+    return Deployment(lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.place)
 
 
 def test_a_downstream_asset_gets_a_spark_frame(
@@ -90,20 +90,20 @@ def test_a_window_is_made_whole_replaced_whole_and_kept_by_vacuum(
 ) -> None:
     made = make(world, deployment, connect_session, 0)
     assert made.window.covered == {"0": 23, "1": 23}
-    paths = window_paths(world.store, world.stream, world.output, "per_shard")
+    paths = window_paths(world.store, world.stream, world.place, "per_shard")
     assert pq.read_table(paths).sort_by("shard_id").to_pydict() == {
         "shard_id": ["0", "1"],
         "count": [60, 60],
     }
     again = make(world, deployment, connect_session, 0, run="run-2")
     assert (again.window.version, again.window.generation, again.window.run) == (2, 2, "run-2")
-    newer = window_paths(world.store, world.stream, world.output, "per_shard")
+    newer = window_paths(world.store, world.stream, world.place, "per_shard")
     assert not set(paths) & set(newer)
-    report = vacuum(world.store, world.key, world.output, older_than=HOUR)
+    report = vacuum(world.store, world.key, world.place, older_than=HOUR)
     assert all(Path(path).exists() for path in paths), "a reader may have listed them"
     for path in (*paths, *newer):
         os.utime(path, (0, 0))
-    report = vacuum(world.store, world.key, world.output, older_than=HOUR)
+    report = vacuum(world.store, world.key, world.place, older_than=HOUR)
     assert not any(Path(path).exists() for path in paths), report
     assert all(Path(path).exists() for path in newer), report
 
@@ -125,7 +125,7 @@ def test_a_run_that_was_overtaken_makes_the_window_again(
     made = make(world, deployment, connect_session, 0, run="slow", transform=slow)
     assert (made.window.run, made.window.generation) == ("slow", 2)
     assert made.window.covered == {"0": 24, "1": 23}
-    (path,) = window_paths(world.store, world.stream, world.output, "per_shard")
+    (path,) = window_paths(world.store, world.stream, world.place, "per_shard")
     assert sum(pq.read_table(path).column("count").to_pylist()) == 121
 
 

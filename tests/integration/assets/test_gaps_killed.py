@@ -58,7 +58,7 @@ def test_a_gap_is_passed_once(tmp_path: Path, point: Failpoint) -> None:
     assert [(gap.start, gap.end) for gap in home.store.gaps(KEY)] == [("10", "15")]
     rows = [
         value
-        for part in iter_records(home.store, KEY, home.output, SHARD)
+        for part in iter_records(home.store, KEY, home.place, SHARD)
         for value in part.column("value").to_pylist()
     ]
     assert rows == [b"0:%d" % number for number in (*range(10), *range(15, 20))]

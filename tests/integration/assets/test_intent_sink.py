@@ -24,6 +24,7 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
@@ -57,8 +58,10 @@ class KeyValueSink:
     sweeper: SparkSweeper
     home: Path
 
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
-        results = self.sweeper(ranges)
+    def __call__(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        results = self.sweeper(ranges, numbers)
         key = stream_of(self.home).key
         intents = {b.shard: b for b in store_of(self.home).batches(key, state=BatchState.INTENT)}
         for shard, result in results.items():
@@ -97,7 +100,7 @@ def consume(
     sweeper = SparkSweeper(
         stream=stream,
         session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
-        output_root=home / "output",
+        output_root=local_place(home / "output"),
         run=run,
     )
     consumer = Consumer(

@@ -14,6 +14,7 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.output.committed_output import iter_records, quarantined_records
 from dagster_leasehold.assets.parsing import parse_csv, parse_json
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -126,7 +127,7 @@ def test_another_try_puts_mended_records_where_they_belong(
         return parse_json(records, "n INT")
 
     consume(home, spark_folder, "run-1", transform=yesterdays)
-    stream, store, output = stream_of(home, todays), store_of(home), home / "output"
+    stream, store, output = stream_of(home, todays), store_of(home), local_place(home / "output")
     assert len(list(quarantined_records(store, stream.key, output))) == 3 * RECORDS
     leases = store.snapshot(stream.key).shards
     replayer = Replayer(

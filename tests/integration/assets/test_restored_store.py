@@ -76,7 +76,7 @@ def batch(home: ConsumedHome, tenure: Tenure, sequence: int, start: int, end: in
     range_ = ReadRange(SHARD, str(start), str(end))
     intent = Intent(tenure, sequence, range_.start, range_.end)
     assert isinstance(home.store.record_intents([intent])[SHARD], Changed)
-    result = home.sweeper([range_])[SHARD]
+    result = home.sweeper([range_], {SHARD: range(1)})[SHARD]
     files: tuple[DataFile, ...] = result.files  # pyright: ignore[reportAttributeAccessIssue]
     attempt: str = result.attempt  # pyright: ignore[reportAttributeAccessIssue]
     statistics = BatchStatistics(end - start, None, end - start, 0, None, None)
@@ -87,7 +87,7 @@ def batch(home: ConsumedHome, tenure: Tenure, sequence: int, start: int, end: in
 
 
 def committed(home: ConsumedHome) -> list[bytes]:
-    parts = iter_records(home.store, KEY, home.output, SHARD)
+    parts = iter_records(home.store, KEY, home.place, SHARD)
     return [value for part in parts for value in part.column("value").to_pylist()]
 
 
@@ -104,21 +104,21 @@ def test_consumption_goes_on_from_the_restored_checkpoint(
     dump = backups.dump()
     home.append(12)
     home.consume("run-2")
-    lost = set(committed_paths(home.store, KEY, home.output))
+    lost = set(committed_paths(home.store, KEY, home.place))
     assert committed(home) == expected(20)
 
     backups.restore(dump)
     assert committed(home) == expected(8)
     assert verify(home.store, KEY) == []
-    lost -= set(committed_paths(home.store, KEY, home.output))
+    lost -= set(committed_paths(home.store, KEY, home.place))
 
     home.consume("run-3")
     assert committed(home) == expected(20)
     assert verify(home.store, KEY) == []
-    now = set(committed_paths(home.store, KEY, home.output))
+    now = set(committed_paths(home.store, KEY, home.place))
     assert lost
     assert not lost & now
-    removed = vacuum(home.store, KEY, home.output, older_than=timedelta(0)).removed
+    removed = vacuum(home.store, KEY, home.place, older_than=timedelta(0)).removed
     assert {str(home.output / path) for path in removed} == lost
     assert committed(home) == expected(20)
 

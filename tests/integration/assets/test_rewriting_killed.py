@@ -49,7 +49,7 @@ def rewrite(home: ConsumedHome, how: str, run: str, ended: str = "") -> str:
         replayer = Replayer(
             stream=home.stream,
             store=home.store,
-            output_root=home.output,
+            output_root=home.place,
             sweeper=home.sweeper,
             run=run,
             ended=lambda other: other == ended,
@@ -58,7 +58,7 @@ def rewrite(home: ConsumedHome, how: str, run: str, ended: str = "") -> str:
     compactor = Compactor(
         store=home.store,
         key=KEY,
-        output_root=home.output,
+        output_root=home.place,
         run=run,
         new_attempt=lambda: f"{run}-1",
         ended=lambda other: other == ended,
@@ -74,7 +74,7 @@ def check(home: ConsumedHome, generation: int) -> None:
     assert [batch.generation for batch in batches] == [generation] * BATCHES
     rows = [
         value
-        for part in iter_records(home.store, KEY, home.output, SHARD)
+        for part in iter_records(home.store, KEY, home.place, SHARD)
         for value in part.column("value").to_pylist()
     ]
     assert rows == [b"0:%d" % number for number in range(RECORDS)]
@@ -121,8 +121,8 @@ def test_all_old_or_all_new(tmp_path: Path, how: str, point: Failpoint) -> None:
     check(home, 1 + swapped if how == "replay" else 1)
     assert home.store.rewrites(KEY) == []
     age(home)
-    vacuum(home.store, KEY, home.output, older_than=HOUR)
-    assert files(home) == set(committed_paths(home.store, KEY, home.output))
+    vacuum(home.store, KEY, home.place, older_than=HOUR)
+    assert files(home) == set(committed_paths(home.store, KEY, home.place))
     check(home, 1 + swapped if how == "replay" else 1)
     home.store.close()
 
@@ -139,15 +139,15 @@ def test_a_vacuum_that_was_killed_is_repeated(tmp_path: Path, point: Failpoint) 
     kill_at(point, tmp_path / "home", "vacuum")
     assert len(before - files(home)) == int(point is Failpoint.DURING_VACUUM)
     check(home, 1)
-    vacuum(home.store, KEY, home.output, older_than=HOUR)
-    assert files(home) == set(committed_paths(home.store, KEY, home.output))
+    vacuum(home.store, KEY, home.place, older_than=HOUR)
+    assert files(home) == set(committed_paths(home.store, KEY, home.place))
     check(home, 1)
     home.store.close()
 
 
 def forget(home: ConsumedHome) -> int:
     """Forget all output but the newest batch; the number of ledger rows that went."""
-    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.place))
     report = expire(home.store, KEY, output)
     assert report.failures == []
     return report.expired
@@ -163,15 +163,15 @@ def test_an_expiry_that_was_killed_has_forgotten_nothing(tmp_path: Path, point: 
     age(home)
     kill_at(point, tmp_path / "home", "expire")
     check(home, 0)
-    vacuum(home.store, KEY, home.output, older_than=HOUR)
+    vacuum(home.store, KEY, home.place, older_than=HOUR)
     check(home, 0)
-    named = set(committed_paths(home.store, KEY, home.output))
+    named = set(committed_paths(home.store, KEY, home.place))
     assert forget(home) == BATCHES - 1
-    vacuum(home.store, KEY, home.output, older_than=HOUR)
+    vacuum(home.store, KEY, home.place, older_than=HOUR)
     assert files(home) == named, "a reader may have listed them a moment ago"
     age(home)
-    vacuum(home.store, KEY, home.output, older_than=HOUR)
-    assert files(home) == set(committed_paths(home.store, KEY, home.output))
+    vacuum(home.store, KEY, home.place, older_than=HOUR)
+    assert files(home) == set(committed_paths(home.store, KEY, home.place))
     assert len(files(home)) == 1
     assert verify(home.store, KEY) == []
     home.store.close()
@@ -185,7 +185,7 @@ def deliver(home: ConsumedHome) -> None:
 if __name__ == "__main__":
     its_home = ConsumedHome(Path(sys.argv[1]))
     if sys.argv[2] == "vacuum":
-        vacuum(its_home.store, KEY, its_home.output, older_than=HOUR)
+        vacuum(its_home.store, KEY, its_home.place, older_than=HOUR)
     elif sys.argv[2] == "expire":
         forget(its_home)
     else:

@@ -47,7 +47,7 @@ class NotingHook:
 
 
 def delivery(home: ConsumedHome, hook: Callable[[CommittedBatch], None]) -> HookDelivery:
-    deployment = Deployment(lambda: home.store, (NODE,), Timing(), lambda key: home.output)
+    deployment = Deployment(lambda: home.store, (NODE,), Timing(), lambda key: home.place)
     stream = replace(home.stream, on_commit=hook)
     return HookDelivery(stream, deployment, clock=time.monotonic, jitter=lambda: 0.0)
 

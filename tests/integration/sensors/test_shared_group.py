@@ -21,6 +21,7 @@ from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.client import GroupMember, ProcessorWorker, Record
@@ -50,8 +51,9 @@ class Instance:
         self._stream = stream
         self._store = open_store(url)
         self._instance = instance
-        self._sweeper = ArrowSweeper(stream.source, output)  # pyright: ignore[reportArgumentType]
-        deployment = Deployment(lambda: self._store, (NodeName(node),), TIMING, lambda key: output)
+        place = local_place(output)
+        self._sweeper = ArrowSweeper(stream.source, place)  # pyright: ignore[reportArgumentType]
+        deployment = Deployment(lambda: self._store, (NodeName(node),), TIMING, lambda key: place)
         job = build_consume_job(stream, deployment)
         self._sensor = build_rebalance_sensor(stream, deployment, job)
         self._cursor: str | None = None

@@ -123,7 +123,7 @@ class DagsterDouble:
             lambda: connection,
             serves,
             Timing(),
-            lambda _: world.output,
+            lambda _: world.place,
             agents=agents,
             history_age=HISTORY_AGE,
         )

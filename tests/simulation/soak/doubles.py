@@ -28,7 +28,7 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
         virtual = VirtualTime()
         worlds: list[World] = []
 
-        def sweeper(*, stream: ShardStream, run: str, doomed: Any, output_root: Path, **_: Any):
+        def sweeper(*, stream: ShardStream, run: str, doomed: Any, output_root: Any, **_: Any):
             made = worlds[0]
             deployment = next(each for each in made.deployments if run in each.runs)
             log, moods = made.logs[stream.name], made.moods(stream.name)

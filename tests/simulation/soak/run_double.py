@@ -22,6 +22,7 @@ from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.partitions import consume_op_name
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import KEY_FORMAT
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -62,8 +63,8 @@ class SweeperDouble:
     """Stands in for `SparkSweeper`: takes a moment, and names files of what it would have read."""
 
     def __init__(
-        self, deployment: DagsterDouble, run: str, log: SyntheticLog, moods: Moods, root: Path,
-        doomed: Callable[[], bool],
+        self, deployment: DagsterDouble, run: str, log: SyntheticLog, moods: Moods,
+        root: OutputPlace, doomed: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._deployment = deployment
         self._time = deployment.time
@@ -74,7 +75,10 @@ class SweeperDouble:
         self._doomed = doomed
         self._attempts = 0
 
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+    def __call__(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        del numbers
         hanging = {range_.shard for range_ in ranges} & self._moods.hanging
         if hanging:
             self._moods.hanging -= hanging

@@ -19,6 +19,8 @@ from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.output.shard_files import ShardFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -35,7 +37,7 @@ OTHER = NodeName("b")
 class ArrowSweeper:
     """Writes what it reads, in this process, through the sink's own files."""
 
-    def __init__(self, log: LocalLog, output_root: Path) -> None:
+    def __init__(self, log: LocalLog, output_root: OutputPlace) -> None:
         self.log = log
         self.output_root = output_root
         self.sweeps: list[list[ReadRange]] = []
@@ -47,17 +49,21 @@ class ArrowSweeper:
         self._numbers = itertools.count()
         self._label = uuid.uuid4().hex  # an address comes again once its owner is gone
 
-    def __call__(self, ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
+    def __call__(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
         self.sweeps.append(list(ranges))
         self.before()
         return {
-            range_.shard: self.results.get(range_.shard) or self._write(range_) for range_ in ranges
+            range_.shard: self.results.get(range_.shard)
+            or self._write(range_, numbers[range_.shard])
+            for range_ in ranges
         }
 
-    def _write(self, range_: ReadRange) -> SweepOutcome:
+    def _write(self, range_: ReadRange, numbers: range) -> SweepOutcome:
         attempt = f"attempts/{next(self._numbers)}-{self._label}"
-        shards = [range_.shard]
-        files = ShardFiles(self.output_root / attempt, 0, 0, shards, self.transform)
+        own = {range_.shard: numbers}
+        files = ShardFiles(self.output_root / attempt, 0, 0, own, self.transform)
         seen = RangeStatistics()
         for batch in self.log.read(range_):
             for part in exact(batch):
@@ -106,6 +112,7 @@ class World:
         for listing in self.log.list_shards():
             self.append(listing.shard, self.records)
         self.output = self.folder / "output"
+        self.place = local_place(self.output)
         self.stream = ShardStream(
             name="orders",
             source=self.log,
@@ -116,7 +123,7 @@ class World:
         self.store.create_group(self.stream.new_group(20.0))
         for node in (NODE, OTHER):
             self.store.register(self.key, Node(node, 0, f"{node}-1"), observer="test")
-        self.sweeper = ArrowSweeper(self.log, self.output)
+        self.sweeper = ArrowSweeper(self.log, self.place)
         self.beat = Beat()
         self.now_s = 0.0
         self.sync()
@@ -169,7 +176,7 @@ class World:
 
     def committed(self, shard: str) -> list[bytes]:
         """The values of a shard's committed records."""
-        batches = list(iter_records(self.store, self.key, self.output, ShardId(shard)))
+        batches = list(iter_records(self.store, self.key, self.place, ShardId(shard)))
         return pa.Table.from_batches(batches).column("value").to_pylist() if batches else []
 
     def expected(self, shard: str, count: int) -> list[bytes]:

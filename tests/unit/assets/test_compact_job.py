@@ -29,7 +29,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def run(scene: Scene, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
-    deployment = Deployment(lambda: scene.store, (), Timing(), lambda _: scene.output)
+    deployment = Deployment(lambda: scene.store, (), Timing(), lambda _: scene.place)
     job = build_compact_job(scene.stream, deployment)
     return job.execute_in_process(
         instance=instance,

@@ -37,10 +37,11 @@ class ConsumedHome:
         self.key = key
         self.settings = Settings(home=home, database_url=url)
         self.log = LocalLog(self.settings.log_folder(key.stream))
-        self.output = self.settings.output_folder(key.stream, key.group)
+        self.place = self.settings.output_folder(key.stream, key.group)
+        self.output = Path(str(self.place))
         self.store = open_store(self.settings.store_url, upgrade=True)
         self.stream = ShardStream(str(key.stream), self.log, limits=Limits(records_max=records_max))
-        self.sweeper = ArrowSweeper(self.log, self.output)
+        self.sweeper = ArrowSweeper(self.log, self.place)
         if not self.log.exists:
             self._begin(shards)
 

@@ -68,7 +68,7 @@ def years_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget(home: ConsumedHome) -> None:
     """Forget all output that may be forgotten: two of three batches of each shard."""
-    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.place))
     report = expire(home.store, KEY, output)
     assert (report.expired, report.failures) == (4, [])
 
@@ -180,12 +180,12 @@ def test_metrics_do_not_fall(home: ConsumedHome) -> None:
 
 def test_a_reader_of_what_expired_is_refused(home: ConsumedHome) -> None:
     forget(home)
-    whole = committed_dataset(home.store, KEY, home.output)
+    whole = committed_dataset(home.store, KEY, home.place)
     assert whole.count_rows() == 4
-    rest = committed_dataset(home.store, KEY, home.output, numbers={ZERO: range(2, 9)})
+    rest = committed_dataset(home.store, KEY, home.place, numbers={ZERO: range(2, 9)})
     assert rest.count_rows() == 2
     with pytest.raises(OutputUnreadable, match="Ask for batches from 2 on"):
-        committed_dataset(home.store, KEY, home.output, numbers={ZERO: range(1, 3)})
+        committed_dataset(home.store, KEY, home.place, numbers={ZERO: range(1, 3)})
     with pytest.raises(OutputUnreadable, match="cannot be read whole any more"):
         refuse_expired_times(home.store, KEY, None, None)
 
@@ -195,10 +195,10 @@ def test_vacuum_leaves_what_is_named_and_a_claim_holds_expiry_back(home: Consume
     from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 
     home.store.claim_rewrite(KEY, ZERO, "replay", RewriteKind.REPLAY)
-    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.place))
     assert expire(home.store, KEY, output).expired == 2, "of shard 1 alone"
     age(home)
-    report = vacuum(home.store, KEY, home.output, older_than=timedelta(hours=1))
+    report = vacuum(home.store, KEY, home.place, older_than=timedelta(hours=1))
     assert (len(report.removed), report.committed) == (2, 4)
 
 
@@ -209,7 +209,7 @@ def test_files_that_cannot_be_touched_keep_their_rows(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "utime", refuse)
-    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.output))
+    output = OutputExpiry(timedelta(days=-1), partial(touch_replaced, home.place))
     report = expire(home.store, KEY, output)
     assert report.expired == 0
     assert len(report.failures) == 2

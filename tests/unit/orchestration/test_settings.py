@@ -11,7 +11,7 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
-from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
 from dagster_leasehold.lease_store.rules.node_settings import Modulo
 from dagster_leasehold.orchestration.resources import declared_streams
 from dagster_leasehold.orchestration.settings import load_settings
@@ -210,3 +210,15 @@ def test_how_long_history_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LEASEHOLD_HISTORY_DAYS", wrong)
         with pytest.raises(InvalidSetting, match=re.escape(sentence)):
             load_settings()
+
+
+def test_where_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StreamName("demo")
+    home = load_settings().home.absolute()
+    assert str(load_settings().output_folder(stream, "g")) == f"{home}/output/demo/g"
+    monkeypatch.setenv("LEASEHOLD_OUTPUT", "s3://bucket/here")
+    assert str(load_settings().output_folder(stream, "g")) == "s3://bucket/here/demo/g"
+    monkeypatch.setenv("LEASEHOLD_OUTPUT", "s3://key:hunter2@bucket")
+    with pytest.raises(InvalidSetting, match=r"^Setting 'output' is not valid: [^\n]+$") as caught:
+        load_settings()
+    assert "hunter2" not in str(caught.value)

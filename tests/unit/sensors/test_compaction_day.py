@@ -18,6 +18,7 @@ import pytest
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.output.units import Unit, unit_files
+from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
 from dagster_leasehold.assets.rewriting.merges import LARGE_ENOUGH, NO_COLUMNS, Columns
@@ -51,14 +52,13 @@ class SizedCompactor(Compactor):
     def columns(self, unit: Unit) -> Columns:
         return NO_COLUMNS
 
-    def _write(
-        self, shard: ShardId, merge: Sequence[Unit], attempt: str, together: int
-    ) -> tuple[DataFile, ...]:
+    def _write(self, shard: ShardId, merge: Sequence[Unit], attempt: str) -> tuple[DataFile, ...]:
         records = sum(file.records for unit in merge for file in unit_files(unit, quarantine=False))
         path = f"{attempt}/{shard}.parquet"
-        (self.output_root / attempt).mkdir(parents=True)
-        (self.output_root / path).touch()
+        (self.output_root / attempt).make_folder()
+        Path(str(self.output_root / path)).touch()
         self.copied += size_of(records)
+        together = sum(batch.batches for unit in merge for batch in unit)
         return (DataFile(path, records, size_of(records), False, together),)
 
 
@@ -68,7 +68,7 @@ class Days:
     def __init__(
         self, instance: dg.DagsterInstance, output: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.instance, self.output = instance, output
+        self.instance, self.output, self.place = instance, output, local_place(output)
         self.now_s, self.cursor = 0.0, ""
         self.stream, self.source = scripted_stream(SHARDS)
         deployment, self.store = memory_deployment("a")
@@ -84,9 +84,8 @@ class Days:
         self.batches = self.runs = self.written = self.copied = 0
         (output / "attempts/run").mkdir(parents=True)
         # The clock of the file system is the virtual one, too.
-        monkeypatch.setattr("dagster_leasehold.assets.output.attempts.os.utime", self.touch)
-        module = "dagster_leasehold.assets.rewriting.vacuum"
-        monkeypatch.setattr(f"{module}._file_system_time_ns", lambda _: self.time_ns)
+        monkeypatch.setattr("dagster_leasehold.assets.places.local_place.os.utime", self.touch)
+        monkeypatch.setattr(LocalPlace, "now_ns", lambda _: self.time_ns)
 
     @property
     def key(self):
@@ -137,14 +136,14 @@ class Days:
             self.compact(config)
             if config["vacuum"]:
                 age = timedelta(seconds=self.stream.vacuum_after_s)
-                vacuum(self.store, self.key, self.output, older_than=age)
+                vacuum(self.store, self.key, self.place, older_than=age)
 
     def compact(self, config: dict[str, Any]) -> None:
         """Do what a run of the sensor does."""
         self.runs += 1
         run, target = f"compact-{self.runs}", self.stream.compact_target_bytes
         compactor = SizedCompactor(
-            store=self.store, key=self.key, output_root=self.output, run=run, target_bytes=target
+            store=self.store, key=self.key, output_root=self.place, run=run, target_bytes=target
         )
         age = timedelta(seconds=self.stream.compact_after_s)
         old_until = {ShardId(shard): number for shard, number in config["old_until"].items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -38,7 +39,8 @@ class Scene:
         store = MemoryStore(lambda: self.date)
         self.world = World(store, KEY)
         deployment = Deployment(
-            store=lambda: store, nodes=(), timing=Timing(), output_folder=lambda _: Path(),
+            store=lambda: store, nodes=(), timing=Timing(),
+            output_folder=lambda _: local_place(Path()),
             history_age=self.age,
         )  # fmt: skip
         self.rounds = HistoryRounds(KEY, deployment, lambda: self.now_s, self.output_age)

@@ -12,6 +12,7 @@ import pytest
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import without_secrets
 from dagster_leasehold.lease_store.group_rows import Node, Timing
@@ -26,6 +27,7 @@ from tests.unit.sensors.streams import ScriptedSource
 
 A, B = NodeName("a"), NodeName("b")
 X, Y = ShardId("x"), ShardId("y")
+OUT = local_place(Path("/out"))
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Scene:
 
     def delivery(self, *nodes: NodeName) -> HookDelivery:
         served = nodes or (A,)
-        deployment = Deployment(lambda: self.store, served, Timing(), lambda key: Path("/out"))
+        deployment = Deployment(lambda: self.store, served, Timing(), lambda key: OUT)
         return HookDelivery(self.stream, deployment, clock=lambda: self.now_s, jitter=lambda: 0.0)
 
     def ids(self) -> list[str]:
@@ -259,7 +261,7 @@ def test_a_stream_without_a_hook_has_no_delivery(scene: Scene) -> None:
     with pytest.raises(AssertionError):
         HookDelivery(
             replace(scene.stream, on_commit=None),
-            Deployment(lambda: scene.store, (A,), Timing(), lambda key: Path()),
+            Deployment(lambda: scene.store, (A,), Timing(), lambda key: OUT),
             clock=lambda: 0.0,
             jitter=lambda: 0.0,
         )

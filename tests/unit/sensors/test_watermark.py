@@ -42,7 +42,7 @@ class Scene:
         self.world = World(folder, records=0)
         self.now_s = 0.0
         self.deployment = Deployment(
-            lambda: self.world.store, (NODE,), Timing(), output_folder=lambda _: self.world.output
+            lambda: self.world.store, (NODE,), Timing(), output_folder=lambda _: self.world.place
         )
         given: dict[str, Any] = {"since": NOON} | declaration
         self.hourly = HourlyAsset(self.world.stream, "hourly", lambda frame: frame, **given)

@@ -49,7 +49,7 @@ def test_reads_everything_once_and_reports_it(world: World) -> None:
 def test_sweepers_that_follow_one_another_never_write_to_one_place(world: World) -> None:
     """Method: each is gone when the next one is made, which may get its memory."""
     for _ in range(5):
-        ArrowSweeper(world.log, world.output)([ReadRange(ZERO, "0", "4")])
+        ArrowSweeper(world.log, world.place)([ReadRange(ZERO, "0", "4")], {ZERO: range(1)})
     assert len(list(world.output.glob("attempts/*"))) == 5
 
 

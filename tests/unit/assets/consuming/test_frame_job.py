@@ -11,6 +11,7 @@ from dagster_leasehold.assets.consuming.frame_job import REGISTER_ATTEMPTS, _reg
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.source import ReadRange
@@ -67,7 +68,8 @@ def test_the_folder_of_an_attempt_is_named_on_the_disk_before_anything_is_read(
 ) -> None:
     """The session is none, so that the sweep goes no further than the folder."""
     root = tmp_path / "output"
-    job = SweepJob(StreamName("s"), {}, transform, root, lambda: "run-1", "tag", 1)
+    job = SweepJob(StreamName("s"), {}, transform, local_place(root), lambda: "run-1", "tag", 1)
     with synced(monkeypatch) as paths, suppress(SparkUnavailable):
-        run_sweep(cast(Any, None), job, [ReadRange(ShardId("0"), "0", "1")])
+        shard = ShardId("0")
+        run_sweep(cast(Any, None), job, [ReadRange(shard, "0", "1")], {shard: range(1)})
     assert paths == [tmp_path, root, root / "attempts"]

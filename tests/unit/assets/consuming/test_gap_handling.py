@@ -130,14 +130,14 @@ def test_retention_during_the_reading_of_a_batch(tmp_path: Path, wanted: GapPoli
     world.append(ZERO, 5)
     real = world.sweeper._write
 
-    def removed_meanwhile(range_):  # type: ignore[no-untyped-def]
+    def removed_meanwhile(range_, numbers):  # type: ignore[no-untyped-def]
         from dagster_leasehold.lease_store.errors import CursorExpired
 
         if not world.store.gaps(world.key) and range_.start == "10":
             world.log.retain(ZERO, "15")
             world.append(ZERO, 2)
         try:
-            return real(range_)
+            return real(range_, numbers)
         except CursorExpired as error:
             return error
 

@@ -16,9 +16,10 @@ from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming import exact_records, range_tasks
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
-from dagster_leasehold.assets.output import attempt_reports, output_file
 from dagster_leasehold.assets.output.transform_mark import mark_of, name_of
 from dagster_leasehold.assets.output.worker_results import error_of
+from dagster_leasehold.assets.places import local_place as local_module
+from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import ReadRange, record_schema
@@ -47,7 +48,9 @@ class Scene:
         tasks = RangeTasks(
             self.log.spark_options(),
             (ranges,),
-            str(self.folder),
+            local_place(self.folder),
+            {range_.shard: range(7, 8) for range_ in ranges},
+            {range_: at for at, range_ in enumerate(ranges)},
             cloudpickle.dumps(transform) if transform else None,
             name_of(transform),
         )
@@ -139,7 +142,7 @@ def test_a_full_disk_is_the_error_of_the_range(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output_file, "sync_file", full)
+    monkeypatch.setattr(local_module, "sync_file", full)
     for row in scene.rows():
         assert row.error is not None
         assert row.error["kind"] == "OutputUnwritable"
@@ -148,7 +151,8 @@ def test_a_full_disk_is_the_error_of_the_range(
 
 
 def test_a_reader_that_cannot_be_built_fails_every_range(scene: Scene) -> None:
-    tasks = RangeTasks({"source": "nope"}, ((scene.range("0"),),), str(scene.folder), None, "")
+    folder = local_place(scene.folder)
+    tasks = RangeTasks({"source": "nope"}, ((scene.range("0"),),), folder, {}, {}, None, "")
     [row] = tasks.rows(0)
     assert row.error is not None
     assert row.error["kind"] == "UnknownSource"
@@ -156,7 +160,8 @@ def test_a_reader_that_cannot_be_built_fails_every_range(scene: Scene) -> None:
 
 def test_a_transform_that_cannot_be_loaded_fails_every_range(scene: Scene) -> None:
     options = scene.log.spark_options()
-    tasks = RangeTasks(options, ((scene.range("0"),),), str(scene.folder), b"cnope\nx\n.", "m.f")
+    folder, broken = local_place(scene.folder), b"cnope\nx\n."
+    tasks = RangeTasks(options, ((scene.range("0"),),), folder, {}, {}, broken, "m.f")
     [row] = tasks.rows(0)
     assert row.error is not None
     assert row.error["kind"] == "TransformError"
@@ -204,6 +209,8 @@ def test_other_columns_in_a_later_table_are_refused_in_one_sentence(
 
 
 def test_a_long_task_says_that_records_move(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt_reports, "MOVING_EVERY_S", 0.0)
+    monkeypatch.setattr(LocalPlace, "signs_every_s", 0.0)
     scene.rows()
-    assert len(attempt_reports.signs_of_work(scene.folder)) > 3 + 1
+    signs = local_place(scene.folder).signs_of_work()
+    assert isinstance(signs, frozenset)
+    assert len(signs) > 3 + 1

@@ -17,7 +17,8 @@ from dagster_leasehold.assets.consuming.stall_guard import (
     StallGuard,
     guarded_source,
 )
-from dagster_leasehold.assets.output.attempt_reports import MovingRecords, signs_of_work
+from dagster_leasehold.assets.output.attempt_reports import MovingRecords
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.errors import LogCorrupt, RunStalled
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import (
@@ -199,18 +200,19 @@ def test_a_guarded_source_tells_bounds_as_the_source_itself_does(tmp_path: Path)
 
 def test_records_that_move_are_seen_by_whoever_looks_at_the_folder(tmp_path: Path) -> None:
     clock = Clock()
-    moving = MovingRecords(tmp_path, clock)
+    folder = local_place(tmp_path)
+    moving = MovingRecords(folder, clock)
     moving.moved()
-    assert signs_of_work(tmp_path) == frozenset(), "a short task leaves no file"
+    assert folder.signs_of_work() == frozenset(), "a short task leaves no file"
     seen: list[object] = []
     for _ in range(3):
         clock.now_s += 1.0
         moving.moved()
         moving.moved()
-        seen.append(signs_of_work(tmp_path))
+        seen.append(folder.signs_of_work())
     assert len(set(seen)) == 3
     # A disk that is full keeps nobody from work.
     (tmp_path / "file").touch()
-    elsewhere = MovingRecords(tmp_path / "file", clock)
+    elsewhere = MovingRecords(folder / "file", clock)
     clock.now_s += 1.0
     elsewhere.moved()

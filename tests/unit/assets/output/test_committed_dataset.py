@@ -55,7 +55,7 @@ def append(world: World, shard: ShardId, count: int, begin: int = 0) -> None:
 
 
 def dataset(world: World, **asked: Any) -> ds.Dataset:
-    return committed_dataset(world.store, world.key, world.output, **asked)
+    return committed_dataset(world.store, world.key, world.place, **asked)
 
 
 def values(rows: ds.Dataset) -> list[bytes]:
@@ -67,7 +67,7 @@ def compact(world: World) -> None:
     reports = Compactor(
         store=world.store,
         key=world.key,
-        output_root=world.output,
+        output_root=world.place,
         run="compaction",
         new_attempt=lambda: next(attempts),
     ).compact(world.ids)
@@ -78,7 +78,7 @@ def replay(world: World) -> None:
     replayer = Replayer(
         stream=world.stream,
         store=world.store,
-        output_root=world.output,
+        output_root=world.place,
         sweeper=world.sweeper,
         run="replay",
     )
@@ -99,9 +99,9 @@ def test_nothing_committed_is_an_empty_dataset(tmp_path: Path) -> None:
 def test_shards_batches_and_times_are_chosen_in_the_ledger(world: World) -> None:
     """Method: files that cannot hold what is asked for are destroyed before they are read."""
     span = EventSpan(NOON + 5 * MINUTE, NOON + 7 * MINUTE)
-    for committed in committed_files(world.store, world.key, world.output):
+    for committed in committed_files(world.store, world.key, world.place):
         if (committed.shard, committed.batch.sequence) != (ZERO, 1):
-            committed.path.write_bytes(b"")
+            Path(str(committed.path)).write_bytes(b"")
     assert values(dataset(world, shards=[ZERO], span=span)) == [b"0:5", b"0:6"]
     assert values(dataset(world, numbers={ZERO: range(1, 2)})) == world.expected("0", 8)[4:]
 
@@ -149,11 +149,14 @@ def test_pruning_never_drops_a_record(
 def test_a_reader_from_before_a_swap_finishes(world: World, swap: Any) -> None:
     """Goal: all old or all new. Method: swap and vacuum between opening and reading."""
     before = dataset(world)
-    old = [committed.path for committed in committed_files(world.store, world.key, world.output)]
+    old = [
+        Path(str(committed.path))
+        for committed in committed_files(world.store, world.key, world.place)
+    ]
     for path in old:
         os.utime(path, (0, 0))
     swap(world)
-    report = vacuum(world.store, world.key, world.output, older_than=timedelta(hours=1))
+    report = vacuum(world.store, world.key, world.place, older_than=timedelta(hours=1))
     assert report.removed == ()
     everything = [*world.expected("0", 10), *world.expected("1", 10)]
     assert values(before) == everything
@@ -163,29 +166,29 @@ def test_a_reader_from_before_a_swap_finishes(world: World, swap: Any) -> None:
 
 def test_batches_of_a_merged_file_are_told_apart(world: World) -> None:
     compact(world)
-    assert len(committed_files(world.store, world.key, world.output)) == 2
+    assert len(committed_files(world.store, world.key, world.place)) == 2
     assert values(dataset(world, numbers={ZERO: range(1, 2), ONE: range(2, 9)})) == [
         *world.expected("0", 8)[4:],
         *world.expected("1", 10)[8:],
     ]
     # A merged file knows its times too, so that it is left out where it cannot matter.
     late = EventSpan(since=NOON + 60 * MINUTE)
-    assert committed_parts(world.store, world.key, world.output, span=late) == []
+    assert committed_parts(world.store, world.key, world.place, span=late) == []
 
 
 def test_a_column_that_came_later_is_null_before(world: World) -> None:
-    last = committed_files(world.store, world.key, world.output, ONE)[-1]
-    table = pq.read_table(last.path)
-    pq.write_table(table.append_column("status", pa.array([200] * len(table))), last.path)
+    last = committed_files(world.store, world.key, world.place, ONE)[-1]
+    table = pq.read_table(str(last.path))
+    pq.write_table(table.append_column("status", pa.array([200] * len(table))), str(last.path))
     table = dataset(world).to_table()
     assert table.column("status").to_pylist() == [None] * 18 + [200] * 2
 
 
 def test_columns_that_do_not_fit_together_are_one_sentence(world: World) -> None:
-    last = committed_files(world.store, world.key, world.output, ONE)[-1]
-    table = pq.read_table(last.path)
+    last = committed_files(world.store, world.key, world.place, ONE)[-1]
+    table = pq.read_table(str(last.path))
     at = table.schema.get_field_index("value")
-    pq.write_table(table.set_column(at, "value", pa.array([1.5] * len(table))), last.path)
+    pq.write_table(table.set_column(at, "value", pa.array([1.5] * len(table))), str(last.path))
     with pytest.raises(OutputUnreadable, match="do not fit together") as caught:
         dataset(world)
     assert "\n" not in str(caught.value)
@@ -197,7 +200,7 @@ def test_an_unknown_time_column_is_one_sentence(world: World) -> None:
 
 
 def test_a_missing_file_is_one_sentence(world: World) -> None:
-    committed_files(world.store, world.key, world.output)[0].path.unlink()
+    committed_files(world.store, world.key, world.place)[0].path.remove()
     with pytest.raises(LogCorrupt, match="cannot be read"):
         dataset(world)
 
@@ -217,7 +220,7 @@ def test_duckdb_reads_the_dataset_and_its_filters_reach_it(world: World) -> None
 def test_all_rows_in_order_and_the_progress(tmp_path: Path) -> None:
     world = World(tmp_path, records=10)
     world.consume()
-    dataset = committed_dataset(world.store, world.key, world.output)
+    dataset = committed_dataset(world.store, world.key, world.place)
     progress: list[int] = []
     rows = write_parquet(dataset, tmp_path / "all.parquet", progress.append)
     written = pq.read_table(tmp_path / "all.parquet")
@@ -228,7 +231,7 @@ def test_all_rows_in_order_and_the_progress(tmp_path: Path) -> None:
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     world = World(tmp_path, records=10)
     world.consume()
-    dataset = committed_dataset(world.store, world.key, world.output)
+    dataset = committed_dataset(world.store, world.key, world.place)
 
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
@@ -245,7 +248,7 @@ def test_a_file_is_on_the_disk_under_its_name(
 ) -> None:
     world = World(tmp_path, records=10)
     world.consume()
-    dataset = committed_dataset(world.store, world.key, world.output)
+    dataset = committed_dataset(world.store, world.key, world.place)
     with synced(monkeypatch) as paths:
         write_parquet(dataset, tmp_path / "all.parquet")
     assert paths[-1] == tmp_path

@@ -42,7 +42,7 @@ def world(tmp_path: Path) -> World:
 def load(world: World, asset: Any, partition: str | None = None) -> Any:
     """Return the input and output of the asset, materialized alone."""
     deployment = Deployment(
-        lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.output
+        lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.place
     )
     resources = {
         "spark": SparkResource(mode="connect", folder="never used"),

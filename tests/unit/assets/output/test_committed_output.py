@@ -28,7 +28,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_files_come_in_ledger_order(world: World) -> None:
-    files = committed_files(world.store, world.key, world.output)
+    files = committed_files(world.store, world.key, world.place)
     assert [(file.shard, file.batch.sequence) for file in files] == [
         ("0", 0),
         ("0", 1),
@@ -37,12 +37,12 @@ def test_files_come_in_ledger_order(world: World) -> None:
         ("1", 1),
         ("1", 2),
     ]
-    assert all(file.path.stat().st_size == file.file.bytes for file in files)
+    assert all(Path(str(file.path)).stat().st_size == file.file.bytes for file in files)
 
 
 def test_an_attempt_that_failed_is_no_output(world: World) -> None:
     """Method: a sweep whose commit never came leaves its files; readers do not see them."""
-    before = committed_paths(world.store, world.key, world.output)
+    before = committed_paths(world.store, world.key, world.place)
     world.append(ZERO, 5)
 
     def unlucky(*_: object) -> None:
@@ -51,18 +51,18 @@ def test_an_attempt_that_failed_is_no_output(world: World) -> None:
     world.store.commit = unlucky
     world.consume("run-2")
     assert len([*world.output.rglob("*.parquet")]) == len(before) + 1
-    assert committed_paths(world.store, world.key, world.output) == before
+    assert committed_paths(world.store, world.key, world.place) == before
 
 
 def test_records_of_one_shard_or_of_all(world: World) -> None:
-    every = pa.Table.from_batches(iter_records(world.store, world.key, world.output))
+    every = pa.Table.from_batches(iter_records(world.store, world.key, world.place))
     assert every.column("value").to_pylist() == [*world.expected("0", 10), *world.expected("1", 10)]
     assert world.committed("1") == world.expected("1", 10)
 
 
 def test_duckdb_reads_the_paths(world: World) -> None:
     duckdb = pytest.importorskip("duckdb")
-    paths = committed_paths(world.store, world.key, world.output)
+    paths = committed_paths(world.store, world.key, world.place)
     [(count, shards)] = duckdb.sql(
         f"SELECT count(*), count(DISTINCT shard_id) FROM read_parquet({paths!r})"
     ).fetchall()
@@ -71,13 +71,14 @@ def test_duckdb_reads_the_paths(world: World) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
 def test_damaged_output_is_one_sentence_and_never_skipped(world: World, damage: str) -> None:
-    file = committed_files(world.store, world.key, world.output, ZERO)[1]
-    content = file.path.read_bytes()
-    file.path.unlink()
+    file = committed_files(world.store, world.key, world.place, ZERO)[1]
+    path = Path(str(file.path))
+    content = path.read_bytes()
+    path.unlink()
     if damage != "missing":
-        file.path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
     seen: list[bytes] = []
-    batches = iter_records(world.store, world.key, world.output, ZERO)
+    batches = iter_records(world.store, world.key, world.place, ZERO)
 
     def read_all() -> None:
         for batch in batches:

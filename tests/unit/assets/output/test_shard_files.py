@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output import output_file, shard_files
 from dagster_leasehold.assets.output.shard_files import ShardFiles, by_shard
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 
@@ -33,8 +34,13 @@ def rows(shards: list[str | None], errors: list[str | None] | None = None) -> pa
     return pa.RecordBatch.from_pydict(columns)
 
 
+def batches(*shards: str) -> dict[ShardId, range]:
+    """The numbers of a batch of each shard."""
+    return {ShardId(shard): range(5, 6) for shard in shards}
+
+
 def test_each_shard_has_its_own_file_in_order(tmp_path: Path) -> None:
-    files = ShardFiles(tmp_path / "attempt", 3, 7, [ShardId("a"), ShardId("b"), ShardId("c")])
+    files = ShardFiles(local_place(tmp_path / "attempt"), 3, 7, batches("a", "b", "c"))
     files.add(rows(["a", "a", "b"]))
     files.add(rows(["b", "a"]))
     written = {file.shard: file for file in files.close()}
@@ -51,7 +57,7 @@ def test_each_shard_has_its_own_file_in_order(tmp_path: Path) -> None:
 
 
 def test_rows_with_an_error_go_to_quarantine(tmp_path: Path) -> None:
-    files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
     files.add(rows(["a", "a", "a"], [None, "bad", None]))
     good, bad = sorted(files.close(), key=lambda file: file.quarantine)
     assert (good.records, bad.records) == (2, 1)
@@ -64,7 +70,7 @@ def test_rows_with_an_error_go_to_quarantine(tmp_path: Path) -> None:
 
 
 def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
-    files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
     files.add(rows(["a"], ["bad"]))
     assert [file.quarantine for file in files.close()] == [True]
 
@@ -72,7 +78,7 @@ def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shard", ["b", "../a", "", None])
 def test_a_foreign_shard_is_refused_in_one_sentence(tmp_path: Path, shard: str | None) -> None:
     folder = tmp_path / "attempt"
-    files = ShardFiles(folder, 0, 0, [ShardId("a")])
+    files = ShardFiles(local_place(folder), 0, 0, batches("a"))
     with pytest.raises(TransformError, match="column shard_id"):
         files.add(rows([shard]))
     files.abandon()
@@ -80,7 +86,7 @@ def test_a_foreign_shard_is_refused_in_one_sentence(tmp_path: Path, shard: str |
 
 
 def test_abandoning_deletes_what_was_begun(tmp_path: Path) -> None:
-    files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
     files.add(rows(["a"]))
     assert len([*tmp_path.iterdir()]) == 1
     files.abandon()
@@ -89,7 +95,7 @@ def test_abandoning_deletes_what_was_begun(tmp_path: Path) -> None:
 
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     for _ in range(2):
-        files = ShardFiles(tmp_path, 0, 0, [ShardId("a")])
+        files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
         if [*tmp_path.iterdir()]:
             with pytest.raises(FileExistsError):
                 files.add(rows(["a"]))
@@ -99,7 +105,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_names_differ_where_only_case_does(tmp_path: Path) -> None:
-    files = ShardFiles(tmp_path, 0, 0, [ShardId("a"), ShardId("A")])
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a", "A"))
     files.add(rows(["a", "A"]))
     names = [file.path.lower() for file in files.close()]
     assert len(set(names)) == 2
@@ -111,7 +117,7 @@ def test_much_data_is_written_in_row_groups(
     """Goal: memory is bounded by row groups, and by all shards together."""
     monkeypatch.setattr(output_file, "ROW_GROUP_BYTES", 4_000)
     monkeypatch.setattr(shard_files, "BUFFERED_BYTES_MAX", 3_000)
-    files = ShardFiles(tmp_path, 0, 0, [ShardId("a"), ShardId("b")])
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a", "b"))
     for _ in range(20):
         files.add(rows(["a"] * 20 + ["b"] * 20))
     for file in files.close():

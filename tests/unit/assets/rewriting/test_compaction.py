@@ -56,7 +56,7 @@ class Scene(World):
         given: dict[str, object] = {
             "store": self.store,
             "key": self.key,
-            "output_root": self.output,
+            "output_root": self.place,
             "run": run,
             "new_attempt": name,
         }
@@ -69,7 +69,7 @@ class Scene(World):
         return self.store.batches(self.key, shard)
 
     def files(self, shard: ShardId = ZERO) -> int:
-        return len(committed_paths(self.store, self.key, self.output, shard))
+        return len(committed_paths(self.store, self.key, self.place, shard))
 
     def prune(self) -> None:
         """Fold the rows that compaction has merged away, as if all of them were old."""
@@ -140,7 +140,7 @@ def test_what_was_merged_is_merged_with_what_comes_later(scene: Scene) -> None:
 
 
 def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:
-    reading = iter_records(scene.store, scene.key, scene.output)
+    reading = iter_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     scene.compact()
     for batch in reading:
@@ -151,7 +151,7 @@ def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:
 def test_duckdb_reads_merged_files_in_order(scene: Scene) -> None:
     duckdb = pytest.importorskip("duckdb")
     scene.compact()
-    paths = committed_paths(scene.store, scene.key, scene.output, ZERO)
+    paths = committed_paths(scene.store, scene.key, scene.place, ZERO)
     rows = duckdb.sql(f"SELECT value FROM read_parquet({paths!r})").fetchall()
     assert [value for (value,) in rows] == scene.expected("0", 10)
 
@@ -178,8 +178,8 @@ def test_quarantined_records_are_merged_apart(scene: Scene) -> None:
         pq.write_table(table, scene.output / path)
         scene.put(replace(batch, files=(file, DataFile(path, 1, 9, quarantine=True))))
     assert scene.compact(ZERO)[ZERO].files_after == 2
-    (bad,) = committed_files(scene.store, scene.key, scene.output, ZERO, quarantine=True)
-    assert pq.read_table(bad.path).column("value").to_pylist() == [b"0:0", b"0:4"]
+    (bad,) = committed_files(scene.store, scene.key, scene.place, ZERO, quarantine=True)
+    assert pq.read_table(str(bad.path)).column("value").to_pylist() == [b"0:0", b"0:4"]
     assert (bad.file.records, bad.file.batches) == (2, 3)
     assert scene.committed(ZERO) == scene.expected("0", 10)
 
@@ -193,7 +193,7 @@ def test_columns_that_changed_keep_files_apart(scene: Scene) -> None:
         )
     scene.compact(ZERO)
     assert [len(unit) for unit in units(scene.ledger())] == [3, 2]
-    last = pq.read_table(committed_paths(scene.store, scene.key, scene.output, ZERO)[-1])
+    last = pq.read_table(committed_paths(scene.store, scene.key, scene.place, ZERO)[-1])
     assert "more" in last.column_names
 
 
@@ -336,7 +336,7 @@ def test_folded_rows_are_compacted_replayed_and_forced_like_others(scene: Scene)
     replayer = Replayer(
         stream=scene.stream,
         store=scene.store,
-        output_root=scene.output,
+        output_root=scene.place,
         sweeper=scene.sweeper,
         run="replay-1",
     )
@@ -376,7 +376,7 @@ def test_any_order_of_consuming_replaying_and_compacting_reads_the_same(
             replayer = Replayer(
                 stream=scene.stream,
                 store=scene.store,
-                output_root=scene.output,
+                output_root=scene.place,
                 sweeper=scene.sweeper,
                 run=run,
             )
@@ -399,7 +399,7 @@ def test_merged_files_are_on_the_disk_under_their_names_before_the_ledger_has_th
     attempts = scene.output / "attempts"
     with synced(monkeypatch) as paths:
         scene.compact(ZERO)
-    (file,) = [Path(path) for path in committed_paths(scene.store, scene.key, scene.output, ZERO)]
+    (file,) = [Path(path) for path in committed_paths(scene.store, scene.key, scene.place, ZERO)]
     assert paths == [attempts, file, file.parent]
 
 

@@ -65,7 +65,7 @@ class Scene(World):
         compactor = Compactor(
             store=self.store,
             key=self.key,
-            output_root=self.output,
+            output_root=self.place,
             run=run,
             target_bytes=target_bytes,
         )
@@ -159,7 +159,7 @@ def test_a_merged_file_that_reaches_into_young_batches_waits_with_them(scene: Sc
     scene.go_on(2)
     scene.now += HOUR
     scene.go_on(2)
-    Compactor(store=scene.store, key=scene.key, output_root=scene.output, run="by-hand").compact(
+    Compactor(store=scene.store, key=scene.key, output_root=scene.place, run="by-hand").compact(
         [ZERO]
     )
     scene.go_on(1)

@@ -32,8 +32,8 @@ MARK = 1_000
 class TodaysSweeper(ArrowSweeper):
     """Today's transform: its output bears a mark that the old output has not."""
 
-    def _write(self, range_: ReadRange) -> SweepOutcome:
-        made = super()._write(range_)
+    def _write(self, range_: ReadRange, numbers: range) -> SweepOutcome:
+        made = super()._write(range_, numbers)
         return replace(made, statistics=replace(made.statistics, written=MARK))
 
 
@@ -43,13 +43,13 @@ class Scene(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.consume()
-        self.today = TodaysSweeper(self.log, self.output)
+        self.today = TodaysSweeper(self.log, self.place)
 
     def replayer(self, run: str = "replay-1", ended: str = "") -> Replayer:
         return Replayer(
             stream=self.stream,
             store=self.store,
-            output_root=self.output,
+            output_root=self.place,
             sweeper=self.today,
             run=run,
             ended=lambda other: other == ended,
@@ -75,7 +75,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
-    before, old = scene.ledger(), committed_paths(scene.store, scene.key, scene.output)
+    before, old = scene.ledger(), committed_paths(scene.store, scene.key, scene.place)
     leases = scene.store.snapshot(scene.key).shards
     reports = scene.replay()
     assert reports[ZERO] == ReplayReport(ZERO, 3, 10, 3 * MARK)
@@ -85,7 +85,7 @@ def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
     ]
     assert scene.generations() == scene.generations(ONE) == [1, 1, 1]
     assert [batch.statistics.written for batch in after] == [MARK] * 3
-    new = committed_paths(scene.store, scene.key, scene.output)
+    new = committed_paths(scene.store, scene.key, scene.place)
     assert not set(new) & set(old)
     assert all(Path(path).exists() for path in (*new, *old)), "readers may be at the old ones"
     for shard in (ZERO, ONE):
@@ -97,7 +97,7 @@ def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
 
 
 def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:
-    reading = iter_records(scene.store, scene.key, scene.output)
+    reading = iter_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     scene.replay()
     for batch in reading:
@@ -133,7 +133,7 @@ def test_readers_see_all_old_or_all_new(scene: Scene) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_shard_that_fails_keeps_its_old_output(scene: Scene, failing: int) -> None:
-    old = committed_paths(scene.store, scene.key, scene.output, ZERO)
+    old = committed_paths(scene.store, scene.key, scene.place, ZERO)
 
     def fail() -> None:
         broken = len(scene.today.sweeps) == failing + 1
@@ -143,7 +143,7 @@ def test_a_shard_that_fails_keeps_its_old_output(scene: Scene, failing: int) -> 
     reports = scene.replay()
     assert (reports[ZERO].error, reports[ZERO].batches) == ("boom.", 0)
     assert reports[ONE].batches == 3, "the other shard goes on"
-    assert committed_paths(scene.store, scene.key, scene.output, ZERO) == old
+    assert committed_paths(scene.store, scene.key, scene.place, ZERO) == old
     assert scene.generations() == [0, 0, 0]
     assert scene.store.rewrites(scene.key) == []
 
@@ -162,8 +162,10 @@ def test_an_interrupted_replay_keeps_the_old_output_and_lets_go(scene: Scene) ->
 
 
 def test_too_many_quarantined_records_keep_the_old_output(scene: Scene) -> None:
-    def poisoned(ranges: Sequence[ReadRange]) -> Mapping[ShardId, SweepResult]:
-        made = {range_.shard: scene.sweeper._write(range_) for range_ in ranges}
+    def poisoned(
+        ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        made = {each.shard: scene.sweeper._write(each, numbers[each.shard]) for each in ranges}
         return {
             shard: replace(each, statistics=replace(each.statistics, quarantined=1_001))
             for shard, each in made.items()
@@ -172,7 +174,7 @@ def test_too_many_quarantined_records_keep_the_old_output(scene: Scene) -> None:
     replayer = Replayer(
         stream=scene.stream,
         store=scene.store,
-        output_root=scene.output,
+        output_root=scene.place,
         sweeper=poisoned,
         run="replay-1",
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
@@ -47,12 +48,12 @@ def orphan(scene: Scene, attempt: str, name: str = "0.00000-0-0.parquet") -> Pat
 
 
 def run(scene: Scene, *, dry_run: bool = False) -> VacuumReport:
-    return vacuum(scene.store, scene.key, scene.output, older_than=HOUR, dry_run=dry_run)
+    return vacuum(scene.store, scene.key, scene.place, older_than=HOUR, dry_run=dry_run)
 
 
 def test_old_orphans_go_and_committed_files_never(scene: Scene) -> None:
     first, second = orphan(scene, "dead-1"), orphan(scene, "dead-1", "other")
-    committed = committed_paths(scene.store, scene.key, scene.output)
+    committed = committed_paths(scene.store, scene.key, scene.place)
     age_all(scene)
     planned = run(scene, dry_run=True)
     assert first.exists()
@@ -116,7 +117,7 @@ def test_the_hour_that_is_being_made_stays_however_old(scene: Scene) -> None:
 def test_swapped_files_are_kept_for_readers_that_began_before(scene: Scene) -> None:
     """1. a reader lists old files; 2. compaction swaps; 3. vacuum runs; 4. the reader goes on."""
     age_all(scene)
-    reading = iter_records(scene.store, scene.key, scene.output)
+    reading = iter_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     scene.compact()
     report = run(scene)
@@ -134,7 +135,7 @@ def test_what_is_swapped_out_while_vacuum_looks_stays_for_its_readers(
 ) -> None:
     """1. vacuum lists; 2. a reader lists; 3. compaction swaps; 4. vacuum asks who is named."""
     age_all(scene)
-    reading = iter_records(scene.store, scene.key, scene.output)
+    reading = iter_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     rewrites = scene.store.rewrites
 
@@ -155,7 +156,7 @@ def test_a_swap_that_had_to_wait_makes_files_new_when_it_happens(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: two hours pass between the moment before the swap and the swap itself."""
-    old = committed_paths(scene.store, scene.key, scene.output)
+    old = committed_paths(scene.store, scene.key, scene.place)
     rewrite_batches = scene.store.rewrite_batches
 
     def late(*arguments: object, **options: object) -> object:
@@ -199,7 +200,7 @@ def test_nothing_outside_of_attempts_is_touched(scene: Scene) -> None:
 
 def test_a_group_that_never_wrote_has_nothing_to_remove(scene: Scene) -> None:
     nowhere = scene.folder / "nowhere"
-    assert vacuum(scene.store, scene.key, nowhere, older_than=HOUR) == VacuumReport()
+    assert vacuum(scene.store, scene.key, local_place(nowhere), older_than=HOUR) == VacuumReport()
     assert not nowhere.exists()
 
 
@@ -226,4 +227,4 @@ def test_vacuum_at_any_time_removes_no_record(tmp_path: Path, seed: int) -> None
     age_all(scene)
     run(scene)
     left = {str(path) for path in scene.output.rglob("*") if path.is_file()}
-    assert left == set(committed_paths(scene.store, scene.key, scene.output))
+    assert left == set(committed_paths(scene.store, scene.key, scene.place))

@@ -14,6 +14,8 @@ import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnreadable, TransformError
+from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.assets.windows import window_run
 from dagster_leasehold.assets.windows.window_run import WindowMade, _files, make_window
@@ -33,16 +35,17 @@ class Hour:
         self.meanwhile: Callable[[], None] = lambda: None
         monkeypatch.setattr(window_run, "_write", self._write)
 
-    def _write(self, *_: object, folder: Path, **__: object) -> None:
-        folder.mkdir()
-        pq.write_table(pa.table({"value": [1, 2]}), folder / "part-0.parquet")
-        for path in (folder / "part-0.parquet", folder):
-            os.utime(path, (0, 0))
+    def _write(self, *_: object, folder: OutputPlace, **__: object) -> None:
+        path = Path(str(folder))
+        path.mkdir()
+        pq.write_table(pa.table({"value": [1, 2]}), path / "part-0.parquet")
+        for each in (path / "part-0.parquet", path):
+            os.utime(each, (0, 0))
         self.meanwhile()
 
     def make(self, run: str = "run-1", *ended: str) -> WindowMade:
         return make_window(
-            Deployment(lambda: self.store, (), Timing(), lambda _: self.world.output),
+            Deployment(lambda: self.store, (), Timing(), lambda _: self.world.place),
             self.world.stream,
             asset="hourly",
             transform=lambda records: records,
@@ -55,7 +58,7 @@ class Hour:
         )
 
     def vacuum(self) -> VacuumReport:
-        return vacuum(self.store, self.key, self.world.output, older_than=timedelta(hours=1))
+        return vacuum(self.store, self.key, self.world.place, older_than=timedelta(hours=1))
 
     def attempts(self) -> list[str]:
         return [each.run for each in self.store.window_attempts(self.key)]
@@ -73,7 +76,7 @@ def test_files_of_an_hour_are_on_the_disk_under_their_names(
     folder.mkdir(parents=True)
     pq.write_table(pa.table({"value": [1, 2]}), folder / "part-0.parquet")
     with synced(monkeypatch) as paths:
-        (file,) = _files(tmp_path, "attempts/run-1")
+        (file,) = _files(local_place(tmp_path), "attempts/run-1")
     assert (file.path, file.records) == ("attempts/run-1/part-0.parquet", 2)
     assert paths == [folder / "part-0.parquet", folder, tmp_path / "attempts"]
 

@@ -1,0 +1,62 @@
+"""The address of output, parsed at the door: a folder, or the URI of an object store."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.places.store_place import StorePlace
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+
+STORES = ("s3", "gs", "abfss", "hdfs")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+# Azure writes the container before the account's host, with an @ between them.
+_ROOTS = {
+    "s3": r"[A-Za-z0-9][A-Za-z0-9._-]+",
+    "gs": r"[A-Za-z0-9][A-Za-z0-9._-]+",
+    "abfss": r"[A-Za-z0-9$][A-Za-z0-9-]*@[A-Za-z0-9.-]+",
+    "hdfs": r"([A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?)?",
+}
+_FORMS = {
+    "s3": "s3://BUCKET/FOLDER",
+    "gs": "gs://BUCKET/FOLDER",
+    "abfss": "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER",
+    "hdfs": "hdfs://HOST:PORT/FOLDER",
+}
+
+Output = OutputPlace | Path | str
+"""The folder of a group's output: a place, a path, or a URI."""
+
+
+def output_place(address: Output) -> OutputPlace:
+    """Return the place of an address; a place stays as it is.
+
+    Raises:
+        InvalidSetting: it is of no form that is supported, or holds what only the environment may,
+            such as a password. The message does not repeat it.
+    """
+    if isinstance(address, OutputPlace):
+        return address
+    if isinstance(address, Path) or not _SCHEME.match(address):
+        return local_place(Path(address))
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        if parts.netloc:
+            raise InvalidSetting(
+                f"The output {shown(address)} names a host: use file:///FOLDER, with three slashes."
+            )
+        return local_place(Path(unquote(parts.path)))
+    if parts.scheme not in STORES:
+        raise InvalidSetting(
+            f"Output cannot be kept in {parts.scheme}://: use a folder, or a URI that begins with "
+            f"file://, {', '.join(f'{store}://' for store in STORES[:-1])} or {STORES[-1]}://."
+        )
+    if parts.query or parts.fragment or not re.fullmatch(_ROOTS[parts.scheme], parts.netloc):
+        raise InvalidSetting(
+            f"The URI of the output is not of the form {_FORMS[parts.scheme]}: leave out "
+            "everything else; credentials and options come from the environment or the platform."
+        )
+    return StorePlace(parts.scheme, parts.netloc, parts.path.strip("/"))

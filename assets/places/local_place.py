@@ -1,0 +1,215 @@
+"""Output on a disk: a local one, or one that every host mounts.
+
+A commit is durable, so the files that it names must be: their content once it was synced, which
+takes a disk some milliseconds a file and hardly more for several at once, and their names once
+their folder was synced. Ages are those of the file system, by its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from dagster_leasehold.assets.places.place import (
+    MOVING_SIGN,
+    REPORTS_FOLDER,
+    Entry,
+    NewFile,
+    OutputPlace,
+)
+from dagster_leasehold.lease_store.durable_files import (
+    make_folder,
+    replacing,
+    sync_file,
+    sync_folder,
+)
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+
+class LocalFile(NewFile):
+    """A new file on a disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = self.sink = path.open("xb")
+
+    @override
+    def written(self) -> int:
+        self._file.flush()
+        return self._file.tell()
+
+    @override
+    def settle(self) -> None:
+        sync_file(self._file)
+        self._file.close()
+
+    @override
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace(OutputPlace):
+    """A folder or file on a disk, by its absolute path."""
+
+    signs_every_s = 1.0
+    watch_every_s = 0.25
+
+    path: Path
+
+    @override
+    def __truediv__(self, relative: str) -> LocalPlace:
+        return LocalPlace(self.path / relative)
+
+    @override
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    @override
+    def address(self) -> Path:
+        return self.path
+
+    @property
+    @override
+    def is_local(self) -> bool:
+        return True
+
+    @override
+    def make_folder(self, *, exist_ok: bool = False) -> None:
+        make_folder(self.path, exist_ok=exist_ok)
+
+    @override
+    def sync_folder(self) -> None:
+        sync_folder(self.path)
+
+    @override
+    def remove_folder(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @override
+    def remove_empty_folder(self) -> None:
+        with contextlib.suppress(OSError):  # it is not empty
+            self.path.rmdir()
+
+    @override
+    def create(self) -> LocalFile:
+        return LocalFile(self.path)
+
+    @override
+    def put(self, content: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as file:
+            file.write(content)
+
+    @override
+    def content(self) -> bytes | None:
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    @override
+    def sizes(self, files: Sequence[str]) -> list[int | None]:
+        return [_size(self.path / file) for file in files]
+
+    @override
+    def remove(self, *, missing_ok: bool = False) -> None:
+        self.path.unlink(missing_ok=missing_ok)
+
+    @override
+    def arrow(self) -> tuple[FileSystem, str]:
+        from pyarrow import fs
+
+        return fs.LocalFileSystem(), str(self.path)
+
+    @override
+    def note_work(self, task: str) -> None:
+        path = self.path / REPORTS_FOLDER / f"{MOVING_SIGN}-{task}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(b".")
+
+    @override
+    def signs_of_work(self) -> Hashable:
+        signs: set[tuple[str, int]] = set()
+        for place in (self.path, self.path / REPORTS_FOLDER):
+            with contextlib.suppress(OSError), os.scandir(place) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        signs.add((entry.name, entry.stat().st_size))
+        return frozenset(signs)
+
+    @override
+    def now_ns(self) -> int:
+        with tempfile.NamedTemporaryFile(dir=self.path, prefix=".vacuum-") as probe:
+            return os.stat(probe.name).st_mtime_ns
+
+    @override
+    def entries(self, below: str) -> Iterator[Entry]:
+        for at, names, files in os.walk(self.path / below, followlinks=False):
+            for name in (*names, *files):
+                path = Path(at) / name
+                try:
+                    status = path.lstat()
+                except FileNotFoundError:
+                    continue  # its attempt has tidied up meanwhile
+                if path.is_symlink():
+                    continue
+                relative = path.relative_to(self.path).as_posix()
+                yield Entry(relative, status.st_mtime_ns, status.st_size, folder=name in names)
+
+    @override
+    def modified_ns(self) -> int:
+        return self.path.lstat().st_mtime_ns
+
+    @override
+    def note_replaced(self, files: Iterable[str]) -> None:
+        for file in files:
+            # What is missing cannot be read either; a replay is how it is made again.
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.path / file)
+
+    @override
+    def replaced_ns(self) -> Mapping[str, int]:
+        return {}
+
+    @override
+    def forget_replaced(self, before_ns: int) -> None:
+        del before_ns  # the files themselves bear the time
+
+    @override
+    def remove_empty_folders(self, folders: Collection[str]) -> None:
+        for folder in sorted(folders, reverse=True):
+            (self / folder).remove_empty_folder()
+
+
+def _size(path: Path) -> int | None:
+    # Opened first, which makes a network file system ask its server.
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError:
+        return None
+
+
+def local_place(path: Path) -> LocalPlace:
+    """Return the place of a path."""
+    return LocalPlace(path.absolute())

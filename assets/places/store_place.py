@@ -1,0 +1,279 @@
+"""Output in an object store: S3, Google Cloud Storage, Azure; and in Hadoop's file system.
+
+An object appears whole when its writer closes it, and is durable then. There are no folders to make
+or to sync, and nothing can be made to look new: what is replaced is noted in an object of its own,
+whose age is the time that counts for vacuum.
+
+Credentials come from the environment or the platform, as the store's own tools look for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import uuid
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from typing_extensions import override
+
+from dagster_leasehold.assets.places.place import (
+    MOVING_SIGN,
+    REPORTS_FOLDER,
+    Entry,
+    NewFile,
+    OutputPlace,
+)
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+REPLACED_FOLDER = "replaced"
+"""The folder of notes of what was replaced, beside the attempts."""
+REQUESTS_AT_ONCE = 16
+NOTED_AT_ONCE = 10_000
+"""So many files are named in one note."""
+
+
+class StoreFile(NewFile):
+    """A new object."""
+
+    def __init__(self, place: StorePlace) -> None:
+        system, path = place.arrow()
+        self._place = place
+        self.sink = system.open_output_stream(path)
+
+    @override
+    def written(self) -> int:
+        # To flush would wait for what is being uploaded; `settle` does.
+        return self.sink.tell()
+
+    @override
+    def settle(self) -> None:
+        self.sink.close()
+
+    @override
+    def abandon(self) -> None:
+        # To close is the only way to let go of an object; what is written so is deleted.
+        with contextlib.suppress(OSError):
+            self.sink.close()
+        with contextlib.suppress(OSError):
+            self._place.remove(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace(OutputPlace):
+    """A prefix or an object.
+
+    Attributes:
+        scheme: the kind of store: `s3`, `gs`, `abfss` or `hdfs`.
+        root: the bucket; Azure's `container@account…`; the name node of Hadoop.
+        path: the key within it, without a slash at either end.
+    """
+
+    signs_every_s = 10.0
+    watch_every_s = 5.0
+
+    scheme: str
+    root: str
+    path: str = ""
+
+    @override
+    def __truediv__(self, relative: str) -> StorePlace:
+        return replace(self, path=posixpath.join(self.path, relative))
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.root}/{self.path}"
+
+    @property
+    @override
+    def name(self) -> str:
+        return posixpath.basename(self.path)
+
+    @property
+    @override
+    def address(self) -> str:
+        return str(self)
+
+    @property
+    @override
+    def is_local(self) -> bool:
+        return False
+
+    @override
+    def make_folder(self, *, exist_ok: bool = False) -> None:
+        del exist_ok
+
+    @override
+    def sync_folder(self) -> None: ...
+
+    @override
+    def remove_folder(self) -> None:
+        system, path = self.arrow()
+        with contextlib.suppress(OSError):
+            system.delete_dir(path)
+
+    @override
+    def remove_empty_folder(self) -> None: ...
+
+    @override
+    def create(self) -> StoreFile:
+        return StoreFile(self)
+
+    @override
+    def put(self, content: bytes) -> None:
+        system, path = self.arrow()
+        with system.open_output_stream(path) as stream:
+            stream.write(content)
+
+    @override
+    def content(self) -> bytes | None:
+        system, path = self.arrow()
+        try:
+            with system.open_input_stream(path) as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return None
+
+    @override
+    def sizes(self, files: Sequence[str]) -> list[int | None]:
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as requests:
+            return [*requests.map(lambda file: (self / file)._info().size, files)]
+
+    @override
+    def remove(self, *, missing_ok: bool = False) -> None:
+        system, path = self.arrow()
+        try:
+            system.delete_file(path)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    @override
+    def arrow(self) -> tuple[FileSystem, str]:
+        system = _file_system(self.scheme, self.root)
+        if self.scheme == "hdfs":
+            return system, f"/{self.path}"
+        return system, f"{self.root.partition('@')[0]}/{self.path}".rstrip("/")
+
+    @override
+    def note_work(self, task: str) -> None:
+        # One name for all tasks: who looks need not list, and any change is a sign.
+        (self / f"{REPORTS_FOLDER}/{MOVING_SIGN}").put(f"{task} {uuid.uuid4().hex}".encode())
+
+    @override
+    def signs_of_work(self) -> Hashable:
+        with contextlib.suppress(OSError):
+            return (self / f"{REPORTS_FOLDER}/{MOVING_SIGN}").content()
+        return None
+
+    @override
+    def now_ns(self) -> int:
+        probe = self / f".vacuum-{uuid.uuid4().hex}"
+        probe.put(b"")
+        try:
+            return probe.modified_ns()
+        finally:
+            probe.remove(missing_ok=True)
+
+    @override
+    def entries(self, below: str) -> Iterator[Entry]:
+        from pyarrow.fs import FileSelector, FileType
+
+        system, path = (self / below).arrow()
+        _, own = self.arrow()
+        selector = FileSelector(path, recursive=True, allow_not_found=True)
+        for info in _infos(system, selector):
+            folder = info.type == FileType.Directory
+            relative = info.path.removeprefix(f"{own}/")
+            yield Entry(relative, info.mtime_ns or 0, info.size or 0, folder=folder)
+
+    @override
+    def modified_ns(self) -> int:
+        from pyarrow.fs import FileType
+
+        info = self._info()
+        if info.type == FileType.NotFound:
+            raise FileNotFoundError(f"{self} is not there")
+        return info.mtime_ns
+
+    @override
+    def note_replaced(self, files: Iterable[str]) -> None:
+        paths = list(files)
+        for first in range(0, len(paths), NOTED_AT_ONCE):
+            note = self / f"{REPLACED_FOLDER}/{uuid.uuid4().hex}.json"
+            note.put(json.dumps(paths[first : first + NOTED_AT_ONCE]).encode())
+
+    @override
+    def replaced_ns(self) -> Mapping[str, int]:
+        newest: dict[str, int] = {}
+        for note in self._notes():
+            content = (self / note.path).content()
+            for path in json.loads(content) if content is not None else ():
+                newest[path] = max(newest.get(path, 0), note.modified_ns)
+        return newest
+
+    @override
+    def forget_replaced(self, before_ns: int) -> None:
+        for note in list(self._notes()):
+            if note.modified_ns < before_ns:
+                (self / note.path).remove(missing_ok=True)
+
+    @override
+    def remove_empty_folders(self, folders: Collection[str]) -> None:
+        # What Arrow leaves in the place of a folder whose last object was deleted.
+        for folder in sorted(folders, reverse=True):
+            if not any(True for _ in self.entries(folder)):
+                (self / folder).remove_folder()
+
+    def _notes(self) -> Iterator[Entry]:
+        return (entry for entry in self.entries(REPLACED_FOLDER) if not entry.folder)
+
+    def _info(self) -> FileInfo:
+        system, path = self.arrow()
+        return system.get_file_info(path)
+
+
+def _infos(system: FileSystem, selector: Any) -> list[FileInfo]:
+    infos: Any = system.get_file_info(selector)
+    return infos
+
+
+@lru_cache
+def _file_system(scheme: str, root: str) -> FileSystem:
+    """Return the client of a store; one for each process."""
+    from pyarrow import fs
+
+    match scheme:
+        case "s3":
+            return _s3(root)
+        case "gs":
+            return fs.GcsFileSystem()
+        case "abfss":
+            return fs.AzureFileSystem(root.partition("@")[2].partition(".")[0])
+        case _:
+            host, _, port = root.partition(":")
+            return fs.HadoopFileSystem(host or "default", int(port or 0))
+
+
+def _s3(bucket: str) -> FileSystem:
+    from pyarrow import fs
+
+    own = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""))
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if not region and not own.netloc:
+        region = fs.resolve_s3_region(bucket)
+    return fs.S3FileSystem(
+        region=region or "us-east-1",
+        scheme=own.scheme or "https",
+        endpoint_override=own.netloc or None,
+        # Small objects go up in one request instead of three.
+        allow_delayed_open=True,
+    )
