@@ -46,9 +46,13 @@ class BatchPlanning:
 
     def plan(self) -> list[PlannedBatch]:
         """Return the next batch of each shard that has one."""
-        return self.shards.each(self._plan)
+        planned = self.shards.each(self._plan)
+        read = [each for each in planned if isinstance(each, OpenShard)]
+        self.shards.stop_all(StopReason.CAUGHT_UP, among=read)
+        return [each for each in planned if isinstance(each, PlannedBatch)]
 
-    def _plan(self, open_: OpenShard) -> PlannedBatch | None:
+    def _plan(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
+        """Return a shard's next batch, or the shard itself if it is read and to be let go."""
         while True:
             try:
                 return self._plan_from_cursor(open_)
@@ -72,7 +76,7 @@ class BatchPlanning:
         except LeaseholdError as held:
             self.shards.stop(open_, StopReason.FAILED, str(held))
 
-    def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | None:
+    def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
         shard, source, limits = open_.tenure.shard, self.stream.source, self.sizes.limits
         if open_.intent is not None:
             # Retention may have been faster than the run that takes over.
@@ -87,9 +91,8 @@ class BatchPlanning:
             range_ = ReadRange(shard, open_.cursor, plan.end, plan.records)
             return PlannedBatch(open_, range_, plan.last)
         if not plan.last:
-            if not self.stays:
-                self.shards.stop(open_, StopReason.CAUGHT_UP)
-        elif isinstance(self.store.finish_empty(open_.tenure, open_.cursor), Changed):
+            return None if self.stays else open_
+        if isinstance(self.store.finish_empty(open_.tenure, open_.cursor), Changed):
             self.shards.end(open_, StopReason.FINISHED)
         else:
             self.shards.lose(open_)

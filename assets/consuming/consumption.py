@@ -38,7 +38,7 @@ from dagster_leasehold.assets.consuming.sweep import (
 from dagster_leasehold.assets.errors import QuarantineLimitExceeded, SweepInterrupted
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError, LeaseLost
+from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.heartbeat import Trust
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -53,8 +53,6 @@ UNANSWERED = (
     "The lease store gave no answer when this run opened a shard or let it go, so that the shard "
     "may still be open to it: the run ended, and the next one goes on at the checkpoints."
 )
-ETA_CHANGE_MIN = 2.0
-"""By what factor the time of a batch must change for the announced one to be worth a write."""
 
 
 class Consumer:
@@ -202,7 +200,7 @@ class Consumer:
             seen = [commit.statistics for commit in commits]
             sizes = [(each.records or 0, each.bytes or 0) for each in seen]
             self._sizes.made(sizes, took_s=took_s)
-            self._announce()
+            self._open.announce(self._sizes.expected_s)
 
     def _make_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
         """Make batches: intents, Spark job, commit; return what was committed."""
@@ -292,19 +290,6 @@ class Consumer:
         if done and self._after_commit is not None:
             self._after_commit(done)
         return done
-
-    def _announce(self) -> None:
-        """Tell the nodes that wait for a shard how long a batch takes here."""
-        eta_s = self._sizes.expected_s
-        for open_ in self._open.all():
-            before_s = open_.announced_s
-            if before_s is not None and 1 / ETA_CHANGE_MIN < eta_s / before_s < ETA_CHANGE_MIN:
-                continue
-            try:
-                self._store.announce(open_.tenure, handoff_eta_s=eta_s)
-                open_.announced_s = max(eta_s, 1e-3)
-            except LeaseLost as error:
-                self._open.lose(open_, str(error))
 
     def _distrust(self) -> str:
         return (

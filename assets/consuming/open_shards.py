@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -18,6 +18,9 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.shard_sources.source import ShardBounds
 
 _LOG = logging.getLogger(__name__)
+
+ETA_CHANGE_MIN = 2.0
+"""By what factor the time of a batch must change for the announced one to be worth a write."""
 
 Value = TypeVar("Value")
 
@@ -140,24 +143,32 @@ class OpenShards:
             elif view.transfer_to is not None:
                 self.stop(open_, StopReason.HANDED_OVER)
 
-    def stop_all(self, reason: StopReason, error: str = "") -> None:
-        """Let all shards go at their checkpoints: in one transaction, but for those in transfer."""
+    def stop_all(
+        self, reason: StopReason, error: str = "", among: Sequence[OpenShard] | None = None
+    ) -> None:
+        """Let all shards, or those of `among`, go at their checkpoints.
+
+        It takes one transaction, but for those in transfer.
+        """
         # A store that left a call unanswered long ago may be well again.
         self._store_silent = False
-        for shard in self._closed_together(error or reason.value):
-            self.end(self._open[shard], reason, error)
-        for open_ in self.all():
-            self.stop(open_, reason, error)
+        each = self.all() if among is None else among
+        closed = self._closed_together([open_.tenure for open_ in each], error or reason.value)
+        for open_ in each:
+            if open_.tenure.shard in closed:
+                self.end(open_, reason, error)
+            else:
+                self.stop(open_, reason, error)
 
-    def _closed_together(self, reason: str) -> set[ShardId]:
-        if len(self._open) < 2 or self._store_silent:
+    def _closed_together(self, tenures: Sequence[Tenure], reason: str) -> set[ShardId]:
+        if len(tenures) < 2 or self._store_silent:
             return set()
         try:
-            tenures = [open_.tenure for open_ in self.all()]
             return self._store.close_tenures(tenures, reason=reason)
         except LeaseholdError as unanswered:
-            _LOG.warning("%d shards could not be let go: %s", len(self._open), unanswered)
+            _LOG.warning("%d shards could not be let go: %s", len(tenures), unanswered)
             self._store_silent = isinstance(unanswered, StoreError)
+            self.unanswered |= self._store_silent
             return set()
 
     def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
@@ -173,8 +184,22 @@ class OpenShards:
         except LeaseholdError as unanswered:
             # The tenure stays open in the store until somebody sees that this run has ended.
             _LOG.warning("Shard %s could not be let go: %s", open_.tenure.shard, unanswered)
-            self._store_silent = self.unanswered = isinstance(unanswered, StoreError)
+            self._store_silent = isinstance(unanswered, StoreError)
+            self.unanswered |= self._store_silent
         self.end(open_, reason, error)
+
+    def announce(self, eta_s: float) -> None:
+        """Tell the nodes that wait for a shard how long a batch takes here."""
+        stale = [open_ for open_ in self.all() if _differs(open_.announced_s, eta_s)]
+        tenures = [open_.tenure for open_ in stale]
+        announced = self._store.announce_all(tenures, handoff_eta_s=eta_s)
+        for open_ in stale:
+            try:
+                if open_.tenure.shard not in announced:
+                    self._store.announce(open_.tenure, handoff_eta_s=eta_s)
+                open_.announced_s = max(eta_s, 1e-3)
+            except LeaseLost as error:
+                self.lose(open_, str(error))
 
     def _fail(self, open_: OpenShard, error: Exception) -> None:
         """Let a shard go that raised something, foreseen or not; the others go on."""
@@ -198,3 +223,7 @@ class OpenShards:
         open_.consumer = open_.consumer.stop(reason.value).stopped()
         self.reports[shard] = replace(open_.report, stopped=reason, error=error)
         del self._open[shard]
+
+
+def _differs(before_s: float | None, eta_s: float) -> bool:
+    return before_s is None or not 1 / ETA_CHANGE_MIN < eta_s / before_s < ETA_CHANGE_MIN

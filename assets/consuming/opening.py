@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +21,8 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources import source as reading
 from dagster_leasehold.shard_sources.positions import parse_position
 from dagster_leasehold.shard_sources.source import Position, ShardBounds
+
+_LOG = logging.getLogger(__name__)
 
 
 def initial_position(text: str) -> Position | datetime:
@@ -67,8 +70,9 @@ class Opening:
         A run that follows may open more of them later; those that are open stay as they are.
         """
         fresh = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
-        for shard in fresh:
-            self._open_tenure(shard)
+        if not fresh:
+            return
+        self._open_tenures(fresh)
         self._read_bounds(fresh)
         children: set[ShardId] = set()
         position = self.stream.initial_position
@@ -93,15 +97,42 @@ class Opening:
 
         self.shards.each(begin, fresh)
 
-    def _open_tenure(self, shard: ShardId) -> None:
-        key, replaces = self.stream.key, self.replaces.get(shard)
+    def _open_tenures(self, fresh: Sequence[ShardId]) -> None:
+        """Open tenures in one transaction, and alone those that it leaves out."""
+        key, ready = self.stream.key, list[ShardId]()
+        for shard in fresh:
+            try:
+                self.bootstrap.apply(key, shard, self.node, self.run)
+                ready.append(shard)
+            except Exception as error:
+                self.shards.unanswered |= isinstance(error, StoreError)
+                self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
+        outcomes: dict[ShardId, Opened | OpenByOther | NotHeld] = {}
         try:
-            self.bootstrap.apply(key, shard, self.node, self.run)
-            outcome = self.store.open_tenure(key, shard, self.node, self.run, replaces=replaces)
-        except Exception as error:
-            self.shards.unanswered |= isinstance(error, StoreError)
-            self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
+            outcomes = self.store.open_tenures(
+                key, ready, self.node, self.run, replaces=self.replaces
+            )
+        except StoreError as error:
+            # Each would wait as long, and find its tenure open if the reply alone was lost.
+            self.shards.unanswered = True
+            for shard in ready:
+                self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
             return
+        except Exception as error:
+            # One row that nobody can read must not keep the others shut.
+            _LOG.warning("%d shards could not be opened together: %s", len(ready), error)
+        for shard in ready:
+            try:
+                outcome = outcomes.get(shard) or self.store.open_tenure(
+                    key, shard, self.node, self.run, replaces=self.replaces.get(shard)
+                )
+            except Exception as error:
+                self.shards.unanswered |= isinstance(error, StoreError)
+                self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
+            else:
+                self._take_in(shard, outcome)
+
+    def _take_in(self, shard: ShardId, outcome: Opened | OpenByOther | NotHeld) -> None:
         match outcome:
             case Opened(tenure, check_point, sequence, intent):
                 start = resumption(check_point, intent)
@@ -113,8 +144,8 @@ class Opening:
             case NotHeld(state, owner):
                 held_by = f", held by node {owner}" if owner else ""
                 sentence = (
-                    f"Node {self.node} may not consume shard {shard} of {key}: it is {state}"
-                    f"{held_by}."
+                    f"Node {self.node} may not consume shard {shard} of {self.stream.key}: it is "
+                    f"{state}{held_by}."
                 )
                 self.shards.refuse(shard, StopReason.NOT_HELD, sentence)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -40,14 +40,42 @@ class MemoryTenures(MemoryRows, Tenures):
                 rows.bump()
                 self._write(rows, [step], str(node))
                 return NotHeld(row.state.value, step.after.consumer_owner)
-            step = transitions.opened(row, run)
-            self._write(rows, [step], str(node))
-            return Opened(
-                tenure=Tenure(key, shard, node, step.after.consumer_epoch, run),
-                check_point=row.check_point,
-                next_sequence=rows.next_sequence(shard),
-                intent=next(iter(rows.intents(shard)), None),
-            )
+            return self._open(rows, row, node, run)
+
+    @override
+    def open_tenures(
+        self,
+        key: GroupKey,
+        shards: Sequence[ShardId],
+        node: NodeName,
+        run: str,
+        *,
+        replaces: Mapping[ShardId, str],
+    ) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
+        outcomes: dict[ShardId, Opened | OpenByOther | NotHeld] = {}
+        if not shards:
+            return outcomes
+        with self._rows("open_tenure", key) as rows:
+            paused = rows.group.paused
+            for row in (rows.shards[shard] for shard in shards if shard in rows.shards):
+                refused = transitions.opening_refused(
+                    row, node, replaces.get(row.shard), paused=paused
+                )
+                if refused is not None:
+                    outcomes[row.shard] = refused
+                elif row.state is not ShardState.TRANSFER:
+                    outcomes[row.shard] = self._open(rows, row, node, run)
+        return outcomes
+
+    def _open(self, rows: GroupRows, row: ShardLease, node: NodeName, run: str) -> Opened:
+        step = transitions.opened(row, run)
+        self._write(rows, [step], str(node))
+        return Opened(
+            tenure=Tenure(rows.group.key, row.shard, node, step.after.consumer_epoch, run),
+            check_point=row.check_point,
+            next_sequence=rows.next_sequence(row.shard),
+            intent=next(iter(rows.intents(row.shard)), None),
+        )
 
     @override
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
@@ -71,6 +99,16 @@ class MemoryTenures(MemoryRows, Tenures):
                 rows.bump()
 
     @override
+    def announce_all(self, tenures: Sequence[Tenure], *, handoff_eta_s: float) -> set[ShardId]:
+        if not tenures:
+            return set()
+        with self._rows("announce", tenures[0].key) as rows:
+            still = _held_still(rows, tenures)
+            for row in still:
+                rows.shards[row.shard] = replace(row, handoff_eta_s=handoff_eta_s)
+            return {row.shard for row in still}
+
+    @override
     def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
         with self._rows("close_tenure", tenure.key) as rows:
             row = held(rows, tenure)
@@ -83,11 +121,8 @@ class MemoryTenures(MemoryRows, Tenures):
         if not tenures:
             return set()
         with self._rows("close_tenure", tenures[0].key) as rows:
-            current = (rows.current(tenure) for tenure in tenures)
             steps = [
-                transitions.closed(row, rows.members, reason)
-                for row in current
-                if row is not None and row.state is not ShardState.TRANSFER
+                transitions.closed(row, rows.members, reason) for row in _held_still(rows, tenures)
             ]
             self._write(rows, steps, str(tenures[0].holder))
             return {step.after.shard for step in steps}
@@ -131,3 +166,9 @@ def held(rows: GroupRows, tenure: Tenure) -> ShardLease:
     if row is None:
         raise lease_lost(tenure)
     return row
+
+
+def _held_still(rows: GroupRows, tenures: Sequence[Tenure]) -> list[ShardLease]:
+    """Return the rows of the tenures that hold, without shards in transfer."""
+    held_rows = (rows.current(tenure) for tenure in tenures)
+    return [row for row in held_rows if row is not None and row.state is not ShardState.TRANSFER]

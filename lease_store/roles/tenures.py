@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -30,6 +30,22 @@ class Tenures(Protocol):
         """
         ...
 
+    def open_tenures(
+        self,
+        key: GroupKey,
+        shards: Sequence[ShardId],
+        node: NodeName,
+        run: str,
+        *,
+        replaces: Mapping[ShardId, str],
+    ) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
+        """Begin tenures of some shards in one transaction; `replaces` is by shard.
+
+        Left out are shards that the group does not have, and those in transfer that the node could
+        open: `open_tenure` raises for the ones, and hands the others over.
+        """
+        ...
+
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
         """Return the holders' views before their next batch, in one statement; all of one group."""
         ...
@@ -39,6 +55,14 @@ class Tenures(Protocol):
 
         Raises:
             LeaseLost: the tenure is over.
+        """
+        ...
+
+    def announce_all(self, tenures: Sequence[Tenure], *, handoff_eta_s: float) -> set[ShardId]:
+        """Publish it for tenures of one group in one transaction; return the shards.
+
+        Left out are shards whose tenure is over and shards in transfer: `announce` raises for the
+        ones, and publishes it for the others.
         """
         ...
 

@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import history_statements as history
 from dagster_leasehold.lease_store.sql_store import ledger_statements, mapping, shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
+from dagster_leasehold.lease_store.sql_store.verbs import ROWS_PER_STATEMENT, SqlVerbs, portions
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 
@@ -136,16 +136,18 @@ class SqlBatches(SqlVerbs, Tenures):
         at = self._clock()
         batches = [replace(rules.committed_batch(commit), committed_at=at) for commit in commits]
         self._write_intended(tx, key, batches)
-        outcomes: dict[ShardId, Changed | Stale] = {}
+        moved: list[dict[str, Any]] = []
         for commit in commits:
-            shard = commit.tenure.shard
-            watermark = rules.raised(rows[shard].watermark, commit.watermark)
-            values = {"check_point": commit.end, "watermark": watermark}
-            values |= shard_statements.raised_totals(commit.statistics)
-            values |= {"committed_until": commit.sequence + 1}
-            self._write_current(tx, commit.tenure, values)
-            rows[shard] = replace(rows[shard], check_point=commit.end, watermark=watermark)
-            outcomes[shard] = Changed()
+            row = rows[commit.tenure.shard]
+            watermark = rules.raised(row.watermark, commit.watermark)
+            row = rows[row.shard] = replace(row, check_point=commit.end, watermark=watermark)
+            moved.append(mapping.moved_values(row, commit))
+        result = tx.connection.execute(shard_statements.move_checkpoints(key), moved)
+        if result.rowcount != len(moved):
+            raise Raced
+        outcomes: dict[ShardId, Changed | Stale] = {
+            commit.tenure.shard: Changed() for commit in commits
+        }
         events = [
             mapping.event_row(key, event, at)
             for batch, commit in zip(batches, commits, strict=True)
@@ -163,7 +165,7 @@ class SqlBatches(SqlVerbs, Tenures):
     ) -> dict[ShardId, Batch]:
         numbers = {commit.tenure.shard: commit.sequence for commit in commits}
         batches: dict[ShardId, Batch] = {}
-        for part in portions(numbers):
+        for part in portions(numbers, ROWS_PER_STATEMENT):
             wanted = [(shard, numbers[shard]) for shard in part]
             rows = tx.rows(history.select_numbered(key, wanted))
             batches |= {batch.shard: batch for batch in map(mapping.batch_from, rows)}

@@ -268,6 +268,23 @@ def batch_values(batch: ledger_rows.Batch) -> dict[str, Any]:
     return _BATCH.values(batch) | output_values(batch.files, batch.statistics)
 
 
+def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, Any]:
+    """Return the parameters that move a shard on by a batch, to the row that it then has."""
+    return {
+        "seen_shard": row.shard,
+        "seen_owner": row.consumer_owner,
+        "seen_epoch": row.consumer_epoch,
+        "seen_run": row.consumer_run,
+        "check_point": row.check_point,
+        "watermark": row.watermark,
+        "committed_until": commit.sequence + 1,
+        "more_committed_batches": 1,
+        "more_committed_records": commit.statistics.written,
+        "more_committed_bytes": commit.statistics.bytes or 0,
+        "more_quarantined_records": commit.statistics.quarantined,
+    }
+
+
 def output_values(
     files: tuple[ledger_rows.DataFile, ...], statistics: ledger_rows.BatchStatistics
 ) -> dict[str, Any]:

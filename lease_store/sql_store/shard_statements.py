@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, and_, select, tuple_, update
+from sqlalchemy import Select, Update, and_, bindparam, or_, select, tuple_, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.sql_store.group_statements import (
@@ -19,6 +18,7 @@ from dagster_leasehold.lease_store.sql_store.group_statements import (
 )
 from dagster_leasehold.lease_store.tables import consumer_group, shard_lease
 
+TOTALS = ("committed_batches", "committed_records", "committed_bytes", "quarantined_records")
 HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 
 
@@ -120,15 +120,25 @@ def update_current(tenure: Tenure, values: dict[str, Any]) -> Update:
     return update(shard_lease).where(own, shard_lease.c.state.in_(HELD)).values(values)
 
 
-def raised_totals(statistics: BatchStatistics) -> dict[str, ColumnElement[int]]:
-    """The totals of a shard's row with one more batch."""
-    more = {
-        "committed_batches": 1,
-        "committed_records": statistics.written,
-        "committed_bytes": statistics.bytes or 0,
-        "quarantined_records": statistics.quarantined,
-    }
-    return {name: shard_lease.c[name] + number for name, number in more.items()}
+def move_checkpoints(key: GroupKey) -> Update:
+    """Move shards on by a batch each, if its tenure is still the current one: the fence.
+
+    Parameters: `check_point`, `watermark`, `committed_until`, `more_` and the name of each total,
+    and `seen_shard`, `seen_owner`, `seen_epoch` and `seen_run` of the tenure.
+    """
+    own = of_group(
+        shard_lease,
+        key,
+        shard_id=bindparam("seen_shard"),
+        consumer_owner=bindparam("seen_owner"),
+        consumer_epoch=bindparam("seen_epoch"),
+        consumer_run=bindparam("seen_run"),
+    )
+    totals = {name: shard_lease.c[name] + bindparam(f"more_{name}") for name in TOTALS}
+    moved = {name: bindparam(name) for name in ("check_point", "watermark", "committed_until")}
+    # A list of states would be sent anew for each shard.
+    held = or_(*(shard_lease.c.state == state for state in HELD))
+    return update(shard_lease).where(own, held).values(moved | totals)
 
 
 def raise_version(key: GroupKey, shard: ShardId) -> Update:

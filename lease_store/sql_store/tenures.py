@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from typing_extensions import override
@@ -17,7 +18,7 @@ from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
 from dagster_leasehold.lease_store.rules.refusals import gap_refused, unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
@@ -56,22 +57,54 @@ class SqlTenures(SqlVerbs, Tenures):
                 step = transitions.closed(row, self._members(tx, key), reason)
                 self._carry_out(tx, key, [step], str(node))
                 return NotHeld(row.state.value, step.after.consumer_owner)
-            step = transitions.opened(row, run)
-            self._carry_out(tx, key, [step], str(node))
-            return self._opened(tx, key, step)
+            return self._opened(tx, key, [transitions.opened(row, run)], node)[shard]
 
         return self._held_still("open_tenure", key, shard, work)
 
-    def _opened(self, tx: Transaction, key: GroupKey, step: transitions.Step) -> Opened:
-        row = step.after
-        assert row.consumer_owner is not None
-        next_sequence, newest = next_in_line(self._newest(tx, key, [row.shard]).get(row.shard))
-        return Opened(
-            tenure=Tenure(key, row.shard, row.consumer_owner, row.consumer_epoch, row.consumer_run),
-            check_point=row.check_point,
-            next_sequence=next_sequence,
-            intent=newest,
-        )
+    @override
+    def open_tenures(
+        self,
+        key: GroupKey,
+        shards: Sequence[ShardId],
+        node: NodeName,
+        run: str,
+        *,
+        replaces: Mapping[ShardId, str],
+    ) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
+        if not shards:
+            return {}
+
+        def work(tx: Transaction) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
+            rows = self._lock_shards(tx, key, shards)
+            # Looked at behind the locks: see `lease_store.draining`.
+            paused = self._group(tx, key).paused
+            outcomes: dict[ShardId, Opened | OpenByOther | NotHeld] = {}
+            steps: list[transitions.Step] = []
+            for shard, row in rows.items():
+                refused = transitions.opening_refused(row, node, replaces.get(shard), paused=paused)
+                if refused is not None:
+                    outcomes[shard] = refused
+                elif row.state is not ShardState.TRANSFER:
+                    steps.append(transitions.opened(row, run))
+            if not steps:
+                return tx.abandon(outcomes)
+            return outcomes | self._opened(tx, key, steps, node)
+
+        mark = self._journalled(key, shards[0])
+        return self._write("open_tenure", work, mark=mark)
+
+    def _opened(
+        self, tx: Transaction, key: GroupKey, steps: Sequence[transitions.Step], node: NodeName
+    ) -> dict[ShardId, Opened]:
+        """Carry out the openings of some shards; return what their holder needs to know."""
+        self._carry_out(tx, key, steps, str(node))
+        newest = self._newest(tx, key, [step.after.shard for step in steps])
+        outcomes: dict[ShardId, Opened] = {}
+        for row in (step.after for step in steps):
+            next_sequence, intent = next_in_line(newest.get(row.shard))
+            tenure = Tenure(key, row.shard, node, row.consumer_epoch, row.consumer_run)
+            outcomes[row.shard] = Opened(tenure, row.check_point, next_sequence, intent)
+        return outcomes
 
     @override
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
@@ -107,6 +140,21 @@ class SqlTenures(SqlVerbs, Tenures):
         self._held_still("announce", tenure.key, tenure.shard, work)
 
     @override
+    def announce_all(self, tenures: Sequence[Tenure], *, handoff_eta_s: float) -> set[ShardId]:
+        if not tenures:
+            return set()
+        key, holder = tenures[0].key, str(tenures[0].holder)
+
+        def work(tx: Transaction) -> set[ShardId]:
+            rows = self._held_rows(tx, tenures)
+            steps = [
+                transitions.Step(row, replace(row, handoff_eta_s=handoff_eta_s), ()) for row in rows
+            ]
+            return set(self._carry_out(tx, key, steps, holder).shards)
+
+        return self._write("announce", work)
+
+    @override
     def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
         def work(tx: Transaction, *, moving: bool) -> None:
             row = self._held(tx, tenure)
@@ -125,15 +173,7 @@ class SqlTenures(SqlVerbs, Tenures):
         key, first = tenures[0].key, tenures[0]
 
         def work(tx: Transaction) -> set[ShardId]:
-            locked = self._lock_shards(tx, key, [tenure.shard for tenure in tenures])
-            rows = [(locked.get(tenure.shard), tenure) for tenure in tenures]
-            steps = [
-                transitions.closed(row, set(), reason)
-                for row, tenure in rows
-                if row is not None
-                and transitions.holds(row, tenure)
-                and row.state is not ShardState.TRANSFER
-            ]
+            steps = [transitions.closed(row, set(), reason) for row in self._held_rows(tx, tenures)]
             if not steps:
                 return tx.abandon(set[ShardId]())
             self._carry_out(tx, key, steps, str(first.holder))
@@ -183,6 +223,18 @@ class SqlTenures(SqlVerbs, Tenures):
             return None
 
         self._write("record_gap", work)
+
+    def _held_rows(self, tx: Transaction, tenures: Sequence[Tenure]) -> list[ShardLease]:
+        """Lock the rows of tenures of one group; return those that hold, none in transfer."""
+        locked = self._lock_shards(tx, tenures[0].key, [tenure.shard for tenure in tenures])
+        rows = [(locked.get(tenure.shard), tenure) for tenure in tenures]
+        return [
+            row
+            for row, tenure in rows
+            if row is not None
+            and transitions.holds(row, tenure)
+            and row.state is not ShardState.TRANSFER
+        ]
 
     def _held_still(
         self, kind: str, key: GroupKey, shard: ShardId, work: _MovingWork[Outcome]

@@ -35,6 +35,9 @@ from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Tra
 
 SHARDS_PER_STATEMENT = 500
 SELECTS_PER_STATEMENT = 100
+ROWS_PER_STATEMENT = 16
+"""The same for whole ledger rows: the process of a run is young, and every form of a statement must
+be compiled before it is sent, which takes most of a millisecond for each of its rows."""
 
 Value = TypeVar("Value")
 
@@ -173,7 +176,7 @@ class SqlVerbs(SqlReadiness):
         self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
     ) -> dict[ShardId, Batch]:
         newest: dict[ShardId, Batch] = {}
-        for part in portions(shards):
+        for part in portions(shards, ROWS_PER_STATEMENT):
             rows = tx.rows(history.select_newest(key, part))
             newest |= {batch.shard: batch for batch in map(batch_from, rows)}
         return newest
@@ -236,11 +239,13 @@ def _by_change(steps: Sequence[Step]) -> dict[_Change, list[Step]]:
     return alike
 
 
-def portions(shards: Collection[ShardId]) -> Iterable[Sequence[ShardId]]:
+def portions(
+    shards: Collection[ShardId], size: int = SELECTS_PER_STATEMENT
+) -> Iterable[Sequence[ShardId]]:
     """Pieces of some shards, by id, that one statement can ask for one by one."""
     ordered = sorted(shards)
-    for start in range(0, len(ordered), SELECTS_PER_STATEMENT):
-        yield ordered[start : start + SELECTS_PER_STATEMENT]
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
 
 
 def chunks(shards: Sequence[ShardId]) -> Iterable[Sequence[ShardId]]:

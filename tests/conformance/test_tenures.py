@@ -72,6 +72,67 @@ def test_tenures_close_together_without_those_that_are_over_or_in_transfer(world
     assert world.store.close_tenures([], reason="none") == set()
 
 
+def test_tenures_open_together_as_each_would_alone(world: World) -> None:
+    """Goal: the same answers and rows as one by one, without those that need more than their row.
+
+    Method: x is free to open, y is another run's, z is replaced after it has ended and has an
+    intent, b's shard is another node's; one is in transfer, and one the group does not have.
+    """
+    z, w, t, none = (X.__class__(name) for name in ("z", "w", "t", "none"))
+    world.group()
+    world.join(A, B)
+    world.add(X, Y, z, w, t)
+    world.claim(A, X, Y, z, t)
+    world.claim(B, w)
+    world.open(A, Y, "run-0")
+    world.intend(world.open(A, z, "run-1").tenure, "0", "5")
+    world.store.open_tenure(world.key, t, A, "run-1")
+    world.transfer(t, B)
+    before = world.generation()
+    outcomes = world.store.open_tenures(
+        world.key, [X, Y, z, w, t, none], A, "run-2", replaces={z: "run-1", t: "run-1"}
+    )
+    assert set(outcomes) == {X, Y, z, w}
+    assert outcomes[X] == Opened(Tenure(world.key, X, A, 1, "run-2"), None, 0, None)
+    assert outcomes[Y] == OpenByOther("run-0")
+    assert outcomes[w] == NotHeld("already_alloc", B)
+    replacing = outcomes[z]
+    assert isinstance(replacing, Opened)
+    assert replacing.intent is not None
+    assert (replacing.tenure.epoch, replacing.intent.end, replacing.next_sequence) == (2, "5", 0)
+    runs = {shard: world.shard(shard).consumer_run for shard in (X, Y, z, w, t)}
+    assert runs == {X: "run-2", Y: "run-0", z: "run-2", w: "", t: "run-1"}
+    assert world.kinds(z)[-2:] == ["close", "open"]
+    assert world.generation() == before
+    assert isinstance(world.consume(outcomes[X].tenure, "0", "5"), Changed)
+    assert world.store.open_tenures(world.key, [], A, "run-2", replaces={}) == {}
+
+
+def test_nothing_is_opened_together_while_paused(ready: World) -> None:
+    group = ready.store.pulse(ready.key).group
+    ready.store.update_group(replace(group, paused=True), observer="ops")
+    opened = ready.store.open_tenures(ready.key, [X], A, "run-1", replaces={})
+    assert opened == {X: NotHeld("paused", A)}
+    assert ready.shard(X).consumer_run == ""
+
+
+def test_an_announcement_for_many_leaves_out_what_is_over_or_in_transfer(world: World) -> None:
+    z = X.__class__("z")
+    world.group()
+    world.join(A, B)
+    world.add(X, Y, z)
+    tenures = world.hold(A, X, Y, z)
+    world.transfer(Y, B)
+    lost = replace(tenures[2], epoch=tenures[2].epoch + 1)
+    before = world.generation()
+    assert world.store.announce_all([*tenures[:2], lost], handoff_eta_s=2.5) == {X}
+    announced = {shard: world.shard(shard).handoff_eta_s for shard in (X, Y, z)}
+    assert announced == {X: 2.5, Y: None, z: None}
+    assert world.generation() == before
+    assert world.store.announce_all(tenures[:1], handoff_eta_s=2.5) == {X}
+    assert world.store.announce_all([], handoff_eta_s=2.5) == set()
+
+
 def test_only_the_consumer_owner_opens(ready: World) -> None:
     assert ready.store.open_tenure(ready.key, X, B, "run-1") == NotHeld("already_alloc", A)
     assert ready.store.open_tenure(ready.key, Y, A, "run-1") == NotHeld("not_alloc", None)

@@ -281,16 +281,82 @@ def test_the_time_of_a_batch_is_announced_once_while_it_stays_alike(world: World
         world.now_s += 3.0
 
     announced: list[float] = []
-    original = world.store.announce
+    original = world.store.announce_all
 
-    def announce(tenure, *, handoff_eta_s):
-        announced.append(handoff_eta_s)
-        original(tenure, handoff_eta_s=handoff_eta_s)
+    def announce_all(tenures, *, handoff_eta_s):
+        announced.extend(handoff_eta_s for _ in tenures)
+        return original(tenures, handoff_eta_s=handoff_eta_s)
 
-    world.store.announce = announce
+    world.store.announce_all = announce_all
     world.sweeper.before = take_time
     world.consume()
     assert announced == [3.0, 3.0]
+
+
+def test_a_run_of_many_shards_opens_announces_and_closes_them_together(tmp_path: Path) -> None:
+    """Goal: the transactions of a run do not grow with its shards."""
+    world = World(tmp_path, shards=5, records=3)
+    world.consume()
+    for verb in ("open_tenure", "record_intents", "commit", "close_tenure"):
+        assert world.store.statements[verb] == 1, verb
+
+
+def test_a_shard_that_cannot_be_opened_with_the_others_keeps_none_of_them_shut(
+    world: World,
+) -> None:
+    """Method: opening together raises something unforeseen; opening one alone does, too."""
+    original = world.store.open_tenure
+
+    def together(*_: object, **__: object) -> None:
+        raise ValueError("a row that nobody can read")
+
+    def alone(key, shard, *rest, **more):
+        if shard == ONE:
+            together()
+        return original(key, shard, *rest, **more)
+
+    world.store.open_tenures, world.store.open_tenure = together, alone
+    reports = world.consume()
+    assert reports[ZERO].stopped is StopReason.CAUGHT_UP
+    assert reports[ONE].stopped is StopReason.FAILED
+    assert "a row that nobody can read" in reports[ONE].error
+
+
+def test_a_store_that_does_not_answer_is_asked_once_to_open(world: World) -> None:
+    asked: list[object] = []
+
+    def unavailable(*arguments: object, **_: object) -> None:
+        asked.append(arguments)
+        raise StoreUnavailable("The database does not answer.")
+
+    world.store.open_tenures = world.store.open_tenure = unavailable
+    reports = world.consume()
+    assert len(asked) == 1
+    assert {report.error for report in reports.values()} == {"The database does not answer."}
+
+
+def test_a_shard_in_transfer_is_announced_by_itself(world: World) -> None:
+    """Method: one shard is asked for while the first batch is made."""
+
+    def ask() -> None:
+        if len(world.sweeper.sweeps) == 1:
+            lease = world.lease(ZERO)
+            world.store.begin_transfer(
+                world.key, ZERO, lease.lease_id, OTHER, observer="test", reason="balance"
+            )
+        world.now_s += 3.0
+
+    announced: list[ShardId] = []
+    original = world.store.announce
+    world.store.announce = lambda tenure, **more: (
+        announced.append(tenure.shard),
+        original(tenure, **more),
+    )
+    world.sweeper.before = ask
+    reports = world.consume()
+    assert announced == [ZERO]
+    assert reports[ZERO].stopped is StopReason.HANDED_OVER
+    assert reports[ONE].stopped is StopReason.CAUGHT_UP
 
 
 def test_shards_of_others_are_reported_not_raised(world: World) -> None:
