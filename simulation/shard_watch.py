@@ -16,6 +16,7 @@ from dagster_leasehold.simulation.ports import Members
 from dagster_leasehold.simulation.schedule import Process
 from dagster_leasehold.simulation.stage import Stage
 
+OPENING = frozenset({"open_tenure", "open_tenures"})
 CLOSING = frozenset({"close_tenure", "close_tenures", "commit", "finish_empty"})
 FORCING = frozenset({"force_checkpoint", "bootstrap"})
 MOVING = FORCING | {"commit", "save_checkpoint", "finish_empty", "record_gap"}
@@ -147,7 +148,7 @@ class ShardWatch:
                 self._stage.violated(
                     f"I7: epoch {after.consumer_epoch} of shard {shard} has two runs"
                 )
-            node: object = call.args[2] if call.verb == "open_tenure" else None
+            node: object = call.args[2] if call.verb in OPENING else None
             if node != after.consumer_owner or not _is_own(process, after.consumer_run):
                 self._stage.violated(
                     f"I2: {process.name} opened shard {shard} for {node}, "

@@ -260,6 +260,12 @@ class ComparesWithoutCase(MemoryStore):
             node = owner
         return super().open_tenure(key, shard, node, run, replaces=replaces)
 
+    def open_tenures(self, key, shards, node, run, *, replaces):
+        return {
+            shard: self.open_tenure(key, shard, node, run, replaces=replaces.get(shard))
+            for shard in shards
+        }
+
 
 class ChecksBeforeItWaits(StoreSeam):
     """The lease is looked at when a commit is sent, and not again after it waited for a lock."""
@@ -316,6 +322,9 @@ class TakesNoAnswerForNo:
 
     def open_tenure(self, *args: object, **options: object) -> object:
         return self._answered("open_tenure", *args, **options)
+
+    def open_tenures(self, *_: object, **__: object) -> dict[object, object]:
+        return {}  # one by one, so that a run has others open
 
     def close_tenure(self, *args: object, **options: object) -> object:
         return self._answered("close_tenure", *args, **options)

@@ -48,11 +48,16 @@ def test_both_kinds_of_runs_are_played() -> None:
     assert sum(bool(waits) for waits in ends) >= 2
 
 
-def test_a_run_that_takes_no_answer_for_no_is_found() -> None:
+def test_a_run_that_takes_no_answer_for_no_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on with its other shards, and holds for good what it may have opened."""
-    broken = run_seed(config(6), 6, Parts(through(TakesNoAnswerForNo)))
-    assert broken.violations[0].startswith("I15: run-1 waits, and has shard 4 open")
-    assert run_seed(config(6), 6, Parts(consume)).violations == ()
+    monkeypatch.setattr(configuration, "FOLLOWING_SHARE", 1.0)
+    monkeypatch.setattr(
+        FaultRates, "swarm", lambda _: FaultRates(lost_before=0.03, lost_after=0.03)
+    )
+    config_ = SimulationConfig(nodes=4, shards=12, faults=Faults.SWARM, steps=1_500)
+    broken = run_seed(config_, 54, Parts(through(TakesNoAnswerForNo)))
+    assert broken.violations[0].startswith("I15: run-5 waits, and has shard 6 open")
+    assert run_seed(config_, 54, Parts(consume)).violations == ()
 
 
 def test_two_mutants_are_of_runs_that_follow() -> None:
