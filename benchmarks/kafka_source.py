@@ -1,6 +1,6 @@
 """The cost of reading a topic, next to the plain client on the same broker, in one run.
 
-python -m benchmarks.kafka_source [--records 40000] [--shards 4] [--repeats 3] [--json]
+python -m benchmarks.kafka_source [--records 80000] [--shards 4] [--repeats 3] [--json]
 
 A topic is read from its beginning to its end:
 
@@ -103,7 +103,7 @@ def ways(address: str, shards: int, folder: Path, session: Any) -> dict[str, Way
 
 def main() -> None:
     """Measure and print."""
-    arguments = arguments_of(__doc__ or "")
+    arguments = arguments_of(__doc__ or "", records=80_000)
     shards = min(arguments.shards, 4)
     records = arguments.records // shards * shards
     broker = MockBroker()

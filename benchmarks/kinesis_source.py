@@ -103,7 +103,7 @@ class FilledStream:
 
 def main() -> None:
     """Measure and print."""
-    arguments = arguments_of(__doc__ or "")
+    arguments = arguments_of(__doc__ or "", records=40_000)
     per_turn = arguments.shards * RECORDS_PER_CALL
     records = max(1, arguments.records // per_turn) * per_turn
     try:

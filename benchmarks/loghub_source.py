@@ -1,6 +1,6 @@
 """The cost of reading a logstore, next to the service's own SDK on the same server, in one run.
 
-python -m benchmarks.loghub_source [--records 40000] [--shards 4] [--repeats 3] [--json]
+python -m benchmarks.loghub_source [--records 200000] [--shards 4] [--repeats 3] [--json]
 
 A logstore of the tests' server of the wire protocol is read from its beginning to its end:
 
@@ -116,7 +116,7 @@ def ways(endpoint: str, folder: Path, session: Any) -> dict[str, Way]:
 
 def main() -> None:
     """Measure and print."""
-    arguments = arguments_of(__doc__ or "")
+    arguments = arguments_of(__doc__ or "", records=200_000)
     per_turn = arguments.shards * LOGS_PER_GROUP
     records = max(1, arguments.records // per_turn) * per_turn
     with (

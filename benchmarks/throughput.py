@@ -1,8 +1,8 @@
 """Records a second from a log to committed Parquet, next to Spark's own readers and plain Python.
 
-`python -m benchmarks.throughput [--records 3000000] [--rounds 3] [--json] [--output FILE]` makes a
-log of JSON records of about 190 bytes for each number of shards, and the same records as Parquet
-and as lines of text, and turns each into Parquet (zstd):
+`python -m benchmarks.throughput [--records 3000000] [--rounds 3] [--main] [--json] [--output FILE]`
+makes a log of JSON records of about 190 bytes for each number of shards, and the same records as
+Parquet and as lines of text, and turns each into Parquet (zstd):
 
 * `leasehold`: the batch loop of a run, with leases, intents and commits in a SQLite store;
 * `leasehold parse_json`, `leasehold arrow parse_json`: the same with a transform that makes six
@@ -12,6 +12,8 @@ and as lines of text, and turns each into Parquet (zstd):
 * `streaming`: Spark Structured Streaming takes all that is available of the same Parquet;
 * `python`: one Python process reads the same log and writes one file per shard, with neither
   leases nor a ledger.
+
+With `--main` it is the first of these and `parquet` alone. Ten million records need 7 GB of disk.
 
 The rounds are interleaved, so that what disturbs the machine disturbs all ways; medians are shown.
 Each number of cores has a process, and a Spark, of its own that may use no more of them. The memory
@@ -31,7 +33,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -41,8 +43,8 @@ from typing import Any
 
 from benchmarks.figures import print_rows
 from benchmarks.figures.parquet_input import make_input
-from benchmarks.figures.parquet_ways import Worker, spark_folder
-from benchmarks.figures.throughput_cases import SHARDS, Figures, cases, named, targets
+from benchmarks.figures.parquet_ways import NATIVE_JSON, Worker, spark_folder
+from benchmarks.figures.throughput_cases import OTHERS, SHARDS, Figures, cases, named, targets
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_session import cores as usable_cores
 
@@ -57,8 +59,8 @@ def _begin(cores: int, folder: Path) -> None:
     _worker.append(Worker(cores, folder))
 
 
-def _warm_up() -> dict[str, str]:
-    return _worker[0].warm_up()
+def _warm_up(ways: Collection[str]) -> dict[str, str]:
+    return _worker[0].warm_up(ways)
 
 
 def _run(folder: Path, way: str, records: int) -> tuple[float, float]:
@@ -73,14 +75,19 @@ def measure(
     cores: Sequence[int],
     records: int,
     rounds: int,
+    others: Sequence[str],
     time_left: Callable[[], bool],
     noted: Callable[[], None],
 ) -> None:
     """Measure all cases, round by round, into `figures`; call `noted` after each."""
+    every = cases(shards, cores, others)
+    with_lines = {case.shards for case in every if case.way == NATIVE_JSON}
     for count in shards:
         figures.records[count] = records // count * count
         (folder / str(count)).mkdir()
-        figures.size[count] = make_input(folder / str(count), records, count)
+        figures.size[count] = make_input(
+            folder / str(count), records, count, lines=count in with_lines
+        )
         print(f"made the input of {count} shards", file=sys.stderr)
     with ExitStack() as stack:
         pools: dict[int, ProcessPoolExecutor] = {}
@@ -89,11 +96,12 @@ def measure(
             pools[count] = stack.enter_context(pool)
             # From here, since a way that is under way fails at once without its Spark.
             stack.callback(connect_server.stop, folder / spark_folder(count))
-            for way, error in pool.submit(_warm_up).result().items():
+            ways = list(dict.fromkeys(case.way for case in every if case.cores == count))
+            for way, error in pool.submit(_warm_up, ways).result().items():
                 figures.failed[way] = error
                 print(f"{way} fails: {error}", file=sys.stderr)
         for turn in range(rounds):
-            for case in cases(shards, cores):
+            for case in every:
                 if not time_left():
                     return
                 if case.way in figures.failed:
@@ -121,6 +129,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--time-limit", type=float, default=3600.0)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--main", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.time_limit
@@ -149,6 +158,7 @@ def main() -> None:
                 cores=arguments.cores,
                 records=arguments.records,
                 rounds=arguments.rounds,
+                others=() if arguments.main else OTHERS,
                 time_left=lambda: time.monotonic() < deadline,
                 noted=save,
             )

@@ -17,26 +17,28 @@ FIELDS = "id bigint, user string, path string, status int, agent string, cost do
 """The six fields of each record, as a Spark schema."""
 
 
-def make_input(folder: Path, records: int, shards: int) -> int:
-    """Write the same records to a log, as lines and as Parquet; return the bytes of values.
+def make_input(folder: Path, records: int, shards: int, *, lines: bool = True) -> int:
+    """Write the same records to a log, as Parquet and as lines; return the bytes of values.
 
     Parquet has the columns of the log, and one file per shard; lines have a file per shard, too.
+    They are left out where nobody reads them: they are as large as the values.
     """
     log = LocalLog.create(folder / LOG, shards)
-    lines, columns = folder / LINES, folder / PARQUET
-    lines.mkdir()
+    columns = folder / PARQUET
     columns.mkdir()
+    (folder / LINES).mkdir()
     count = records // shards
     # Making values costs more than writing them, so every portion has the same ones.
     whole = values(min(PORTION, count))
     size = 0
     for shard in range(shards):
-        with (lines / f"{shard}.txt").open("wb") as file:
-            for start in range(0, count, PORTION):
-                portion = whole[: count - start]
-                size += sum(map(len, portion))
-                log.append(str(shard), portion)
-                file.write(b"\n".join(portion) + b"\n")
+        for start in range(0, count, PORTION):
+            portion = whole[: count - start]
+            size += sum(map(len, portion))
+            log.append(str(shard), portion)
+            if lines:
+                with (folder / LINES / f"{shard}.txt").open("ab") as file:
+                    file.write(b"\n".join(portion) + b"\n")
     plain_python(log, columns)
     return size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,8 +142,8 @@ class Worker:
         self._folder = folder / spark_folder(cores)
         self._spark = SparkResource(mode="connect", folder=str(self._folder))
 
-    def warm_up(self) -> dict[str, str]:
-        """Run each way once: a new Spark's first job waits for compilers and Python workers.
+    def warm_up(self, names: Collection[str]) -> dict[str, str]:
+        """Run each of these ways once: a new Spark waits for compilers and Python workers.
 
         Returns:
             The error of each way that failed.
@@ -151,7 +151,7 @@ class Worker:
         folder = self._folder / "warm"
         make_input(folder, PORTION, 2)
         failed: dict[str, str] = {}
-        for name in ways(folder, self._spark):
+        for name in names:
             try:
                 self.run(folder, name, PORTION)
             except Exception as error:

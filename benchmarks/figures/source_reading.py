@@ -7,20 +7,17 @@ import shutil
 import statistics
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
-from dagster_leasehold.assets.consuming.spark_work import SweepJob
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.assets.spark.spark_session import cores
-from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.shard_sources.source import (
     Limits,
     Position,
@@ -75,19 +72,14 @@ def in_process(reader: ShardReader) -> ReadRanges:
 
 
 def in_spark(session: Any, source: ShardSource, output: Path) -> ReadRanges:
-    """Return a reader of ranges in one Spark job, into one Parquet file for each shard."""
-    job = SweepJob(
-        stream=StreamName("benchmark"),
-        source_options=source.spark_options(),
-        transform=None,
-        output_root=local_place(output),
-        new_attempt=lambda: uuid.uuid4().hex,
-        tag="leasehold-benchmark",
-        tasks_max=2 * cores(),
+    """Return a reader of ranges in one Spark job, as a run of a stream without a transform."""
+    stream = ShardStream(name="benchmark", source=source)
+    sweeper = SparkSweeper(
+        stream=stream, session=lambda: session, output_root=local_place(output), run="benchmark"
     )
 
     def sweep(ranges: Sequence[ReadRange]) -> int:
-        results = run_sweep(session, job, ranges, {each.shard: range(1) for each in ranges})
+        results = sweeper(ranges, {each.shard: range(1) for each in ranges})
         outcomes = [r for r in results.values() if isinstance(r, SweepOutcome)]
         assert len(outcomes) == len(ranges), results
         return sum(outcome.statistics.records or 0 for outcome in outcomes)
@@ -132,14 +124,19 @@ def rows_of(
     ]
 
 
-def arguments_of(description: str) -> argparse.Namespace:
-    """Return the options of all these benchmarks: `json`, `shards`, `records`, `repeats`."""
+def arguments_of(description: str, *, records: int) -> argparse.Namespace:
+    """Return the options of all these benchmarks: `json`, `shards`, `records`, `repeats`.
+
+    Args:
+        description: of the program.
+        records: as many as are read by default.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--records", type=int, default=40_000, help="in all shards together")
+    parser.add_argument("--records", type=int, default=records, help="in all shards together")
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()
 

@@ -114,17 +114,22 @@ def named(case: Case) -> str:
     return f"{case.way}, {shards}, {'1 core' if case.cores == 1 else f'{case.cores} cores'}"
 
 
-def cases(shards: Sequence[int], cores: Sequence[int]) -> list[Case]:
+def middle_of(shards: Sequence[int]) -> int:
+    """Return the number of shards with which all ways are measured."""
+    return SHARDS_OF_OTHERS if SHARDS_OF_OTHERS in shards else shards[0]
+
+
+def cases(shards: Sequence[int], cores: Sequence[int], others: Sequence[str]) -> list[Case]:
     """Return all cases of one round: growth with shards on all cores, and with cores."""
-    most, middle = max(cores), SHARDS_OF_OTHERS if SHARDS_OF_OTHERS in shards else shards[0]
+    most, middle = max(cores), middle_of(shards)
     every = [Case(way, count, most) for count in shards for way in GROWTH]
     every += [Case(way, middle, count) for count in cores if count != most for way in GROWTH]
-    return every + [Case(way, middle, most) for way in OTHERS]
+    return every + [Case(way, middle, most) for way in others]
 
 
 def targets(shards: Sequence[int], cores: Sequence[int]) -> list[Target]:
     """Return the wanted ratios between these cases."""
-    most, middle = max(cores), SHARDS_OF_OTHERS if SHARDS_OF_OTHERS in shards else shards[0]
+    most, middle = max(cores), middle_of(shards)
     wanted = {1: 1.0, 16: 1.5, 128: 1.3}
     rows = [
         Target(Case(OURS, count, most), Case(NATIVE, count, most), wanted[count])

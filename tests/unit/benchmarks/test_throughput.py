@@ -6,18 +6,20 @@ from pathlib import Path
 
 from benchmarks.figures.parquet_input import LINES, PARQUET, make_input, rows_in
 from benchmarks.figures.parquet_ways import NATIVE, OURS, OURS_FRAME
-from benchmarks.figures.throughput_cases import Case, Figures, cases, targets
+from benchmarks.figures.throughput_cases import OTHERS, Case, Figures, cases, targets
 
 
 def test_each_wanted_ratio_is_between_cases_that_are_measured():
-    measured = set(cases((1, 16, 128), (1, 2)))
+    measured = set(cases((1, 16, 128), (1, 2), OTHERS))
     for target in targets((1, 16, 128), (1, 2)):
         assert {target.case, target.to} <= measured
 
 
 def test_a_smaller_benchmark_has_the_same_ways():
-    assert {case.way for case in cases((4,), (1,))} == {case.way for case in cases((1, 16), (1, 2))}
-    assert all(case.shards == 4 and case.cores == 1 for case in cases((4,), (1,)))
+    assert {case.way for case in cases((4,), (1,), OTHERS)} == {
+        case.way for case in cases((1, 16), (1, 2), OTHERS)
+    }
+    assert all(case.shards == 4 and case.cores == 1 for case in cases((4,), (1,), OTHERS))
 
 
 def test_ratios_are_made_of_medians_and_of_what_was_measured_alone():
@@ -37,3 +39,9 @@ def test_the_same_records_are_made_in_each_form(tmp_path: Path):
     lines = [line for file in (tmp_path / LINES).iterdir() for line in file.open("rb")]
     assert (len(lines), rows_in(tmp_path / PARQUET)) == (100, 100)
     assert sum(map(len, lines)) == size + 100
+
+
+def test_lines_are_left_out_where_nobody_reads_them(tmp_path: Path):
+    size = make_input(tmp_path / "with", 100, 2)
+    assert make_input(tmp_path / "without", 100, 2, lines=False) == size
+    assert not any((tmp_path / "without" / LINES).iterdir())
