@@ -53,6 +53,7 @@ class ReplayedPartitions:
             "written": report.written,
             "quarantined": report.quarantined,
             "kept_batches": report.kept,
+            "unpublished_batches": report.unpublished,
             "replay_seconds": round(self.seconds, 3),
         }
         if report.kept_until is not None:
@@ -96,6 +97,12 @@ def replay_partitions(
             if report.kept
             else ""
         )
-        outcome = report.error or f"{report.batches} batches replayed{unchanged}."
+        waiting = (
+            f", {report.unpublished} left as they are: they wait for publication, so replay them "
+            "once they are in the table"
+            if report.unpublished
+            else ""
+        )
+        outcome = report.error or f"{report.batches} batches replayed{unchanged}{waiting}."
         context.log.info(f"Shard {report.shard}: {outcome}")
     return ReplayedPartitions(stream, deployment, reports, time.monotonic() - began_s)

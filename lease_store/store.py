@@ -68,7 +68,7 @@ class GroupsAndRetention(Groups, Retention, Protocol):
     """The roles for whoever deletes the old history of a group."""
 
 
-class LedgerAndRewrites(Ledger, Rewrites, Protocol):
+class LedgerAndRewrites(Ledger, Rewrites, Publications, Protocol):
     """The roles for whoever replaces committed output by other files."""
 
 

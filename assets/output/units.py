@@ -18,6 +18,7 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther
+from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
 
 Unit = tuple[Batch, ...]
@@ -51,6 +52,15 @@ def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
     """Return the files of a unit, in order: those of records, or those of quarantined ones."""
     return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
+
+
+def rewritable_until(store: Publications, key: GroupKey, shard: ShardId, end: int) -> int:
+    """Return the number, `end` at most, before which batches of a shard may be rewritten.
+
+    Where somebody publishes the group's output, these are the ones that are in its table.
+    """
+    cursors = store.published_until(key, [shard])
+    return end if cursors is None else min(end, cursors.get(shard, 0))
 
 
 def swap(

@@ -119,7 +119,8 @@ class Compactor:
     def _rows(self, shard: ShardId, counted: _Counted) -> Iterator[Batch]:
         """Yield the committed batches up to now: under the claim nobody else merges them."""
         head = self.store.heads(self.key, [shard])[shard]
-        for row in self.store.each_batch(self.key, shard, numbers=range(head.next_number)):
+        end = units.rewritable_until(self.store, self.key, shard, head.next_number)
+        for row in self.store.each_batch(self.key, shard, numbers=range(end)):
             counted.files += len(row.files)
             yield row
 

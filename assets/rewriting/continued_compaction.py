@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from dagster_leasehold.assets.output.units import Unit, each_unit
+from dagster_leasehold.assets.output.units import Unit, each_unit, rewritable_until
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, changed_rows, next_merges
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -124,7 +124,8 @@ class ContinuedCompaction:
             return [], False
         units: list[Unit] = []
         changed = 0
-        rows = store.each_batch(key, shard, numbers=range(first, NUMBERS_END))
+        end = rewritable_until(store, key, shard, NUMBERS_END)
+        rows = store.each_batch(key, shard, numbers=range(first, max(first, end)))
         for unit in each_unit(_until(rows, moment, number)):
             changed += len(changed_rows(unit))
             if units and changed > MERGED_ROWS_MAX:

@@ -25,7 +25,7 @@ from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.ledger_view import expired_output, units_of
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
-from dagster_leasehold.assets.output.units import Ended, Unit, rewriting, swap
+from dagster_leasehold.assets.output.units import Ended, Unit, rewritable_until, rewriting, swap
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -50,6 +50,7 @@ class ReplayReport:
         quarantined: records of them that could not be parsed.
         kept: batches that keep their old output, because retention has removed their records.
         kept_until: the cursor after the last of those, or None.
+        unpublished: batches that keep their old output, because they wait for publication.
         expired_until: the cursor where the shard's output begins, where what the replay asked for
             may lie before it; None where it does not.
         error: why nothing was replaced, as one sentence; empty when all went well.
@@ -62,6 +63,7 @@ class ReplayReport:
     quarantined: int = 0
     kept: int = 0
     kept_until: str | None = None
+    unpublished: int = 0
     expired_until: str | None = None
     error: str = ""
 
@@ -177,7 +179,9 @@ class Replayer:
         head = self.store.heads(key, [shard])[shard]
         first = span.first_number(partial(self.store.each_batch, key, shard))
         numbers = range(first, head.next_number)
-        chosen = span.chosen(units_of(self.store, key, shard, numbers) if numbers else ())
+        wanted = span.chosen(units_of(self.store, key, shard, numbers) if numbers else ())
+        end = rewritable_until(self.store, key, shard, head.next_number)
+        chosen = [unit for unit in wanted if unit[-1].sequence < end]
         unchanged = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
         replay.chosen = chosen[unchanged:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
@@ -185,7 +189,10 @@ class Replayer:
             refuse_raw_over_parsed(key.stream, replay.waiting, self.output_root)
         gone = [batch for unit in chosen[:unchanged] for batch in unit]
         replay.report = replace(
-            replay.report, kept=len(gone), kept_until=gone[-1].end if gone else None
+            replay.report,
+            kept=len(gone),
+            kept_until=gone[-1].end if gone else None,
+            unpublished=sum(len(unit) for unit in wanted[len(chosen) :]),
         )
 
     def _still_there(self, shard: ShardId, unit: Unit) -> bool:

@@ -81,6 +81,7 @@ def vacuum(
     working |= {head.intent for head in store.heads(key).values() if head.intent is not None}
     named = {file.path for batch in store.each_batch(key) for file in batch.files}
     named |= {file.path for window in store.windows(key) for file in window.files}
+    named |= _published_still(store, key)
     busy = making | attempts_of(working, {_attempt(entry) for entry in entries})
     others = [entry for entry in files if entry.path not in named]
     idle = [entry for entry in others if _attempt(entry) not in busy]
@@ -101,6 +102,16 @@ def vacuum(
         young=len(idle) - len(old),
         in_progress=len(others) - len(idle),
     )
+
+
+def _published_still(store: LeaseStore, key: GroupKey) -> set[str]:
+    """Return the files that the ledger names no more, and that the table has until it follows."""
+    paths: set[str] = set()
+    changes = store.pending_changes(key)
+    while changes:
+        paths.update(path for change in changes for path in change.removed)
+        changes = store.pending_changes(key, after=changes[-1].sequence)
+    return paths
 
 
 def _attempt(entry: Entry) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,11 +94,14 @@ class MemoryPublications(MemoryTableChanges, Publications):
             return backlogs
 
     @override
-    def published_until(self, key: GroupKey) -> dict[ShardId, int] | None:
+    def published_until(
+        self, key: GroupKey, shards: Collection[ShardId] | None = None
+    ) -> dict[ShardId, int] | None:
         with self._rows("published_until", key) as rows:
             if not rows.publishing.epoch:
                 return None
-            return {shard: rows.published[shard] for shard in sorted(rows.shards)}
+            wanted = rows.shards if shards is None else rows.shards.keys() & set(shards)
+            return {shard: rows.published[shard] for shard in sorted(wanted)}
 
     @override
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:

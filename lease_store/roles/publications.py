@@ -27,7 +27,7 @@ A group whose output nobody has ever published has no changes, and all of it may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -101,8 +101,14 @@ class Publications(Protocol):
         """Return changes that are not published, in order, behind the number `after`."""
         ...
 
-    def published_until(self, key: GroupKey) -> dict[ShardId, int] | None:
-        """Return each shard's cursor; None where nobody publishes: all may be rewritten then."""
+    def published_until(
+        self, key: GroupKey, shards: Collection[ShardId] | None = None
+    ) -> dict[ShardId, int] | None:
+        """Return the cursors of these shards or of all; None where nobody publishes.
+
+        All output may be rewritten then, and batches before the cursors otherwise. A shard that
+        the group has not is left out.
+        """
         ...
 
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:

@@ -106,15 +106,17 @@ def select_waiting(key: GroupKey, limit: int) -> sa.Select[*tuple[Any, ...]]:
     )
 
 
-def select_cursors(key: GroupKey) -> sa.Select[*tuple[Any, ...]]:
-    """Each shard's cursor with the epoch of publishing; a row without a shard if there is none."""
+def select_cursors(
+    key: GroupKey, shards: Collection[ShardId] | None
+) -> sa.Select[*tuple[Any, ...]]:
+    """The cursors of these shards or of all, with the epoch of publishing; one row at least."""
+    own = _same_group(shard_lease)
+    if shards is not None:
+        own = sa.and_(own, shard_lease.c.shard_id.in_(sorted(shards)))
+    joined = consumer_group.outerjoin(publication, _same_group(publication))
     return (
         sa.select(publication.c.epoch, shard_lease.c.shard_id, shard_lease.c.published_until)
-        .select_from(
-            consumer_group.outerjoin(publication, _same_group(publication)).outerjoin(
-                shard_lease, _same_group(shard_lease)
-            )
-        )
+        .select_from(joined.outerjoin(shard_lease, own))
         .where(of_group(consumer_group, key))
         .order_by(shard_lease.c.shard_id)
     )

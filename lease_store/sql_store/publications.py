@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -131,14 +131,16 @@ class SqlPublications(SqlTurns, Publications):
         return self._read(kind, lambda tx: tx.rows(statement).all())
 
     @override
-    def published_until(self, key: GroupKey) -> dict[ShardId, int] | None:
-        rows = self._rows("published_until", statements.select_cursors(key))
+    def published_until(
+        self, key: GroupKey, shards: Collection[ShardId] | None = None
+    ) -> dict[ShardId, int] | None:
+        rows = self._rows("published_until", statements.select_cursors(key, shards))
         if not rows:
             raise unknown_group(key)
         if not rows[0]["epoch"]:
             return None
-        shards = (row for row in rows if row["shard_id"] is not None)
-        return {ShardId(row["shard_id"]): row["published_until"] for row in shards}
+        cursors = (row for row in rows if row["shard_id"] is not None)
+        return {ShardId(row["shard_id"]): row["published_until"] for row in cursors}
 
     @override
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableChange,
     TableName,
 )
+from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import A, World
 
 _numbers = count(1)
@@ -120,3 +121,17 @@ def moved(planned: PlannedPublication, **values: object) -> PlannedPublication:
     """The same publication with other values in its only range."""
     (only,) = planned.ranges
     return replace(planned, ranges=(replace(only, **values),))  # type: ignore[arg-type]
+
+
+def publish_batches(
+    store: LeaseStore, key: GroupKey, node: NodeName, shard: ShardId, number: int
+) -> Publisher:
+    """Publish the first batches of one shard, as a live node; return its publisher."""
+    world = World(store, key)
+    world.incarnations[node] = world.node(node).incarnation
+    publisher = Publisher(world, node)
+    publisher.start()
+    (own,) = (each for each in store.unpublished(key) if each.shard == shard)
+    first = replace(own, batches=own.batches[:number])
+    assert publisher.commit(publisher.plan([first])) == Settled()
+    return publisher

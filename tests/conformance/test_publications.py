@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_leasehold.lease_store.errors import UnknownGroup
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import (
     Changed,
@@ -180,7 +181,9 @@ def test_a_publication_moves_everything(world: World, tenures: list[Tenure]) -> 
     publisher = Publisher(world)
     publisher.start()
     planned = publisher.publish()
-    assert (until(world, X), until(world, Y)) == (2, 1)
+    assert world.store.published_until(world.key) == {X: 2, Y: 1}
+    assert world.store.published_until(world.key, [Y, ShardId("unknown")]) == {Y: 1}
+    assert world.store.published_until(world.key, []) == {}
     assert world.store.unpublished(world.key) == []
     row = world.store.publication(world.key)
     assert row is not None

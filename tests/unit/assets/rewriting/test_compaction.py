@@ -32,9 +32,11 @@ from dagster_leasehold.lease_store.ledger_rows import (
     DataFile,
     RewriteKind,
 )
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.rules.verification import verify
+from tests.conformance.published import publish_batches
 from tests.synced import synced
-from tests.unit.assets.consumption_world import World
+from tests.unit.assets.consumption_world import NODE, World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
 FAR = datetime(2200, 1, 1, tzinfo=UTC)
@@ -137,6 +139,16 @@ def test_what_was_merged_is_merged_with_what_comes_later(scene: Scene) -> None:
     assert [len(unit) for unit in units(scene.ledger())] == [5]
     assert scene.committed(ZERO) == scene.expected("0", 16)
     assert verify(scene.store, scene.key) == []
+
+
+def test_only_published_batches_are_merged(scene: Scene) -> None:
+    publish_batches(scene.store, scene.key, NODE, ZERO, 2)
+    report = scene.compact()[ZERO]
+    assert (report.batches, report.files_before, report.files_after, report.error) == (2, 2, 1, "")
+    assert [len(unit) for unit in units(scene.ledger())] == [2, 1]
+    assert scene.compact(run="compact-2")[ONE] == CompactionReport(ONE), "nothing is published"
+    (change,) = scene.store.pending_changes(scene.key)
+    assert (change.shard, change.kind, len(change.removed)) == (ZERO, ChangeKind.COMPACTION, 2)
 
 
 def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:

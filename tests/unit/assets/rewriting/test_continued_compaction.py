@@ -27,7 +27,8 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
-from tests.unit.assets.consumption_world import World
+from tests.conformance.published import publish_batches
+from tests.unit.assets.consumption_world import NODE, World
 
 ZERO = ShardId("0")
 HOUR = timedelta(hours=1)
@@ -96,6 +97,16 @@ def test_small_files_become_one_and_what_comes_later_joins_it(scene: Scene) -> N
     assert scene.committed(ZERO) == scene.expected("0", 15)
     assert verify(scene.store, scene.key) == []
     assert scene.store.rewrites(scene.key) == []
+
+
+def test_what_waits_for_publication_is_left_for_later(scene: Scene) -> None:
+    scene.go_on(6)
+    publisher = publish_batches(scene.store, scene.key, NODE, ZERO, 4)
+    assert scene.compact().reports[ZERO].batches == 4
+    assert scene.progress == Compacted(0, 4)
+    publisher.publish()
+    assert scene.compact().reports[ZERO].batches == 6
+    assert len(scene.sizes()) == 1
 
 
 def test_files_that_reached_the_target_are_not_read_again(scene: Scene) -> None:

@@ -19,10 +19,12 @@ from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.rules.withdrawal import ledger_of
 from dagster_leasehold.shard_sources.source import ReadRange
-from tests.unit.assets.consumption_world import ArrowSweeper, World
+from tests.conformance.published import publish_batches
+from tests.unit.assets.consumption_world import NODE, ArrowSweeper, World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
 ALL = ReplaySpan()
@@ -94,6 +96,15 @@ def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
     assert scene.store.rewrites(scene.key) == []
     assert verify(scene.store, scene.key) == []
     assert [len(sweep) for sweep in scene.today.sweeps] == [2, 2, 2]
+
+
+def test_only_published_batches_are_made_anew(scene: Scene) -> None:
+    publish_batches(scene.store, scene.key, NODE, ZERO, 2)
+    report = scene.replay()[ZERO]
+    assert (report.batches, report.unpublished, report.error) == (2, 1, "")
+    assert scene.generations() == [1, 1, 0]
+    (change,) = scene.store.pending_changes(scene.key)
+    assert (change.shard, change.kind, len(change.added)) == (ZERO, ChangeKind.REPLAY, 2)
 
 
 def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:

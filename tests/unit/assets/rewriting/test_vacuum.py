@@ -17,7 +17,8 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Intent, RewriteClaim, RewriteKind
-from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.outcomes import Changed, Opened, Settled
+from tests.conformance.published import publish_batches
 from tests.unit.assets.consumption_world import NODE
 from tests.unit.assets.rewriting.test_compaction import Scene
 
@@ -67,6 +68,17 @@ def test_old_orphans_go_and_committed_files_never(scene: Scene) -> None:
     assert all(Path(path).exists() for path in committed)
     assert scene.committed(ZERO) == scene.expected("0", 10)
     assert run(scene).removed == ()
+
+
+def test_files_stay_until_the_table_has_followed(scene: Scene) -> None:
+    """1. The table names two files; 2. a compaction merges them; 3. the table follows."""
+    publisher = publish_batches(scene.store, scene.key, NODE, ZERO, 2)
+    paths = [file.path for batch in scene.ledger()[:2] for file in batch.files]
+    scene.compact(ZERO)
+    age_all(scene)
+    assert run(scene).removed == ()
+    assert publisher.commit(publisher.plan(backlog=[])) == Settled()
+    assert run(scene).removed == tuple(sorted(paths))
 
 
 def test_young_orphans_stay(scene: Scene) -> None:
