@@ -202,7 +202,9 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def entries(self, below: str) -> Iterator[Entry]:
-        """Yield all files and folders below a folder of this place; links are not followed.
+        """Yield all files below a folder of this place, and folders; links are not followed.
+
+        A store has folders only where nothing else is left of them.
 
         Raises:
             OSError: they cannot be listed.
@@ -234,4 +236,7 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def remove_empty_folders(self, folders: Collection[str]) -> None:
-        """Delete those of these folders of this place that are empty, the deepest first."""
+        """Delete those of these folders of this place that are empty, the deepest first.
+
+        Nobody writes into them any more, and nothing in them was committed.
+        """

@@ -190,10 +190,14 @@ class StorePlace(OutputPlace):
         system, path = (self / below).arrow()
         _, own = self.arrow()
         selector = FileSelector(path, recursive=True, allow_not_found=True)
-        for info in _infos(system, selector):
+        infos = _infos(system, selector)
+        occupied = {posixpath.dirname(info.path) for info in infos}
+        for info in infos:
             folder = info.type == FileType.Directory
-            relative = info.path.removeprefix(f"{own}/")
-            yield Entry(relative, info.mtime_ns or 0, info.size or 0, folder=folder)
+            # The others are no more than parts of their objects' names.
+            if not folder or info.path not in occupied:
+                relative = info.path.removeprefix(f"{own}/")
+                yield Entry(relative, info.mtime_ns or 0, info.size or 0, folder=folder)
 
     @override
     def modified_ns(self) -> int:
@@ -229,9 +233,8 @@ class StorePlace(OutputPlace):
     @override
     def remove_empty_folders(self, folders: Collection[str]) -> None:
         # What Arrow leaves in the place of a folder whose last object was deleted.
-        for folder in sorted(folders, reverse=True):
-            if not any(True for _ in self.entries(folder)):
-                (self / folder).remove_folder()
+        for folder in folders:
+            (self / folder).remove_folder()
 
     def _notes(self) -> Iterator[Entry]:
         return (entry for entry in self.entries(REPLACED_FOLDER) if not entry.folder)

@@ -90,9 +90,14 @@ def vacuum(
         failpoints.reach(Failpoint.BEFORE_VACUUM)
     old = _still_old(output_root, old, limit_ns, remove=not dry_run)
     if not dry_run:
-        folders = [entry for entry in entries if entry.folder and entry.modified_ns < limit_ns]
+        # On a store, what is written into a folder would go with it: what was committed stays.
+        kept = busy | {PurePosixPath(path).parts[1] for path in named}
         output_root.remove_empty_folders(
-            [folder.path for folder in folders if _attempt(folder) not in busy]
+            [
+                entry.path
+                for entry in entries
+                if entry.folder and entry.modified_ns < limit_ns and _attempt(entry) not in kept
+            ]
         )
         output_root.forget_replaced(limit_ns)
     return VacuumReport(

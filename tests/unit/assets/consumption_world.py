@@ -99,20 +99,24 @@ class Beat:
 
 @dataclass
 class World:
-    """A stream of `shards` shards, with `records` records each, all held by node `a`."""
+    """A stream of `shards` shards, with `records` records each, all held by node `a`.
+
+    Its output is in `output`, or `elsewhere`.
+    """
 
     folder: Path
     shards: int = 2
     records: int = 10
     records_max: int = 4
     declaration: dict[str, Any] = field(default_factory=dict)
+    elsewhere: OutputPlace | None = None
 
     def __post_init__(self) -> None:
         self.log = LocalLog.create(self.folder / "log", self.shards)
         for listing in self.log.list_shards():
             self.append(listing.shard, self.records)
         self.output = self.folder / "output"
-        self.place = local_place(self.output)
+        self.place = self.elsewhere or local_place(self.output)
         self.stream = ShardStream(
             name="orders",
             source=self.log,

@@ -1,0 +1,218 @@
+"""Output in an object store, from end to end: written, committed, read, replaced and removed.
+
+The store is moto's server behind Arrow's client, with a clock of the test's. Runs die in the
+middle by an error that nothing may catch: what they leave is what a killed process leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from dagster_leasehold.assets.errors import OutputUnwritable
+from dagster_leasehold.assets.output.attempts import touch_replaced
+from dagster_leasehold.assets.output.committed_dataset import committed_dataset
+from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
+from dagster_leasehold.assets.output.file_names import batches_of
+from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.rewriting.compaction import Compactor
+from dagster_leasehold.assets.rewriting.replay import Replayer
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, store_clock
+from tests.unit.assets.consumption_world import World
+
+HOUR = timedelta(hours=1)
+ZERO, ONE = ShardId("0"), ShardId("1")
+ALL = ReplaySpan.parse(None, None)
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class StoreWorld(World):
+    """Two shards of ten records, whose output is in a bucket of their own."""
+
+    clock: StoreClock
+
+    def check(self) -> None:
+        """Check that every record is in the output once, for two kinds of readers."""
+        for shard in ("0", "1"):
+            assert self.committed(shard) == self.expected(shard, 10)
+        table = committed_dataset(self.store, self.key, str(self.place)).to_table()
+        assert table.column("value").to_pylist() == self.expected("0", 10) + self.expected("1", 10)
+
+    def objects(self) -> set[str]:
+        return {entry.path for entry in self.place.entries("attempts") if not entry.folder}
+
+    def named(self) -> set[str]:
+        return {f.path for batch in self.store.each_batch(self.key) for f in batch.files}
+
+    def vacuum(self) -> VacuumReport:
+        return vacuum(self.store, self.key, self.place, older_than=HOUR)
+
+    def compactor(self, run: str, ended: str = "") -> Compactor:
+        return Compactor(
+            store=self.store, key=self.key, output_root=self.place, run=run, ended=ended.__eq__
+        )
+
+    def compact(self, run: str = "compact-1", ended: str = "") -> None:
+        reports = self.compactor(run, ended).compact([ZERO, ONE])
+        assert {report.error for report in reports.values()} == {""}
+
+    def replay(self, run: str = "replay-1", ended: str = "") -> None:
+        replayer = Replayer(
+            stream=self.stream,
+            store=self.store,
+            output_root=self.place,
+            sweeper=self.sweeper,
+            run=run,
+            ended=ended.__eq__,
+        )
+        reports = replayer.replay([ZERO, ONE], ALL)
+        assert {report.error for report in reports.values()} == {""}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[StoreWorld]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with store_clock() as clock:
+        made = StoreWorld(tmp_path, elsewhere=output_place(f"s3://{new_bucket()}/out"))
+        made.clock = clock
+        yield made
+
+
+def killed_at(point: Failpoint, work: Callable[[], object]) -> None:
+    """Do some work, and die at a point of it."""
+
+    def reach(reached: Failpoint) -> None:
+        if reached is point:
+            raise Killed
+
+    with mock.patch.object(failpoints, "reach", reach), pytest.raises(Killed):
+        work()
+
+
+def test_output_is_committed_read_and_named_by_its_batches(world: StoreWorld) -> None:
+    world.consume()
+    world.check()
+    paths = committed_paths(world.store, world.key, world.place, ONE)
+    assert all(path.startswith(f"{world.place}/attempts/") for path in paths)
+    numbers = [batches_of(path.rpartition("/")[2], ONE) for path in paths]
+    assert numbers == [range(n, n + 1) for n in range(3)]
+    assert not [*world.output.parent.rglob("*.parquet")], "nothing is on the disk"
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Failpoint.AFTER_INTENT,
+        Failpoint.AFTER_WRITE,
+        Failpoint.BEFORE_COMMIT,
+        Failpoint.AFTER_COMMIT,
+    ],
+)
+def test_a_run_that_is_killed_leaves_orphans_at_most(world: StoreWorld, point: Failpoint) -> None:
+    killed_at(point, world.consume)
+    world.consume("run-2")
+    world.check()
+    orphans = world.objects() - world.named()
+    assert bool(orphans) == (point in (Failpoint.AFTER_WRITE, Failpoint.BEFORE_COMMIT))
+    assert world.vacuum().removed == (), "they are young"
+    world.clock.pass_by(2 * HOUR)
+    assert set(world.vacuum().removed) == orphans
+    assert world.objects() == world.named()
+    world.check()
+
+
+@pytest.mark.parametrize("way", ["compact", "replay"])
+@pytest.mark.parametrize(
+    "point", [Failpoint.AFTER_REWRITE_CLAIM, Failpoint.BEFORE_SWAP, Failpoint.AFTER_SWAP]
+)
+def test_a_rewrite_that_is_killed_is_done_again(
+    world: StoreWorld, way: str, point: Failpoint
+) -> None:
+    world.consume()
+    rewrite = getattr(world, way)
+    killed_at(point, lambda: rewrite("rewrite-1"))
+    world.check()
+    rewrite("rewrite-2", "rewrite-1")
+    world.check()
+    world.clock.pass_by(2 * HOUR)
+    world.vacuum()
+    assert world.objects() == world.named()
+    assert [entry.path for entry in world.place.entries("replaced")] == [], "no note is left"
+    world.check()
+
+
+@pytest.mark.parametrize("way", ["compact", "replay"])
+def test_what_was_replaced_is_as_old_as_its_replacement(world: StoreWorld, way: str) -> None:
+    """Goal: a reader that listed a file before the swap reads it to its end."""
+    world.consume()
+    old = world.objects()
+    reading = iter_records(world.store, world.key, world.place)
+    rows = [next(reading)]
+    world.clock.pass_by(100 * HOUR)
+    getattr(world, way)()
+    world.clock.pass_by(HOUR / 2)
+    report = world.vacuum()
+    assert (report.removed, report.committed) == ((), len(world.named()))
+    rows += reading
+    values = pa.Table.from_batches(rows).column("value").to_pylist()
+    assert values == world.expected("0", 10) + world.expected("1", 10)
+    world.clock.pass_by(HOUR)
+    assert set(world.vacuum().removed) == old
+    assert world.objects() == world.named()
+
+
+def test_a_swap_while_vacuum_looks_keeps_what_it_replaced(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. vacuum lists; 2. a compaction swaps; 3. nobody names the old files, and they are new."""
+    world.consume()
+    old = world.objects()
+    world.clock.pass_by(100 * HOUR)
+    real = world.store.rewrites
+
+    def swapped_meanwhile(key: object) -> object:
+        monkeypatch.setattr(world.store, "rewrites", real)
+        world.compact()
+        return real(world.key)
+
+    monkeypatch.setattr(world.store, "rewrites", swapped_meanwhile)
+    assert world.vacuum().removed == ()
+    assert old < world.objects()
+
+
+def test_a_swap_that_cannot_be_noted_is_not_made(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.consume()
+    before = world.named()
+
+    def away(self: OutputPlace, files: object) -> None:
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(type(world.place), "note_replaced", away)
+    reports = world.compactor("compact-1").compact([ZERO])
+    assert "cannot be marked as such (the store is away)" in reports[ZERO].error
+    assert world.named() == before
+    world.check()
+
+
+def test_a_bucket_that_is_not_there_is_one_sentence(world: StoreWorld) -> None:
+    nowhere = output_place("s3://there-is-no-such-bucket/out")
+    with pytest.raises(OutputUnwritable, match=r"^[^\n]+NO_SUCH_BUCKET[^\n]+$"):
+        touch_replaced(nowhere, [DataFile("attempts/x/0.parquet", 1, 1)])

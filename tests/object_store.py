@@ -1,0 +1,74 @@
+"""An object store on the loopback: moto's server, with a clock that a test may set.
+
+Whoever is to reach it needs its address in the environment, Spark's workers included.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from unittest import mock
+
+from tests.ports import free_port
+
+PORT = free_port()
+ENVIRONMENT = {
+    "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{PORT}",
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@cache
+def _server() -> None:
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=PORT, verbose=False)
+    server.start()
+    atexit.register(server.stop)
+
+
+def new_bucket() -> str:
+    """The name of a new bucket."""
+    import boto3
+
+    _server()
+    name = f"bucket-{uuid.uuid4().hex}"
+    client = boto3.client(
+        "s3",
+        endpoint_url=ENVIRONMENT["AWS_ENDPOINT_URL_S3"],
+        region_name=ENVIRONMENT["AWS_DEFAULT_REGION"],
+        aws_access_key_id=ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+    )
+    client.create_bucket(Bucket=name)
+    return name
+
+
+class StoreClock:
+    """The time by which the store dates its objects."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def pass_by(self, time: timedelta) -> None:
+        self.now += time
+
+    def naive(self) -> datetime:
+        return self.now.replace(tzinfo=None)
+
+
+@contextmanager
+def store_clock() -> Generator[StoreClock]:
+    """Let the store go by a clock of the test's."""
+    clock = StoreClock()
+    with mock.patch("moto.s3.models.utcnow", clock.naive):
+        yield clock
