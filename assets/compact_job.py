@@ -140,7 +140,11 @@ def _vacuum(context: dg.OpExecutionContext, stream: ShardStream, deployment: Dep
     key = stream.key
     folder = deployment.output_folder(key)
     report = vacuum(
-        deployment.store(), key, folder, older_than=timedelta(seconds=stream.vacuum_after_s)
+        deployment.store(),
+        key,
+        folder,
+        older_than=timedelta(seconds=stream.vacuum_after_s),
+        catalog=deployment.catalog,
     )
     context.log.info(
         f"Vacuum removed {len(report.removed)} files of {report.removed_bytes} bytes that nobody "

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -51,6 +52,7 @@ class Deployment:
             where nobody looks.
         leaving: asked by runs between two batches; once it is true, they stop at that checkpoint,
             because the node of this process leaves.
+        catalog: of its tables.
         history_age: the age from which on the janitor deletes rows of history; None keeps them.
     """
 
@@ -60,6 +62,7 @@ class Deployment:
     output_folder: Callable[[GroupKey], OutputPlace]
     upkeep_file: Callable[[GroupKey], Path] | None = None
     agents: bool = False
+    catalog: CatalogSettings = field(default_factory=CatalogSettings)
     leaving: Callable[[], bool] = _never
     history_age: timedelta | None = None
 

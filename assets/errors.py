@@ -40,6 +40,10 @@ class WindowIncomplete(UserMistake):
     """A shard may still deliver records of the window of event time."""
 
 
+class TableUnavailable(LeaseholdError):
+    """A published table, or its catalog, cannot be reached or is not the stream's."""
+
+
 class OutputUnwritable(LeaseholdError):
     """Output of a shard cannot be written where it belongs."""
 

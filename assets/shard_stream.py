@@ -17,6 +17,7 @@ from dagster_leasehold.assets.pace import (
     RUN_BUDGET_DEFAULT_S,
     Pace,
 )
+from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
@@ -95,6 +96,7 @@ class ShardStream:
         vacuum_after_s: how long the sensor's compactions leave a file that nothing names any more,
             in seconds. It is longer than any reader takes, and than a backup of the lease store
             may be old that is restored.
+        table: the name and layout of the published table, and how often it is published to.
         on_commit: called with each committed batch, at least once, in the order of the commits of
             its shard. It runs in the code server, not in Spark.
 
@@ -129,6 +131,7 @@ class ShardStream:
     compact_target_bytes: int = COMPACT_TARGET_BYTES
     compact_after_s: float = COMPACT_AFTER_S
     vacuum_after_s: float = VACUUM_AFTER_S
+    table: TableSettings = field(default_factory=TableSettings)
     on_commit: OnCommit | None = None
 
     def __post_init__(self) -> None:

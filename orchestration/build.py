@@ -23,6 +23,7 @@ from dagster_leasehold.sensors.compaction import build_compaction_sensor
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
 from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
 from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor
+from dagster_leasehold.sensors.publish import build_publish_sensor
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
@@ -73,6 +74,7 @@ def build_definitions(
         sensors.append(build_rebalance_sensor(stream, deployment, job))
         sensors.append(build_janitor_sensor(stream, deployment))
         sensors.append(build_outbox_sensor(stream, deployment))
+        sensors.append(build_publish_sensor(stream, deployment))
         if stream.compact:
             sensors.append(build_compaction_sensor(stream, deployment, compact_job))
         if stream.on_commit is not None:

@@ -37,6 +37,7 @@ def declared_stream(declared: StreamSettings, settings: Settings) -> ShardStream
         "source": open_source(declared.source, declared.source_options, place),
         "nodes": declared.node_settings,
         "limits": Limits(declared.batch_records_max, declared.batch_bytes_max),
+        "table": declared.table_settings,
     }
     return ShardStream(**arguments)
 
@@ -69,6 +70,7 @@ def deployment_of(settings: Settings) -> Deployment:
         output_folder=lambda key: settings.output_folder(key.stream, key.group),
         upkeep_file=lambda key: settings.upkeep_file(key.stream, key.group),
         agents=settings.agents,
+        catalog=settings.catalog_settings,
         history_age=settings.history_age,
         leaving=settings.leaving_mark.exists if settings.agent_node else lambda: False,
     )

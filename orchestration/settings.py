@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -19,6 +20,7 @@ import pydantic
 
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import CATALOG_DEFAULT, CatalogSettings
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
@@ -33,6 +35,7 @@ DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
 LOCATION = "leasehold"
 """The name of our code location in Dagster, by which it also keeps which sensors are off."""
 PREFIX = "LEASEHOLD_"
+SECRET_PROPERTY = re.compile(r"(?i)secret|token|password|credential|access-key|session-key")
 # Variables of the prefix that are switches of tests and of fault injection, not settings.
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
 
@@ -55,6 +58,9 @@ class Settings(pydantic.BaseModel):
             `classic` (a session in every run's own process), or an `sc://` or `spark://` address.
         history_days: the days for which journal, delivered events, accepted gaps and merged ledger
             rows stay in the lease store; `forever` keeps them.
+        catalog: the name of the catalog of the published tables.
+        catalog_properties: PyIceberg's properties of another catalog than the lease database; its
+            secrets come from the environment (`PYICEBERG_CATALOG__NAME__…`).
         streams: the streams that the package's own definitions are made of.
     """
 
@@ -70,6 +76,8 @@ class Settings(pydantic.BaseModel):
     lease_timeout_s: float = TIMEOUT_DEFAULT_S
     spark: str = "connect"
     history_days: float | Literal["forever"] = HISTORY_DAYS_DEFAULT
+    catalog: str = CATALOG_DEFAULT
+    catalog_properties: Mapping[str, str] = {}
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
 
     @pydantic.field_validator("nodes", "streams", mode="before")
@@ -119,6 +127,11 @@ class Settings(pydantic.BaseModel):
             InvalidSetting: the number of days makes no sense.
         """
         return history_age(self.history_days)
+
+    @property
+    def catalog_settings(self) -> CatalogSettings:
+        """The catalog of the published tables."""
+        return CatalogSettings(self.catalog, self.catalog_properties)
 
     @property
     def store_url(self) -> pydantic.SecretStr:

@@ -8,6 +8,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dagster_leasehold.assets import pace, shard_stream
+from dagster_leasehold.assets.table_settings import (
+    PARTITIONING_DEFAULT,
+    PUBLISH_INTERVAL_DEFAULT_S,
+    SNAPSHOTS_KEPT_DEFAULT,
+    TableSettings,
+)
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
@@ -87,6 +93,13 @@ class StreamSettings(BaseModel):
         default=shard_stream.VACUUM_AFTER_S, ge=shard_stream.VACUUM_AFTER_MIN_S
     )
 
+    table: str | None = None
+    partitioning: tuple[str, ...] = PARTITIONING_DEFAULT
+    sort_order: tuple[str, ...] = ()
+    table_properties: Mapping[str, str] = Field(default={})
+    snapshots_kept: int = Field(default=SNAPSHOTS_KEPT_DEFAULT, gt=0)
+    publish_interval_s: float = Field(default=PUBLISH_INTERVAL_DEFAULT_S, ge=0)
+
     @property
     def key(self) -> GroupKey:
         """The stream's consumer group.
@@ -120,6 +133,22 @@ class StreamSettings(BaseModel):
             except LeaseholdError as error:
                 raise InvalidSetting(f"Node {shown(name)} of {shown(self.name)}: {error}") from None
         return settings
+
+    @property
+    def table_settings(self) -> TableSettings:
+        """The name and layout of the published table.
+
+        Raises:
+            InvalidSetting: a value has no meaning.
+        """
+        return TableSettings(
+            name=self.table,
+            partitioning=self.partitioning,
+            sort_order=self.sort_order,
+            properties=dict(self.table_properties),
+            snapshots_kept=self.snapshots_kept,
+            publish_interval_s=self.publish_interval_s,
+        )
 
     def check_nodes(self, served: Sequence[NodeName] | None) -> None:
         """Check that the nodes' settings fit the assignment, each other, and the served nodes.

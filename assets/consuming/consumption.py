@@ -35,7 +35,12 @@ from dagster_leasehold.assets.consuming.sweep import (
     check_quarantined,
     watermark_after,
 )
-from dagster_leasehold.assets.errors import QuarantineLimitExceeded, SweepInterrupted
+from dagster_leasehold.assets.errors import (
+    QuarantineLimitExceeded,
+    SweepInterrupted,
+    TransformError,
+)
+from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
@@ -102,6 +107,7 @@ class Consumer:
         self._stop_requested = stop_requested
         self._after_commit = after_commit
         self._open = OpenShards(store)
+        self._columns = ColumnAgreement(store, stream.key)
         gaps = GapHandling(store, stream.source)
         self._opening = Opening(
             stream,
@@ -255,7 +261,8 @@ class Consumer:
             return None
         try:
             check_quarantined(self._stream, range_, result.statistics.quarantined)
-        except QuarantineLimitExceeded as error:
+            self._columns.agree(result.columns)
+        except (QuarantineLimitExceeded, TransformError) as error:
             self._open.stop(open_, StopReason.FAILED, str(error))
             return None
         return BatchCommit(

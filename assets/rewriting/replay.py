@@ -24,6 +24,7 @@ from dagster_leasehold.assets.consuming import sweep
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.ledger_view import expired_output, units_of
+from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
 from dagster_leasehold.assets.output.units import Ended, Unit, rewritable_until, rewriting, swap
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -137,6 +138,10 @@ class Replayer:
     _made: int = 0
     _open: dict[ShardId, _Replay] = field(default_factory=dict[ShardId, _Replay])
     _reports: dict[ShardId, ReplayReport] = field(default_factory=dict[ShardId, ReplayReport])
+    _columns: ColumnAgreement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._columns = ColumnAgreement(self.store, self.stream.key)
 
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
         """Replay a span of these shards; return one report per shard.
@@ -234,6 +239,7 @@ class Replayer:
             raise result
         statistics = result.statistics
         sweep.check_quarantined(self.stream, range_, statistics.quarantined)
+        self._columns.agree(result.columns)
         batch = replay.waiting.popleft()
         replay.made.append(BatchRewrite(batch.sequence, batch.generation, result.files, statistics))
         self._made += 1

@@ -29,6 +29,7 @@ from pathlib import PurePosixPath
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempts_of
 from dagster_leasehold.assets.places.place import Entry, OutputPlace
+from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.failpoints import Failpoint
@@ -62,14 +63,18 @@ def vacuum(
     *,
     older_than: timedelta,
     dry_run: bool = False,
+    catalog: CatalogSettings | None = None,
 ) -> VacuumReport:
-    """Remove the files of attempts that the ledger does not name and that are old enough.
+    """Remove the files of attempts that neither ledger nor table names and that are old enough.
+
+    The table is looked up in `catalog`, by default the lease database.
 
     Ages are taken by the clock of the file system, so that a host whose clock is wrong removes
     nothing too early.
 
     Raises:
         RewriteRefused: a file cannot be removed.
+        TableUnavailable: the table or its catalog cannot be reached.
     """
     entries = sorted(output_root.entries(ATTEMPTS_FOLDER), key=lambda entry: entry.path)
     if not entries:
@@ -82,6 +87,7 @@ def vacuum(
     named = {file.path for batch in store.each_batch(key) for file in batch.files}
     named |= {file.path for window in store.windows(key) for file in window.files}
     named |= _published_still(store, key)
+    named |= _named_by_table(store, key, output_root, catalog or CatalogSettings())
     busy = making | attempts_of(working, {_attempt(entry) for entry in entries})
     others = [entry for entry in files if entry.path not in named]
     idle = [entry for entry in others if _attempt(entry) not in busy]
@@ -117,6 +123,19 @@ def _published_still(store: LeaseStore, key: GroupKey) -> set[str]:
         paths.update(path for change in changes for path in change.removed)
         changes = store.pending_changes(key, after=changes[-1].sequence)
     return paths
+
+
+def _named_by_table(
+    store: LeaseStore, key: GroupKey, output_root: OutputPlace, catalog: CatalogSettings
+) -> set[str]:
+    """Return the files that snapshots of the group's table name: earlier ones stay readable."""
+    publication = store.publication(key)
+    if publication is None or publication.table is None:
+        return set()
+    # It loads PyIceberg.
+    from dagster_leasehold.assets.output.table.group_table import files_of_table
+
+    return files_of_table(store, publication.table, catalog, output_root)
 
 
 def _attempt(entry: Entry) -> str:

@@ -54,7 +54,7 @@ class ShardPlace(NamedTuple):
 
     @property
     def numbers_left(self) -> int:
-        """How many batches wait at most: numbers are left out where intents were given up."""
+        """The most batches that can wait: numbers are left out where intents were given up."""
         return max(self.committed_until - self.published_until, 0)
 
 

@@ -73,7 +73,14 @@ def vacuum(
     days = target.declared(stream).output_days if expire_days is None else expire_days
     forgotten = _expired(target, key, folder, output_age(days), dry_run=dry_run)
     with progress("looking for files that nobody needs"):
-        report = removed_by(target.store, key, folder, older_than=age, dry_run=dry_run)
+        report = removed_by(
+            target.store,
+            key,
+            folder,
+            older_than=age,
+            dry_run=dry_run,
+            catalog=target.settings.catalog_settings,
+        )
     _show(key, forgotten, report, days, dry_run=dry_run, as_json=as_json)
     if forgotten.failures:
         raise typer.Exit(1)

@@ -33,6 +33,7 @@ DECLARATION = {
     "partitions",
     "run_process",
     "shard_stream",
+    "table_settings",
 }
 # What parts of a room may import of its other parts. A part is a folder or a module at the room's
 # root; those of assets that are not named here are the assets themselves, and may import them all.

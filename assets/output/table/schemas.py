@@ -6,13 +6,12 @@ Field ids are the table's own, given once by name and never again: no file bears
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.output.table.columns import Column, Columns, ColumnType
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.assets.table_settings import PARTITION_FORM
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -22,38 +21,6 @@ if TYPE_CHECKING:
 
 TIME_COLUMN = "event_time"
 SHARD_COLUMN = "shard_id"
-PARTITIONING_DEFAULT = ("day(event_time)",)
-_TRANSFORM = re.compile(r"(year|month|day|hour)\(event_time\)|shard_id")
-_SORT = re.compile(r"(\w+)( asc| desc)?")
-
-
-def check_partitioning(partitioning: Sequence[str]) -> None:
-    """Check that every file's partition can be told from what the ledger knows of the file.
-
-    Raises:
-        InvalidSetting: it cannot.
-    """
-    for text in partitioning:
-        if not _TRANSFORM.fullmatch(text):
-            raise InvalidSetting(
-                f"The partitioning {shown(text)} cannot be told of a whole file: use shard_id, and "
-                "year, month, day or hour of event_time, for example day(event_time)."
-            )
-    if len(set(partitioning)) < len(partitioning):
-        raise InvalidSetting("The partitioning names a field twice: name it once.")
-
-
-def check_sort_order(order: Sequence[str]) -> None:
-    """Check the form of a sort order: names of columns, each with `asc` or `desc` if need be.
-
-    Raises:
-        InvalidSetting: it has another form.
-    """
-    for text in order:
-        if not _SORT.fullmatch(text):
-            raise InvalidSetting(
-                f"The sort order {shown(text)} is none: name a column, and asc or desc behind it."
-            )
 
 
 def evolved(schema: Schema | None, columns: Columns, last_id: int) -> Schema:
@@ -95,7 +62,7 @@ def partition_spec(schema: Schema, partitioning: Sequence[str]) -> PartitionSpec
 
     fields: list[PartitionField] = []
     for text in partitioning:
-        match = _TRANSFORM.fullmatch(text)
+        match = PARTITION_FORM.fullmatch(text)
         transform = match[1] if match else None
         source = _field_of(schema, TIME_COLUMN if transform else SHARD_COLUMN)
         if source is None:

@@ -69,7 +69,9 @@ class ArrowSweeper:
             for part in exact(batch):
                 seen = add(seen, part)
                 files.add(self.keeps(self._parsed(part)))
-        written = [file.data_file(attempt) for file in files.close()]
+        closed = files.close()
+        written = [file.data_file(attempt) for file in closed]
+        columns = tuple(file.columns for file in closed if not file.quarantine)
         quarantined = sum(file.records for file in written if file.quarantine)
         statistics = BatchStatistics(
             seen.records,
@@ -79,7 +81,7 @@ class ArrowSweeper:
             seen.first_event_time,
             seen.last_event_time,
         )
-        return SweepOutcome(attempt, tuple(written), statistics)
+        return SweepOutcome(attempt, tuple(written), statistics, columns)
 
     def _parsed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with a transform's verdict on each, where it has one on any."""

@@ -15,7 +15,12 @@ import psutil
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
 from tests.chaos import test_chaos
 from tests.chaos.incidents import AtFailpoint
-from tests.integration.assets import test_crash_windows, test_gaps_killed, test_rewriting_killed
+from tests.integration.assets import (
+    test_crash_windows,
+    test_gaps_killed,
+    test_publishing_killed,
+    test_rewriting_killed,
+)
 from tests.integration.lease_store import test_planning_killed
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +56,7 @@ def test_every_failpoint_is_killed_somewhere() -> None:
         *test_crash_windows.POINTS,
         *test_gaps_killed.POINTS,
         *test_planning_killed.POINTS,
+        *test_publishing_killed.POINTS,
         *test_rewriting_killed.POINTS,
         *test_rewriting_killed.VACUUM_POINTS,
         *test_rewriting_killed.EXPIRY_POINTS,

@@ -20,7 +20,7 @@ def settings(tmp_path) -> Settings:
     return Settings(home=tmp_path / "home", nodes=("a", "b"))
 
 
-def test_a_stream_becomes_an_asset_a_job_five_sensors_and_a_stopped_schedule(settings):
+def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(settings):
     stream, _ = scripted_stream(name="orders.eu")
     repository = build_definitions([stream], settings).get_repository_def()
     key = dg.AssetKey(["orders.eu"])
@@ -34,7 +34,7 @@ def test_a_stream_becomes_an_asset_a_job_five_sensors_and_a_stopped_schedule(set
     assert repository.has_job("consume_orders_eu")
     sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
     running = dg.DefaultSensorStatus.RUNNING
-    what = ("shard_list", "rebalance", "janitor", "outbox", "compaction")
+    what = ("shard_list", "rebalance", "janitor", "outbox", "publish", "compaction")
     assert sensors == dict.fromkeys((f"orders_eu_{each}" for each in what), running)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED

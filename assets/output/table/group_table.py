@@ -1,0 +1,72 @@
+"""The published table of one group: its name, its location, and who publishes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+from dagster_leasehold.assets.output.table.catalogs import open_catalog
+from dagster_leasehold.assets.output.table.maintenance import data_files
+from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+from dagster_leasehold.assets.output.table.publisher import Publisher
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.publication_rows import TableName
+from dagster_leasehold.lease_store.roles.publications import Publications
+
+
+def build_publisher(
+    *,
+    store: Publications,
+    key: GroupKey,
+    settings: TableSettings,
+    catalog: CatalogSettings,
+    place: OutputPlace,
+    now_ms: Callable[[], int],
+    new_id: Callable[[], UUID],
+) -> Publisher:
+    """Return the publisher of a group's output; see `Publisher` for the arguments.
+
+    Raises:
+        TableUnavailable: the catalog cannot be opened.
+    """
+    at = location_of(place)
+    io = PlaceIO(place, at)
+    return Publisher(
+        store=store,
+        key=key,
+        name=table_name(settings, catalog, key),
+        settings=settings,
+        catalog=open_catalog(catalog.name, catalog.properties, store, io, lambda: new_id().hex),
+        io=io,
+        place=place,
+        location=at,
+        now_ms=now_ms,
+        new_id=new_id,
+    )
+
+
+def files_of_table(
+    store: Publications, name: TableName, catalog: CatalogSettings, place: OutputPlace
+) -> set[str]:
+    """Return the data files that a snapshot of a table names, as the ledger names them.
+
+    Raises:
+        TableUnavailable: the table or its catalog cannot be reached.
+    """
+    io = PlaceIO(place, location_of(place))
+    opened = open_catalog(catalog.name, catalog.properties, store, io, lambda: "")
+    table = opened.find(name)
+    return set() if table is None else data_files(io, table)
+
+
+def table_name(settings: TableSettings, catalog: CatalogSettings, key: GroupKey) -> TableName:
+    """Return the name of a group's table."""
+    return settings.table_name(catalog.name, key)
+
+
+def location_of(place: OutputPlace) -> str:
+    """Return the URI of a place; a folder's path is one of `file`."""
+    text = str(place).rstrip("/")
+    return text if "://" in text else f"file://{text}"

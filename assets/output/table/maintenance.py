@@ -1,0 +1,81 @@
+"""The files that a table names: its metadata's orphans go, and vacuum leaves its data alone.
+
+A file of metadata is an orphan once no snapshot names it: its snapshot has expired, it was merged,
+or its publication never came about. It goes when it is old enough for every reader, and under the
+turn to publish alone:
+
+1. Publisher A has staged a snapshot, and is frozen for longer than that age.
+2. Whoever removes orphans has taken the turn, with a higher epoch.
+3. A wakes up and commits: its epoch is over. Without the turn, the table would now name files that
+   are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.output.table.catalogs import OpenTable
+from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
+from dagster_leasehold.assets.places.place import OutputPlace
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestFile
+
+
+def remove_orphans(
+    place: OutputPlace, io: PlaceIO, table: OpenTable, *, older_than: timedelta
+) -> int:
+    """Remove files of metadata that nothing names, and return their number.
+
+    The caller has the turn to publish. Ages are taken by the clock of what holds the files.
+
+    Raises:
+        OSError: the files cannot be listed.
+    """
+    before_ns = place.now_ns() - int(older_than.total_seconds() * 1e9)
+    old = [
+        entry.path
+        for entry in place.entries(METADATA_FOLDER)
+        if not entry.folder and entry.modified_ns < before_ns
+    ]
+    if not old:
+        return 0
+    root = f"{table.metadata.location}/"
+    named = {location.removeprefix(root) for location in _metadata_files(io, table)}
+    orphans = [path for path in old if path not in named]
+    for path in orphans:
+        (place / path).remove(missing_ok=True)
+    return len(orphans)
+
+
+def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
+    """Return the data files that a snapshot of the table names, as the ledger names them.
+
+    The ledger is ahead of the table: what it has replaced may still be read there.
+    """
+    root = f"{table.metadata.location}/"
+    return {
+        entry.data_file.file_path.removeprefix(root)
+        for manifest in _manifests(io, table)
+        for entry in manifest.fetch_manifest_entry(io)
+    }
+
+
+def _metadata_files(io: PlaceIO, table: OpenTable) -> Iterator[str]:
+    yield table.at
+    for version in table.metadata.metadata_log:
+        yield version.metadata_file
+    for snapshot in table.metadata.snapshots:
+        yield snapshot.manifest_list
+    for manifest in _manifests(io, table):
+        yield manifest.manifest_path
+
+
+def _manifests(io: PlaceIO, table: OpenTable) -> list[ManifestFile]:
+    """Return the manifests of all snapshots, each of them once."""
+    snapshots = table.metadata.snapshots
+    listed = (manifest for snapshot in snapshots for manifest in snapshot.manifests(io))
+    return list({manifest.manifest_path: manifest for manifest in listed}.values())

@@ -1,0 +1,149 @@
+"""PyIceberg's view of a place of output: small metadata files, read and written whole.
+
+A file that was written is durable before anything names it. PyIceberg's own access to stores is
+not used, so that output and metadata have one way to disks and stores, and one to credentials.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import cast
+
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+from typing_extensions import override
+
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.lease_store.errors import LogCorrupt
+
+
+class PlaceIO(FileIO):
+    """The metadata files below one location.
+
+    Args:
+        place: holds them.
+        location: the URI by which readers know the place.
+    """
+
+    def __init__(self, place: OutputPlace, location: str) -> None:
+        super().__init__({})
+        self._place = place
+        self._location = location
+
+    def write(self, location: str, content: bytes) -> None:
+        """Write a new file, durable in content and name.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._at(location)
+        folder = self._place / self._relative(location).rpartition("/")[0]
+        folder.make_folder(exist_ok=True)
+        file = path.create()
+        try:
+            file.sink.write(content)
+            file.settle()
+        except BaseException:
+            file.abandon()
+            raise
+        folder.sync_folder()
+
+    @override
+    def new_input(self, location: str) -> InputFile:
+        return _Input(location, self._at(location))
+
+    @override
+    def new_output(self, location: str) -> OutputFile:
+        return _Output(location, self._at(location), self)
+
+    @override
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        name = location if isinstance(location, str) else location.location
+        self._at(name).remove(missing_ok=True)
+
+    def _at(self, location: str) -> OutputPlace:
+        return self._place / self._relative(location)
+
+    def _relative(self, location: str) -> str:
+        relative = location.removeprefix(f"{self._location}/")
+        if relative == location:
+            raise LogCorrupt(
+                f"The table names {location}, which is not below {self._location}, where the "
+                "stream's output is: set the setting output back, or move the table."
+            )
+        return relative
+
+
+class _Input(InputFile):
+    """A file that is read whole when it is opened."""
+
+    def __init__(self, location: str, place: OutputPlace) -> None:
+        super().__init__(location)
+        self._place = place
+
+    def __len__(self) -> int:
+        return len(self._content())
+
+    @override
+    def exists(self) -> bool:
+        return self._place.content() is not None
+
+    @override
+    def open(self, seekable: bool = True) -> InputStream:
+        return cast(InputStream, io.BytesIO(self._content()))
+
+    def _content(self) -> bytes:
+        content = self._place.content()
+        if content is None:
+            raise FileNotFoundError(f"There is no {self.location}.")
+        return content
+
+
+class _Output(OutputFile):
+    """A file that is written when its content is complete."""
+
+    def __init__(self, location: str, place: OutputPlace, files: PlaceIO) -> None:
+        super().__init__(location)
+        self._place = place
+        self._files = files
+        self._written = 0
+
+    def __len__(self) -> int:
+        return self._written
+
+    @override
+    def exists(self) -> bool:
+        return self._place.content() is not None
+
+    @override
+    def to_input_file(self) -> InputFile:
+        return _Input(self.location, self._place)
+
+    @override
+    def create(self, overwrite: bool = False) -> OutputStream:
+        return cast(OutputStream, _Whole(self))
+
+    def put(self, content: bytes) -> None:
+        """Write the file."""
+        self._files.write(self.location, content)
+        self._written = len(content)
+
+
+class _Whole(io.BytesIO):
+    """Bytes that become a file when they are closed, unless an error closes them."""
+
+    def __init__(self, file: _Output) -> None:
+        super().__init__()
+        self._file: _Output | None = file
+
+    @override
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self._file = None
+        self.close()
+
+    @override
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.put(self.getvalue())
+        super().close()

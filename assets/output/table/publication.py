@@ -1,0 +1,135 @@
+"""Pure rules of a publication: the batches and changes that the next snapshots hold.
+
+Changes come first, in their order; those of one kind in a row become one snapshot. The batches
+follow as one snapshot. All of them are one publication: it is in the table as a whole, or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dagster_leasehold.assets.output.table.staging import Operation
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.publication_rows import (
+    ChangeKind,
+    PublishedRange,
+    ShardBacklog,
+    TableChange,
+)
+
+OPERATIONS = {
+    ChangeKind.REPLAY: Operation.OVERWRITE,
+    ChangeKind.COMPACTION: Operation.REPLACE,
+    ChangeKind.WITHDRAWAL: Operation.DELETE,
+    ChangeKind.EXPIRY: Operation.DELETE,
+}
+
+ShardFile = tuple[ShardId, DataFile]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlan:
+    """The files of one snapshot.
+
+    Attributes:
+        operation: its kind.
+        added: files by shard, in order.
+        removed: paths as the ledger has them.
+        oldest_first: True if the files to take out are the table's oldest.
+        batches: the number of batches that it adds.
+    """
+
+    operation: Operation
+    added: tuple[ShardFile, ...] = ()
+    removed: tuple[str, ...] = ()
+    oldest_first: bool = False
+    batches: int = 0
+
+    @property
+    def records(self) -> int:
+        """The number of records in the files that it adds."""
+        return sum(file.records for _, file in self.added)
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationPlan:
+    """One publication.
+
+    Attributes:
+        snapshots: in their order; there is always one where there is anything to publish.
+        ranges: the batches by shard.
+        changes: the numbers of the changes.
+    """
+
+    snapshots: tuple[SnapshotPlan, ...] = ()
+    ranges: tuple[PublishedRange, ...] = ()
+    changes: tuple[int, ...] = ()
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that it adds to the table."""
+        return sum(snapshot.batches for snapshot in self.snapshots)
+
+    @property
+    def records(self) -> int:
+        """The number of records that it adds with them."""
+        return sum(each.records for each in self.snapshots if each.operation is Operation.APPEND)
+
+
+def plan_publication(
+    backlog: Sequence[ShardBacklog], changes: Sequence[TableChange], *, changes_max: int
+) -> PublicationPlan:
+    """Return the next publication; without snapshots if there is nothing to publish.
+
+    Args:
+        backlog: committed batches behind the cursors.
+        changes: the oldest ones that are not published, in order.
+        changes_max: so many were asked for; where there are as many there may be more, and batches
+            wait until all changes are in.
+    """
+    snapshots = [
+        _of_changes(operation, list(group))
+        for operation, group in groupby(changes, lambda change: OPERATIONS[change.kind])
+    ]
+    ranges: tuple[PublishedRange, ...] = ()
+    waiting = [shard for shard in backlog if shard.batches]
+    if waiting and len(changes) < changes_max:
+        ranges = tuple(
+            PublishedRange(each.shard, each.start, each.batches[-1].last + 1, each.version)
+            for each in waiting
+        )
+        snapshots.append(_of_batches(waiting))
+    return PublicationPlan(tuple(snapshots), ranges, tuple(each.sequence for each in changes))
+
+
+def _of_batches(backlog: Sequence[ShardBacklog]) -> SnapshotPlan:
+    added = [
+        (shard.shard, file)
+        for shard in backlog
+        for batch in shard.batches
+        for file in batch.files
+        if not file.quarantine
+    ]
+    batches = sum(batch.batches for shard in backlog for batch in shard.batches)
+    return SnapshotPlan(Operation.APPEND, tuple(added), batches=batches)
+
+
+def _of_changes(operation: Operation, changes: Sequence[TableChange]) -> SnapshotPlan:
+    """Return the snapshot of changes in a row; a file that comes and goes among them is left out.
+
+    Those that come and were never in the table need no removal: they are looked for in vain.
+    """
+    added: dict[str, ShardFile] = {}
+    removed: dict[str, None] = {}
+    for change in changes:
+        for path in change.removed:
+            if added.pop(path, None) is None:
+                removed[path] = None
+        for file in change.added:
+            if not file.quarantine:
+                added[file.path] = (change.shard, file)
+    oldest = all(change.kind is ChangeKind.EXPIRY for change in changes)
+    return SnapshotPlan(operation, tuple(added.values()), tuple(removed), oldest)

@@ -1,0 +1,331 @@
+"""One turn of publishing: what was committed goes from the ledger into the group's table.
+
+1. Look: is anything committed, or changed, that the table does not show? If not, that is all.
+2. Take the turn; settle what an earlier turn left under way with another catalog.
+3. Agree on the columns of files whose writer did not (those of versions before tables).
+4. Stage: columns, snapshots, expiry; all of it in files that nothing names yet.
+5. Publish: the catalog takes the staged state, and cursors and changes move with it.
+
+Killed anywhere before 5, nothing happened, and vacuum removes what was staged. What the fifth step
+means for each catalog is told in `table.catalogs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
+from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, OpenTable, TableCatalog
+from dagster_leasehold.assets.output.table.columns import Column
+from dagster_leasehold.assets.output.table.data_files import FileForm
+from dagster_leasehold.assets.output.table.footers import described
+from dagster_leasehold.assets.output.table.maintenance import remove_orphans
+from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+from dagster_leasehold.assets.output.table.publication import (
+    PublicationPlan,
+    ShardFile,
+    plan_publication,
+)
+from dagster_leasehold.assets.output.table.staging import (
+    Operation,
+    SnapshotContent,
+    Staging,
+    new_metadata,
+)
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import TableSettings
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.outcomes import (
+    PublishesElsewhere,
+    Settled,
+    Stale,
+    TurnOver,
+    TurnTaken,
+)
+from dagster_leasehold.lease_store.publication_rows import (
+    PlannedPublication,
+    Publication,
+    PublishTurn,
+    TableName,
+)
+from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION, Publications
+
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+
+GROUP_KEY = "leasehold.group"
+NEW_TABLE_PROPERTIES = {
+    # Metadata files are removed by whoever publishes; these are for engines that commit as well.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """The outcome of one turn.
+
+    Attributes:
+        batches: those that are in the table now, and were not before.
+        records: the number of records in their files.
+        changes: changes of earlier batches that the table shows now.
+        more: True if there is more to publish.
+        explanation: the reason why nothing was published; or empty.
+    """
+
+    batches: int = 0
+    records: int = 0
+    changes: int = 0
+    more: bool = False
+    explanation: str = ""
+
+    def and_then(self, later: PublishReport) -> PublishReport:
+        """Return the report on both, the later one after this one."""
+        return PublishReport(
+            self.batches + later.batches,
+            self.records + later.records,
+            self.changes + later.changes,
+            later.more,
+            later.explanation if not (self.batches or self.changes) else "",
+        )
+
+    def __str__(self) -> str:
+        """Return the report as the sensor's tick shows it."""
+        if self.explanation:
+            return self.explanation
+        changes = f", and {self.changes} changes of earlier ones" if self.changes else ""
+        rest = " More is left to the next publication." if self.more else ""
+        return f"Published {self.batches} batches of {self.records:,} records{changes}.{rest}"
+
+
+class Publisher:
+    """Publishes the output of one group.
+
+    Args:
+        store: the ledger's side.
+        key: the group.
+        name: the table's.
+        settings: of the table.
+        catalog: the table's side.
+        io: reads and writes manifests at the table's location.
+        place: holds the group's output.
+        location: the URI of the place, as the table names it.
+        now_ms: milliseconds of the Unix epoch, which snapshots bear for people and time travel.
+        new_id: gives a number of up to 62 bits that was never used.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Publications,
+        key: GroupKey,
+        name: TableName,
+        settings: TableSettings,
+        catalog: TableCatalog,
+        io: PlaceIO,
+        place: OutputPlace,
+        location: str,
+        now_ms: Callable[[], int],
+        new_id: Callable[[], UUID],
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._name = name
+        self._settings = settings
+        self._catalog = catalog
+        self._io = io
+        self._place = place
+        self._location = location
+        self._now_ms = now_ms
+        self._new_id = new_id
+        self._agreement = ColumnAgreement(store, key)
+
+    def publish(self, turn: PublishTurn) -> PublishReport:
+        """Publish what waits, as one publication.
+
+        Raises:
+            TableUnavailable: the catalog or the output cannot be reached.
+            TransformError: files of an earlier version do not fit the columns of the table.
+            StoreError: the lease store does not answer.
+        """
+        failpoints.reach(Failpoint.AFTER_PUBLISH_TURN)
+        publication = self._store.publication(self._key)
+        if publication is not None and publication.recorded:
+            self._settle(turn, publication)
+        changes = self._store.pending_changes(self._key)
+        backlog = self._store.unpublished(self._key)
+        plan = plan_publication(backlog, changes, changes_max=CHANGES_PER_PUBLICATION)
+        if not plan.snapshots:
+            return PublishReport(explanation="Everything that is committed is published.")
+        plan = self._with_columns(plan)
+        columns = [dict(column) for column in self._agreement.agree(()).columns]
+        table = self._catalog.find(self._name)
+        if table is None:
+            made = self._catalog.create(turn, self._name, self._new_table(columns))
+            if isinstance(made, TurnOver):
+                return _LOST
+            table = made
+        self._check_location(table)
+        planned, staging = self._staged(table, plan, columns)
+        failpoints.reach(Failpoint.AFTER_STAGE)
+        outcome = self._catalog.publish(turn, self._name, table, staging, planned)
+        more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
+        return self._report(plan, outcome, more=more)
+
+    def remove_orphans(self, turn: PublishTurn, *, older_than: timedelta) -> int:
+        """Remove files of metadata that nothing names; return their number.
+
+        Having the turn is what keeps files from being removed that are staged under another one.
+
+        Raises:
+            TableUnavailable: the catalog does not answer.
+            OSError: the files cannot be listed.
+        """
+        assert turn.key == self._key
+        table = self._catalog.find(self._name)
+        if table is None:
+            return 0
+        return remove_orphans(self._place, self._io, table, older_than=older_than)
+
+    def _report(self, plan: PublicationPlan, outcome: object, *, more: bool) -> PublishReport:
+        if isinstance(outcome, Settled):
+            return PublishReport(plan.batches, plan.records, len(plan.changes), more)
+        if isinstance(outcome, TurnOver):
+            return _LOST
+        if isinstance(outcome, Stale):
+            reason = "The ledger has changed meanwhile: what waits is planned anew."
+            return PublishReport(explanation=reason, more=True)
+        reason = "Somebody else has committed to the table meanwhile: what waits is planned anew."
+        return PublishReport(explanation=reason, more=True)
+
+    def _settle(self, turn: PublishTurn, publication: Publication) -> None:
+        """Find what an earlier turn left under way; the one that is in the table is settled."""
+        table = self._catalog.find(self._name)
+        ids = {
+            snapshot.summary[PUBLICATION_KEY]
+            for snapshot in (table.metadata.snapshots if table else ())
+            if snapshot.summary is not None
+        }
+        for each in publication.recorded:
+            if each.id in ids:
+                self._store.commit_publication(turn, each)
+
+    def _with_columns(self, plan: PublicationPlan) -> PublicationPlan:
+        """Return the plan with all that is to be known of its files; agree on their columns.
+
+        The writers of today's version do so before they commit. A file of an earlier one is looked
+        into.
+        """
+        columns: list[Sequence[Column]] = []
+        agreed = self._agreement.agree(()).version
+
+        def complete(pair: ShardFile) -> ShardFile:
+            shard, file = pair
+            if file.untimed is not None and agreed:
+                return pair
+            file, own = described(self._place, file)
+            if own not in columns:
+                columns.append(own)
+            return shard, file
+
+        snapshots = tuple(
+            replace(snapshot, added=tuple(complete(pair) for pair in snapshot.added))
+            for snapshot in plan.snapshots
+        )
+        if columns:
+            self._agreement.agree(columns)
+        return replace(plan, snapshots=snapshots)
+
+    def _new_table(self, columns: list[Column]) -> TableMetadata:
+        own = {GROUP_KEY: str(self._key)}
+        properties = NEW_TABLE_PROPERTIES | dict(self._settings.properties) | own
+        return new_metadata(self._location, columns, properties, self._new_id())
+
+    def _check_location(self, table: OpenTable) -> None:
+        if table.metadata.location.rstrip("/") != self._location:
+            raise TableUnavailable(
+                f"The table {self._name.namespace}.{self._name.name} lies at "
+                f"{table.metadata.location}, and the stream's output at {self._location}: set the "
+                "setting output back, or give the stream another table name."
+            )
+
+    def _staged(
+        self, table: OpenTable, plan: PublicationPlan, columns: list[Column]
+    ) -> tuple[PlannedPublication, Staging]:
+        """Write the snapshots of a publication, and return them with what the store notes of it."""
+        number = self._new_id().hex
+        staging = Staging(
+            self._io, table.metadata, self._now_ms(), self._snapshot_id, lambda: self._new_id().hex
+        )
+        settings = self._settings
+        staging.evolve(columns, settings.partitioning, settings.sort_order)
+        staging.set_properties(settings.properties)
+        before = table.metadata.current_snapshot()
+        form = FileForm(staging.metadata.schema(), staging.metadata.spec(), self._location)
+        marks = {GROUP_KEY: str(self._key), PUBLICATION_KEY: number}
+        for snapshot in plan.snapshots:
+            counts = {
+                "leasehold.batches": str(snapshot.batches),
+                "leasehold.records": str(snapshot.records),
+            }
+            content = SnapshotContent(
+                snapshot.operation,
+                _entries(form, snapshot.added),
+                [form.location(path) for path in snapshot.removed],
+                marks | counts,
+                snapshot.oldest_first,
+            )
+            staging.add(content)
+        if staging.metadata.current_snapshot() == before:
+            # Batches without records, or files that were never in the table: the cursors move on
+            # with a snapshot that changes nothing, by which the publication is found.
+            staging.add(SnapshotContent(Operation.APPEND, summary=marks), empty=True)
+        current = staging.metadata.current_snapshot()
+        assert current is not None
+        staging.expire(settings.snapshots_kept)
+        base = None if before is None else before.snapshot_id
+        planned = PlannedPublication(number, current.snapshot_id, base, plan.ranges, plan.changes)
+        return planned, staging
+
+    def _snapshot_id(self) -> int:
+        return self._new_id().int >> 66
+
+
+_LOST = PublishReport(explanation="Another node has taken over.")
+
+
+def _entries(form: FileForm, files: Sequence[tuple[ShardId, DataFile]]) -> list[Any]:
+    return [form.data_file(shard, file) for shard, file in files]
+
+
+def turn_of(
+    store: Publications, key: GroupKey, name: TableName, nodes: Mapping[NodeName, str]
+) -> PublishTurn | PublishReport:
+    """Take the turn as one of these nodes, by name and incarnation; or say why not."""
+    for node, incarnation in nodes.items():
+        turn = store.take_publish_turn(key, node, incarnation, name)
+        if isinstance(turn, PublishTurn):
+            return turn
+        if isinstance(turn, PublishesElsewhere):
+            return PublishReport(explanation=_elsewhere(key, name, turn))
+        assert isinstance(turn, TurnTaken)
+        return PublishReport(explanation=f"Node {turn.node or 'of another deployment'} publishes.")
+    return PublishReport(explanation="No node that this deployment serves is alive in the group.")
+
+
+def _elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
+    table = f"{other.table.namespace}.{other.table.name} of catalog {other.table.catalog}"
+    if other.group == key:
+        return (
+            f"The group publishes to the table {table}: name it in the settings, as "
+            f"{name.namespace}.{name.name} of catalog {name.catalog} is another one."
+        )
+    return f"Group {other.group} publishes to the table {table}: give this stream another name."

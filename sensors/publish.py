@@ -1,0 +1,165 @@
+"""The sensor that publishes committed output: the ledger's batches go into the stream's table.
+
+Nothing waits for it: runs go on committing while it, the catalog or the store of the table is away,
+and what was committed meanwhile is published afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_leasehold.assets.deployment import Deployment, instance_address
+from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.sensors import EVERY_LOOP_S
+
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.output.table.publisher import Publisher, PublishReport
+
+TICK_BUDGET_S = 20.0
+"""The seconds after which a tick begins no further publication: Dagster gives a tick 60 s."""
+CLEANING_EVERY_S = 3_600.0
+"""The time between two looks for metadata that nothing names any more, in seconds."""
+PUBLISHING = "publishing"
+
+
+@dataclass
+class PublishRounds:
+    """The publishing of one stream from this process.
+
+    Attributes:
+        stream: the declaration.
+        deployment: the lease store, the nodes served here, the output folder and the catalog.
+        clock: monotonic seconds.
+    """
+
+    stream: ShardStream
+    deployment: Deployment
+    clock: Clock
+    _steps: FailingSteps = field(init=False)
+    _publisher: Publisher | None = None
+    _published_s: float = float("-inf")
+    _cleaning_due_s: float = float("-inf")
+    _busy: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self._steps = FailingSteps(self.clock)
+
+    def tick(self, address: str) -> tuple[str, bool]:
+        """Publish what waits, once the interval is over; return one line, and True for a trouble.
+
+        Args:
+            address: under which this deployment's nodes register.
+
+        Raises:
+            LeaseholdError: the lease store does not answer.
+        """
+        wait_s = self._published_s + self.stream.table.publish_interval_s - self.clock()
+        if wait_s > 0:
+            return f"The next publication is due in {wait_s:.0f} s.", False
+        # Dagster gives up on a tick that takes too long, but its thread goes on here.
+        if not self._busy.acquire(blocking=False):
+            return "A publication that an earlier tick began is still under way.", False
+        try:
+            return self._publish(address)
+        finally:
+            self._busy.release()
+
+    def _publish(self, address: str) -> tuple[str, bool]:
+        store, key = self.deployment.store(), self.stream.key
+        if not waits_for_publication(store, key):
+            return "Everything that is committed is published.", False
+        self._steps.begin()
+        if wait_s := self._steps.wait_s(PUBLISHING):
+            return f"Publishing failed and is tried again in {wait_s:.0f} s.", False
+        report = self._steps.attempt(PUBLISHING, lambda: self._turn(store, address), None)
+        if report is None:
+            return " ".join(f"{note}." for note in self._steps.notes), True
+        return str(report), False
+
+    def _turn(self, store: LeaseStore, address: str) -> PublishReport:
+        """Take the turn and publish until nothing is left, or the tick has had its time.
+
+        A publication holds a bounded number of batches; what is left of a large backlog needs no
+        wait, since each snapshot of it is of other batches.
+        """
+        # PyIceberg takes a third of a second to load, and is not needed where nothing waits.
+        from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+        from dagster_leasehold.assets.output.table.publisher import turn_of
+        from dagster_leasehold.lease_store.publication_rows import PublishTurn
+
+        key, settings, catalog = self.stream.key, self.stream.table, self.deployment.catalog
+        own = self.deployment.own(store.pulse(key).nodes, address)
+        nodes = {node.name: node.incarnation for node in own}
+        turn = turn_of(store, key, table_name(settings, catalog, key), nodes)
+        if not isinstance(turn, PublishTurn):
+            return turn
+        if self._publisher is None:
+            self._publisher = build_publisher(
+                store=store,
+                key=key,
+                settings=settings,
+                catalog=catalog,
+                place=self.deployment.output_folder(key),
+                now_ms=lambda: time.time_ns() // 1_000_000,
+                new_id=uuid.uuid4,
+            )
+        began_s = self.clock()
+        try:
+            report = self._publisher.publish(turn)
+            while report.more and self.clock() - began_s < TICK_BUDGET_S:
+                report = report.and_then(self._publisher.publish(turn))
+            if self.clock() >= self._cleaning_due_s:
+                self._cleaning_due_s = self.clock() + CLEANING_EVERY_S
+                age = timedelta(seconds=self.stream.vacuum_after_s)
+                self._publisher.remove_orphans(turn, older_than=age)
+        finally:
+            self._published_s = self.clock()
+            store.end_publish_turn(turn)
+        return report
+
+
+def waits_for_publication(store: Publications, key: GroupKey) -> bool:
+    """Return True if something committed is not published; two statements, however old it is."""
+    publication = store.publication(key)
+    if publication is not None and (publication.changes_pending or publication.recorded):
+        return True
+    return bool(store.unpublished(key, limit=1))
+
+
+def build_publish_sensor(
+    stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
+) -> dg.SensorDefinition:
+    """Return the sensor `<stream>_publish`; `clock` gives monotonic seconds."""
+    rounds = PublishRounds(stream, deployment, clock)
+
+    @dg.sensor(
+        name=f"{definition_name(stream)}_publish",
+        minimum_interval_seconds=EVERY_LOOP_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Appends what was committed of {stream.name} to its table, in order, at most "
+        f"once every {stream.table.publish_interval_s:g} s.",
+    )
+    def publish(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        try:
+            line, trouble = rounds.tick(instance_address(context.instance))
+        except LeaseholdError as error:
+            line, trouble = str(error), True
+        if trouble:
+            context.log.warning(line)
+        return dg.SkipReason(line)
+
+    return publish

@@ -1,0 +1,89 @@
+"""Kill a publisher at every step, on a real database: each record is in the table once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+from dagster_leasehold.assets.output.table.publisher import PublishReport, turn_of
+from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from tests.integration.assets.runs import PROJECT
+from tests.table_engines import duckdb_query
+from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
+
+POINTS = (
+    Failpoint.AFTER_PUBLISH_TURN,
+    Failpoint.BEFORE_TABLE,
+    Failpoint.AFTER_STAGE,
+    Failpoint.BEFORE_PUBLISH,
+    Failpoint.IN_COMMIT_PUBLICATION,
+    Failpoint.AFTER_PUBLISH,
+)
+NAME = table_name(TableSettings(), CatalogSettings(), KEY)
+RECORDS = 10
+
+
+def publish(home: ConsumedHome) -> PublishReport:
+    turn = turn_of(home.store, KEY, NAME, {NODE: "a-1"})
+    assert isinstance(turn, PublishTurn)
+    publisher = build_publisher(
+        store=home.store,
+        key=KEY,
+        settings=TableSettings(),
+        catalog=CatalogSettings(),
+        place=output_place(home.output),
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        new_id=uuid.uuid4,
+    )
+    return publisher.publish(turn)
+
+
+def published(home: ConsumedHome) -> list[bytes]:
+    pointer = home.store.table_pointer(NAME)
+    assert pointer is not None
+    return sorted(row[0] for row in duckdb_query(pointer.location, "value"))
+
+
+def expected(count: int) -> list[bytes]:
+    return sorted(b"%d:%d" % (shard, number) for shard in range(2) for number in range(count))
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
+def test_a_publisher_that_was_killed_is_followed_by_the_next(
+    tmp_path: Path, point: Failpoint
+) -> None:
+    home = ConsumedHome(tmp_path / "home")
+    home.append(RECORDS)
+    home.consume("run-1")
+    killed = subprocess.run(
+        [sys.executable, "-m", __name__, str(tmp_path / "home")],
+        env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    publish(home)
+    assert published(home) == expected(RECORDS)
+    home.append(5)
+    home.consume("run-2")
+    publish(home)
+    assert published(home) == expected(RECORDS + 5)
+    home.store.close()
+
+
+if __name__ == "__main__":
+    publish(ConsumedHome(Path(sys.argv[1])))

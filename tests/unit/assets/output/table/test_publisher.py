@@ -1,0 +1,206 @@
+"""Each committed record is in the table once, whoever dies, freezes, or is not answered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.assets.table_settings import TableSettings
+from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.sensors.publish import waits_for_publication as look
+from tests.table_engines import duckdb_files_read, pyiceberg_rows
+from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
+
+POINTS = (
+    Failpoint.AFTER_PUBLISH_TURN,
+    Failpoint.BEFORE_TABLE,
+    Failpoint.AFTER_STAGE,
+    Failpoint.BEFORE_PUBLISH,
+    Failpoint.AFTER_PUBLISH,
+)
+
+
+class Killed(BaseException):
+    """This process is gone: nothing of it is tidied up."""
+
+
+@pytest.fixture
+def publishing(tmp_path: Path) -> Publishing:
+    return Publishing(tmp_path)
+
+
+def die_at(point: Failpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reach(reached: Failpoint) -> None:
+        if reached is point:
+            raise Killed
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+
+
+def test_committed_batches_are_published_and_then_nothing_is_left(publishing: Publishing) -> None:
+    publishing.world.consume()
+    assert look(publishing.store, publishing.world.key)
+    report = publishing.publish()
+    assert str(report) == "Published 6 batches of 20 records."
+    assert publishing.published() == publishing.committed()
+    assert len(publishing.published()) == 20
+    assert not look(publishing.store, publishing.world.key)
+    assert publishing.publish().explanation == "Everything that is committed is published."
+
+
+def test_an_idle_look_costs_two_statements(publishing: Publishing) -> None:
+    publishing.world.consume()
+    publishing.publish()
+    before = publishing.store.statements.copy()
+    look(publishing.store, publishing.world.key)
+    assert (publishing.store.statements - before).total() == 2
+
+
+def test_the_table_has_the_columns_and_days_of_the_stream(publishing: Publishing) -> None:
+    publishing.world.consume()
+    publishing.publish()
+    (first, *_) = pyiceberg_rows(publishing.metadata_at())
+    assert list(first) == ["shard_id", "cursor", "event_time", "key", "value", "attributes"]
+    at = publishing.metadata_at()
+    assert duckdb_files_read(at, "event_time < '1990-01-01T00:00:00Z'") == 0
+    (snapshot,) = publishing.metadata().snapshots
+    assert snapshot.summary is not None
+    assert snapshot.summary["leasehold.group"] == "orders/default"
+    assert snapshot.summary["leasehold.batches"] == "6"
+    assert snapshot.summary["leasehold.records"] == "20"
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
+def test_killed_at_any_step_each_record_is_published_once(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, point: Failpoint
+) -> None:
+    publishing.world.consume()
+    with monkeypatch.context() as patched:
+        die_at(point, patched)
+        with pytest.raises(Killed):
+            publishing.publish()
+    publishing.publish()
+    assert publishing.published() == publishing.committed()
+    for shard in publishing.world.ids:
+        publishing.world.append(shard, 5)
+    publishing.world.consume("run-2")
+    publishing.publish()
+    assert publishing.published() == publishing.committed()
+    assert len(publishing.published()) == 30
+
+
+def test_a_publisher_that_was_frozen_changes_nothing_when_it_wakes(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: the second publisher works while the first one stands before its commit."""
+    publishing.world.consume()
+    frozen = publishing.publisher()
+    turn = publishing.turn(NODE)
+    assert isinstance(turn, PublishTurn)
+    woken: list[Failpoint] = []
+
+    def reach(reached: Failpoint) -> None:
+        if reached is Failpoint.BEFORE_PUBLISH and not woken:
+            woken.append(reached)
+            world = publishing.world
+            node = next(each for each in publishing.nodes() if each.name == NODE)
+            world.store.evict(
+                world.key, NODE, node.lease_id, observer="test", reason="it is frozen"
+            )
+            publishing.publish(OTHER)
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    report = frozen.publish(turn)
+    assert report.explanation == "Another node has taken over."
+    assert publishing.published() == publishing.committed()
+    metadata = publishing.world.output / "metadata"
+    named = Path(publishing.metadata_at()).name
+    assert [path.name for path in metadata.glob("00001-*.json")] == [named]
+
+
+def test_somebody_else_may_commit_to_the_table(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a change of another engine is neither lost nor does it stop us."""
+    world = publishing.world
+    world.consume()
+    publishing.publish()
+    theirs = publishing.metadata().model_copy(update={"properties": {"owner": "them"}})
+    at = publishing.metadata_at().replace("00001-", "00002-theirs-")
+    Path(at.removeprefix("file://")).write_text(theirs.model_dump_json(), "utf-8")
+    world.append(world.ids[0], 5)
+    world.consume("run-2")
+
+    def reach(reached: Failpoint) -> None:
+        if reached is Failpoint.BEFORE_PUBLISH:
+            pointers = world.store._pointers
+            (name,) = pointers
+            pointers[name] = replace(pointers[name], location=at)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(failpoints, "reach", reach)
+        assert "Somebody else has committed" in publishing.publish().explanation
+    publishing.publish()
+    assert publishing.published() == publishing.committed()
+    assert publishing.metadata().properties["owner"] == "them"
+
+
+def test_a_forced_checkpoint_takes_published_batches_out_again(publishing: Publishing) -> None:
+    world = publishing.world
+    world.consume()
+    publishing.publish()
+    shard = world.ids[0]
+    world.store.force_checkpoint(world.key, shard, "4", observer="test", reason="test")
+    assert len(publishing.committed()) == 14
+    report = publishing.publish()
+    assert report.changes == 1
+    assert publishing.published() == publishing.committed()
+    world.sync()
+    world.consume("run-2")
+    publishing.publish()
+    assert publishing.published() == publishing.committed()
+    assert len(publishing.published()) == 20
+
+
+def test_the_table_of_another_stream_is_refused(publishing: Publishing, tmp_path: Path) -> None:
+    publishing.world.consume()
+    publishing.publish()
+    other = Publishing(tmp_path, TableSettings(name="elsewhere"), world=publishing.world)
+    turn = other.turn()
+    assert not isinstance(turn, PublishTurn)
+    assert "publishes to the table leasehold.orders of catalog leasehold" in turn.explanation
+
+
+def test_metadata_stays_small_over_many_publications(publishing: Publishing) -> None:
+    publishing.settings = TableSettings(snapshots_kept=3)
+    world = publishing.world
+    publisher = publishing.publisher()
+    for number in range(40):
+        world.append(world.ids[0], 1)
+        world.consume(f"run-{number}")
+        turn = publishing.turn()
+        assert isinstance(turn, PublishTurn)
+        publisher.publish(turn)
+    names = sorted(path.name for path in (world.output / "metadata").glob("*.metadata.json"))
+    assert len(names) == 21
+    assert len(publishing.metadata().snapshots) == 3
+    assert publishing.published() == publishing.committed()
+
+
+def test_settings_are_checked() -> None:
+    from dagster_leasehold.lease_store.errors import InvalidSetting
+
+    for values, sentence in (
+        ({"name": "a b"}, "table name 'a b' is not valid"),
+        ({"partitioning": ("bucket(key)",)}, "cannot be told of a whole file"),
+        ({"partitioning": ("shard_id", "shard_id")}, "names a field twice"),
+        ({"sort_order": ("a b c",)}, "sort order"),
+        ({"snapshots_kept": 0}, "snapshots_kept is 0"),
+        ({"publish_interval_s": -1}, "publish_interval_s"),
+    ):
+        with pytest.raises(InvalidSetting, match=sentence):
+            TableSettings(**values)  # type: ignore[arg-type]

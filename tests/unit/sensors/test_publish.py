@@ -1,0 +1,115 @@
+"""The sensor publishes at most once an interval, explains itself, and fails alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
+from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.table_settings import TableSettings
+from dagster_leasehold.lease_store.group_rows import Timing
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.sensors.publish import PublishRounds
+from tests.unit.assets.consumption_world import NODE, OTHER
+from tests.unit.assets.output.table.publishing_world import Publishing
+
+
+@dataclass
+class Scene:
+    """The sensors of two deployments on one store, with nodes a and b."""
+
+    publishing: Publishing
+    now_s: float = 0.0
+    rounds: dict[NodeName, PublishRounds] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        world = self.publishing.world
+        stream = replace(world.stream, table=TableSettings(publish_interval_s=5.0))
+        for node in (NODE, OTHER):
+            deployment = Deployment(
+                lambda: world.store, (node,), Timing(), lambda _: output_place(world.output)
+            )
+            self.rounds[node] = PublishRounds(stream, deployment, lambda: self.now_s)
+
+    def tick(self, node: NodeName = NODE) -> str:
+        self.now_s += 1.0
+        line, _ = self.rounds[node].tick("")
+        return line
+
+    def consume(self, records: int = 1) -> None:
+        world = self.publishing.world
+        world.append(world.ids[0], records)
+        world.consume(f"run-{self.now_s}")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(Publishing(tmp_path))
+
+
+def test_what_waits_is_published_once_an_interval(scene: Scene) -> None:
+    assert scene.tick() == "Everything that is committed is published."
+    scene.consume()
+    assert scene.tick() == "Published 6 batches of 21 records."
+    scene.consume()
+    assert scene.tick() == "The next publication is due in 4 s."
+    scene.now_s += 3.0
+    assert scene.tick() == "Published 1 batches of 1 records."
+    assert scene.publishing.published() == scene.publishing.committed()
+
+
+def test_two_deployments_take_turns(scene: Scene) -> None:
+    for number in range(6):
+        scene.consume()
+        scene.now_s += 5.0
+        assert scene.tick((NODE, OTHER)[number % 2]).startswith("Published")
+    assert scene.publishing.published() == scene.publishing.committed()
+
+
+def test_an_idle_tick_costs_two_statements(scene: Scene) -> None:
+    scene.consume()
+    scene.tick()
+    scene.now_s += 5.0
+    before = scene.publishing.store.statements.copy()
+    scene.tick()
+    assert (scene.publishing.store.statements - before).total() == 2
+    scene.tick()
+
+
+def test_a_publication_that_fails_is_tried_again_later(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.consume()
+    with monkeypatch.context() as patched:
+
+        def away(*_: object) -> None:
+            raise OSError("the disk is away")
+
+        patched.setattr(LeaseDatabaseCatalog, "publish", away)
+        line, trouble = scene.rounds[NODE].tick("")
+        assert trouble
+        assert "the disk is away" in line
+    scene.now_s += 600.0
+    assert scene.tick().startswith("Published")
+    assert scene.publishing.published() == scene.publishing.committed()
+
+
+def test_without_a_live_node_nothing_is_published(scene: Scene) -> None:
+    scene.consume()
+    line, _ = scene.rounds[NODE].tick("another address")
+    assert line == "No node that this deployment serves is alive in the group."
+
+
+def test_the_sensor_loads_no_pyiceberg_before_something_waits() -> None:
+    code = (
+        "import sys; from dagster_leasehold.sensors.publish import build_publish_sensor; "
+        "import dagster_leasehold.orchestration.build; "
+        "sys.exit('pyiceberg' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
