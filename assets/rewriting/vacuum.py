@@ -97,12 +97,12 @@ def vacuum(
     old = _still_old(output_root, old, limit_ns, remove=not dry_run)
     if not dry_run:
         # On a store, what is written into a folder would go with it: what was committed stays.
-        kept = busy | {PurePosixPath(path).parts[1] for path in named}
+        in_use = busy | {PurePosixPath(path).parts[1] for path in named}
         output_root.remove_empty_folders(
             [
                 entry.path
                 for entry in entries
-                if entry.folder and entry.modified_ns < limit_ns and _attempt(entry) not in kept
+                if entry.folder and entry.modified_ns < limit_ns and _attempt(entry) not in in_use
             ]
         )
         output_root.forget_replaced(limit_ns)

@@ -11,7 +11,6 @@ from pyiceberg.table.metadata import TableMetadataUtil
 
 from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
 from dagster_leasehold.assets.output.table.publisher import PublishReport, turn_of
-from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
@@ -52,7 +51,7 @@ class Publishing:
             key=self.world.key,
             settings=self.settings,
             catalog=self.catalog,
-            place=output_place(self.world.output),
+            place=self.world.place,
             now_ms=lambda: NOW_MS,
             new_id=self._id,
         )
