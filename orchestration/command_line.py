@@ -83,6 +83,10 @@ COMMANDS = {
         "vacuum",
         "Forget committed output that has expired; remove old files that the ledger does not name.",
     ),
+    "table": Place(
+        "table",
+        "Publish all that is committed to a stream's table, and compare it with the ledger.",
+    ),
     "metrics": Place(
         "metrics", "Serve Prometheus metrics of all groups of the lease store until Ctrl-C."
     ),

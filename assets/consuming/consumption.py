@@ -261,7 +261,8 @@ class Consumer:
             return None
         try:
             check_quarantined(self._stream, range_, result.statistics.quarantined)
-            self._columns.agree(result.columns)
+            if result.columns:
+                self._columns.agree(result.columns)
         except (QuarantineLimitExceeded, TransformError) as error:
             self._open.stop(open_, StopReason.FAILED, str(error))
             return None

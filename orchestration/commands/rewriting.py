@@ -102,7 +102,8 @@ def replay_shards(
     else:
         show_table(
             title,
-            "shard, >batches, >records, >written, >quarantined, >kept, >kept until, >expired until",
+            "shard, >batches, >records, >written, >quarantined, >kept, >kept until, >unpublished, "
+            ">expired until",
             # The fields of a report are the columns, but for its error.
             (astuple(report)[:-1] for report in done if not report.error),
         )

@@ -14,11 +14,12 @@ from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettin
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import TableName
 from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 
 def build_publisher(
     *,
-    store: Publications,
+    store: LedgerAndRewrites,
     key: GroupKey,
     settings: TableSettings,
     catalog: CatalogSettings,

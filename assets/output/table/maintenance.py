@@ -64,6 +64,17 @@ def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
     }
 
 
+def current_files(io: PlaceIO, table: OpenTable) -> dict[str, int]:
+    """Return the records of each data file of the newest snapshot, as the ledger names them."""
+    root = f"{table.metadata.location}/"
+    current = table.metadata.current_snapshot()
+    return {
+        entry.data_file.file_path.removeprefix(root): entry.data_file.record_count
+        for manifest in (current.manifests(io) if current else ())
+        for entry in manifest.fetch_manifest_entry(io)
+    }
+
+
 def _metadata_files(io: PlaceIO, table: OpenTable) -> Iterator[str]:
     yield table.at
     for version in table.metadata.metadata_log:

@@ -24,7 +24,7 @@ from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, Open
 from dagster_leasehold.assets.output.table.columns import Column
 from dagster_leasehold.assets.output.table.data_files import FileForm
 from dagster_leasehold.assets.output.table.footers import described
-from dagster_leasehold.assets.output.table.maintenance import remove_orphans
+from dagster_leasehold.assets.output.table.maintenance import current_files, remove_orphans
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publication import (
     PublicationPlan,
@@ -57,6 +57,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION, Publications
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -125,7 +126,7 @@ class Publisher:
     def __init__(
         self,
         *,
-        store: Publications,
+        store: LedgerAndRewrites,
         key: GroupKey,
         name: TableName,
         settings: TableSettings,
@@ -147,6 +148,11 @@ class Publisher:
         self._now_ms = now_ms
         self._new_id = new_id
         self._agreement = ColumnAgreement(store, key)
+
+    @property
+    def key(self) -> GroupKey:
+        """The group."""
+        return self._key
 
     def publish(self, turn: PublishTurn) -> PublishReport:
         """Publish what waits, as one publication.
@@ -179,6 +185,32 @@ class Publisher:
         outcome = self._catalog.publish(turn, self._name, table, staging, planned)
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
         return self._report(plan, outcome, more=more)
+
+    def differences(self) -> tuple[int, list[str]]:
+        """Compare the table with what the ledger says is published, file by file.
+
+        Returns the number of the table's files, and the paths that one of the two names and the
+        other does not, or with another number of records. What is committed or changed while this
+        goes on may show as a difference.
+
+        Raises:
+            TableUnavailable: the catalog does not answer.
+        """
+        cursors = self._store.published_until(self._key) or {}
+        committed = {
+            file.path: file.records
+            for batch in self._store.each_batch(self._key)
+            if batch.sequence < cursors.get(batch.shard, 0)
+            for file in batch.files
+            if not file.quarantine
+        }
+        table = self._catalog.find(self._name)
+        published = {} if table is None else current_files(self._io, table)
+        return len(published), sorted(
+            path
+            for path in committed.keys() | published.keys()
+            if committed.get(path) != published.get(path)
+        )
 
     def remove_orphans(self, turn: PublishTurn, *, older_than: timedelta) -> int:
         """Remove files of metadata that nothing names; return their number.

@@ -133,6 +133,7 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
     with spark:
         scene.run(f"quarantine retry demo --module {MODULE}", words=2)
         scene.run("replay demo --shard 0")
+    scene.run("table create demo", words=2)
     scene.run("compact demo")
     for path in HOME.rglob("*.parquet"):
         os.utime(path, (0, 0))

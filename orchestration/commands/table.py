@@ -1,0 +1,122 @@
+"""`leasehold table`: publish what waits now, and compare table and ledger."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import typer
+
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.orchestration import presentation
+from dagster_leasehold.orchestration.commands import options
+from dagster_leasehold.orchestration.commands.target import Target
+
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.output.table.publisher import Publisher
+    from dagster_leasehold.lease_store.publication_rows import PublishTurn, TableName
+
+TURN_TRIES, TURN_WAIT_S = 30, 1.0
+DIFFERENCES_SHOWN_MAX = 20
+
+app = typer.Typer(
+    help="Publish all that is committed to a stream's table, and compare it with the ledger.",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Publish all that is committed to a stream's table, and compare it with the ledger."""
+
+
+@app.command()
+def create(
+    stream: options.StreamArgument = None,
+    *,
+    module: options.StreamModule = None,
+    group: options.GroupName = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
+) -> None:
+    """Make the stream's table and publish all that was ever committed; no file is rewritten.
+
+    A running deployment publishes by itself, some seconds after each commit. This does it at once,
+    and compares the table with the ledger, file by file; it exits with 1 if they differ. A node of
+    the group must be alive.
+    """
+    from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+
+    target = Target.at(home)
+    declared = target.chosen(stream, group, module)
+    key, catalog = declared.key, target.settings.catalog_settings
+    name = table_name(declared.table, catalog, key)
+    publisher = build_publisher(
+        store=target.store,
+        key=key,
+        settings=declared.table,
+        catalog=catalog,
+        place=target.settings.output_folder(key.stream, key.group),
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        new_id=uuid.uuid4,
+    )
+    turn = _turn(target, name, publisher)
+    batches = records = 0
+    try:
+        with presentation.progress("publishing", "batches") as show:
+            more = True
+            while more:
+                report = publisher.publish(turn)
+                batches, records = batches + report.batches, records + report.records
+                more = report.more
+                show(batches)
+        files, differences = publisher.differences()
+    finally:
+        target.store.end_publish_turn(turn)
+    table = f"{name.namespace}.{name.name} of catalog {name.catalog}"
+    verdict = (
+        f"{len(differences)} files differ: {', '.join(differences[:DIFFERENCES_SHOWN_MAX])}"
+        if differences
+        else "the ledger names the same"
+    )
+    presentation.tell(
+        {
+            "table": [name.catalog, name.namespace, name.name],
+            "batches": batches,
+            "records": records,
+            "files": files,
+            "differences": differences,
+        },
+        f"Published {batches:,} batches of {records:,} records to the table {table}.",
+        f"The table has {files:,} files; {verdict}.",
+        as_json=as_json,
+    )
+    if differences:
+        raise typer.Exit(1)
+
+
+def _turn(target: Target, name: TableName, publisher: Publisher) -> PublishTurn:
+    """Take the turn to publish, after whoever has it now.
+
+    Raises:
+        TableUnavailable: another node has it all the time, or no node is alive.
+    """
+    from dagster_leasehold.assets.output.table.publisher import turn_of
+    from dagster_leasehold.lease_store.publication_rows import PublishTurn
+
+    reason = ""
+    for attempt in range(TURN_TRIES):
+        if attempt:
+            time.sleep(TURN_WAIT_S)
+        nodes = target.store.pulse(publisher.key).nodes
+        alive = {node.name: node.incarnation for node in nodes if node.member}
+        turn = turn_of(target.store, publisher.key, name, alive)
+        if isinstance(turn, PublishTurn):
+            return turn
+        reason = turn.explanation
+        if not alive:
+            break
+    raise TableUnavailable(
+        f"{reason} Start the deployment, which publishes by itself, or repeat this."
+    )

@@ -1,0 +1,88 @@
+"""`leasehold table create`: what was committed before there were tables is published as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.commands import table
+from tests.table_engines import duckdb_query
+from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
+
+NAME = TableSettings().table_name(CatalogSettings().name, KEY)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> ConsumedHome:
+    """A home of an earlier version: its files tell nothing of columns and missing times."""
+    home = ConsumedHome(tmp_path / "home")
+    home.append(10)
+    with (
+        patch("dagster_leasehold.assets.output.table.agreement.ColumnAgreement.agree"),
+        patch("dagster_leasehold.assets.output.output_file.untimed", lambda _: 0),
+        patch("dagster_leasehold.assets.output.worker_results.WrittenFile.data_file", as_before),
+    ):
+        home.consume("run-1")
+    return home
+
+
+def as_before(self: Any, attempt: str) -> DataFile:
+    return DataFile(f"{attempt}/{self.path}", self.records, self.bytes)
+
+
+def test_the_files_are_added_and_agree_with_the_ledger(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in home.output.rglob("*.parquet")}
+    assert main(["table", "create", "demo", "--home", str(home.settings.home), "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome == {
+        "table": ["leasehold", "leasehold", "demo"],
+        "batches": 6,
+        "records": 20,
+        "files": 6,
+        "differences": [],
+    }
+    assert {path: path.stat().st_mtime_ns for path in home.output.rglob("*.parquet")} == before
+    pointer = home.store.table_pointer(NAME)
+    assert pointer is not None
+    values = sorted(row[0] for row in duckdb_query(pointer.location, "value"))
+    assert values == sorted(b"%d:%d" % (shard, n) for shard in range(2) for n in range(10))
+
+
+def test_a_file_that_the_table_lacks_is_named(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch(
+        "dagster_leasehold.assets.output.table.publisher.current_files", lambda *_: {"x": 1}
+    ):
+        assert main(["table", "create", "demo", "--home", str(home.settings.home)]) == 1
+    assert "7 files differ" in capsys.readouterr().out
+
+
+def test_it_waits_for_whoever_publishes_and_says_so(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "TURN_WAIT_S", 0.0)
+    assert isinstance(home.store.take_publish_turn(KEY, NODE, "a-1", NAME), PublishTurn)
+    home.store.register(KEY, other(), observer="test")
+    snapshot = home.store.snapshot(KEY)
+    first = next(node for node in snapshot.nodes if node.name == NODE)
+    home.store.evict(KEY, NODE, first.lease_id, observer="test", reason="gone")
+    assert main(["table", "create", "demo", "--home", str(home.settings.home)]) == 0
+    assert "Published 6 batches of 20 records" in capsys.readouterr().out
+
+
+def other() -> object:
+    from dagster_leasehold.lease_store.group_rows import Node
+    from dagster_leasehold.lease_store.identifiers import NodeName
+
+    return Node(NodeName("b"), 0, "b-1")
