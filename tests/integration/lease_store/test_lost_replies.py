@@ -17,8 +17,10 @@ from dagster_leasehold.lease_store.ledger_rows import (
     Intent,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Opened, Registered
+from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Opened, Registered, Settled
+from dagster_leasehold.lease_store.publication_rows import Publication, PublishTurn
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from tests.conformance.published import Publisher, until
 from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.commit_proxy import CommitProxy, Cut
@@ -62,8 +64,32 @@ def rewrite(world: World) -> Any:
     return world.store.rewrite_batches(world.key, X, "replay-1", [made], reason="r")
 
 
+def something_to_publish(world: World) -> None:
+    world.consume(tenure(world), "0", "5")
+    Publisher(world).start()
+
+
+def record(world: World) -> Any:
+    publisher = Publisher(world)
+    return world.store.record_publication(PublishTurn(world.key, A, 1), publisher.plan(base=7))
+
+
+def publish(world: World) -> Any:
+    publisher = Publisher(world)
+    publisher.turn = PublishTurn(world.key, A, 1)
+    return publisher.commit(publisher.plan())
+
+
+def publication(world: World) -> Publication:
+    row = world.store.publication(world.key)
+    assert row is not None
+    return row
+
+
 # What a verb finds done before its reply is lost.
 PREPARATIONS: dict[str, Callable[[World], object]] = {
+    "record_publication": something_to_publish,
+    "commit_publication": something_to_publish,
     "commit": lambda world: world.intend(tenure(world), "0", "5"),
     "acknowledge_gap": held_gap,
     "release_rewrite": lambda world: world.store.claim_rewrite(
@@ -204,6 +230,17 @@ CASES = [
         lambda world: world.store.delete_group(world.key, force=True),
         None,
         lambda world: world.store.groups() == [],
+    ),
+    Case(
+        "record_publication", record, Settled(), lambda world: len(publication(world).recorded) == 1
+    ),
+    Case(
+        "commit_publication",
+        publish,
+        Settled(),
+        lambda world: (
+            publication(world).number == len(publication(world).recent) == until(world, X) == 1
+        ),
     ),
     Case(
         "finish_empty",

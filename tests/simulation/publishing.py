@@ -1,0 +1,375 @@
+"""A seed of publishers, rewriters and operators who take turns between any two of their steps.
+
+Everybody is a generator that yields where it may be frozen, or never go on. The table is a list of
+snapshots; a reader compares it with what the ledger says. Two ways to commit: the default catalog,
+whose pointer the store moves, and another one, which takes a snapshot that follows its newest.
+
+Invariants, after every step:
+
+- the table has each record at most once;
+- it has exactly the files that are committed and published, but for those of changes to come.
+
+At the end, when everybody has stopped, one more publisher brings the table up to the ledger.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dagster_leasehold.lease_store.errors import CheckpointRefused
+from dagster_leasehold.lease_store.group_rows import Group, Node
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.ledger_rows import (
+    BatchCommit,
+    BatchRewrite,
+    BatchStatistics,
+    DataFile,
+    Intent,
+    RewriteKind,
+)
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Changed, Opened, Settled
+from dagster_leasehold.lease_store.publication_rows import (
+    PlannedPublication,
+    PointerMove,
+    PublishedRange,
+    PublishTurn,
+    ShardBacklog,
+    TableChange,
+    TableName,
+)
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.store import LeaseStore
+from tests.conformance.test_expired_output import FAR
+
+Steps = Generator[None]
+KEY = GroupKey.parse("group", "stream")
+TABLE = TableName("default", "leasehold", "stream")
+NODES = (NodeName("a"), NodeName("b"))
+SHARDS = (ShardId("x"), ShardId("y"))
+FIRST = 0
+ACTORS_MAX = 5
+LAST_TURNS_MAX = 100
+FREEZING_SHARE, WAKING_SHARE, DYING_SHARE = 0.1, 0.1, 0.02
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of the table: its id, the publication in its summary, and its files in order."""
+
+    id: int
+    publication: str
+    files: tuple[str, ...]
+
+
+@dataclass
+class Seed:
+    """One seed's store and table, and everybody who works on them."""
+
+    number: int
+    store: LeaseStore = field(default_factory=MemoryStore)
+    publishes: Callable[[Seed, NodeName], Steps] = field(
+        default=lambda seed, node: seed.publish(node)
+    )
+    violations: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.number)
+        self.elsewhere = self.chance.random() < 0.5
+        self.staged = {FIRST: Snapshot(FIRST, "", ())}
+        self.catalog = [self.staged[FIRST]]
+        self.actors: list[Steps] = []
+        self.frozen: list[Steps] = []
+        self.records: dict[str, list[tuple[ShardId, str]]] = {}
+        self.names = 0
+        self.store.create_group(Group(KEY))
+        for node in NODES:
+            self.store.register(KEY, Node(node, 0, f"{node}-1"), observer="t")
+        self.store.sync_shards(KEY, [ShardListing(shard) for shard in SHARDS], observer="t")
+        self.store.claim(KEY, dict.fromkeys(SHARDS, (NODES[0], 0)), observer="t", reason="r")
+
+    # -- from start to end ----------------------------------------------------------------------
+
+    def run(self, steps: int) -> list[str]:
+        """Play a number of steps, let everybody stop where they are, and bring up the table."""
+        for _ in range(steps):
+            if self.violations:
+                return self.violations
+            if len(self.actors) < ACTORS_MAX and self.chance.random() < 0.4:
+                self.actors.append(self._somebody())
+            self._step()
+            self._check()
+        self.actors.clear()
+        for _ in range(LAST_TURNS_MAX):
+            if sorted(self.table()) == sorted(self.committed()):
+                break
+            for _ in self.publish(NODES[0]):
+                self._check()
+        published = sorted(self.table())
+        if published != sorted(self.committed()):
+            self.violations.append(f"at the end the table has {published}, not {self.committed()}")
+        return self.violations
+
+    def _somebody(self) -> Steps:
+        node = self.chance.choice(NODES)
+        weights = {
+            self._consume(): 5,
+            self.publish(node): 5,
+            self._rewrite(RewriteKind.REPLAY): 1,
+            self._rewrite(RewriteKind.COMPACTION): 1,
+            self._go_back(): 1,
+            self._expire(): 1,
+        }
+        return self.chance.choices(list(weights), list(weights.values()))[0]
+
+    def _step(self) -> None:
+        """Have somebody go on, who may die or be frozen instead; who was frozen may wake up."""
+        if self.frozen and self.chance.random() < WAKING_SHARE:
+            self.actors.append(self.frozen.pop(self.chance.randrange(len(self.frozen))))
+        if not self.actors:
+            return
+        actor = self.chance.choice(self.actors)
+        fate = self.chance.random()
+        if fate < FREEZING_SHARE:
+            self.frozen.append(actor)
+        if fate < FREEZING_SHARE + DYING_SHARE or next(actor, self) is self:
+            self.actors.remove(actor)
+
+    def _name(self, kind: str) -> str:
+        self.names += 1
+        return f"{kind}-{self.names}"
+
+    def _file(self, shard: ShardId, *cursors: str) -> str:
+        """Return the path of a new file with the records at these cursors."""
+        path = self._name(f"{shard}.{'+'.join(cursors)}")
+        self.records[path] = [(shard, cursor) for cursor in cursors]
+        return path
+
+    # -- those who write to the ledger ----------------------------------------------------------
+
+    def _consume(self) -> Steps:
+        shard = self.chance.choice(SHARDS)
+        run = self._name("run")
+        lease = {each.shard: each for each in self.store.snapshot(KEY).shards}[shard]
+        opened = self.store.open_tenure(KEY, shard, NODES[0], run, replaces=lease.consumer_run)
+        if not isinstance(opened, Opened):
+            return
+        at = int(opened.check_point or 0)
+        number = opened.next_sequence
+        if opened.intent is not None:
+            number = opened.intent.sequence
+        for _ in range(self.chance.randint(1, 3)):
+            intent = Intent(opened.tenure, number, str(at), str(at + 1))
+            if not isinstance(self.store.record_intents([intent])[shard], Changed):
+                return
+            yield
+            files = (DataFile(self._file(shard, str(at)), 1, 1),)
+            commit = BatchCommit(
+                opened.tenure, number, str(at), str(at + 1), run, files, BatchStatistics(1, 1, 1)
+            )
+            if not isinstance(self.store.commit([commit])[shard], Changed):
+                return
+            for kind in EventKind:
+                events = self.store.pending_events(KEY, kind=kind)
+                self.store.mark_delivered(KEY, [event.sequence for event in events])
+            at, number = at + 1, number + 1
+            yield
+
+    def _go_back(self) -> Steps:
+        shard = self.chance.choice(SHARDS)
+        batches = self.store.batches(KEY, shard)
+        yield
+        if batches:
+            start = self.chance.choice(batches).start
+            # Refused inside of a merged file, and before what has expired.
+            with suppress(CheckpointRefused):
+                self.store.force_checkpoint(KEY, shard, start, observer="op", reason="again")
+
+    def _rewrite(self, kind: RewriteKind) -> Steps:
+        shard, run = self.chance.choice(SHARDS), self._name("rewriter")
+        if not isinstance(self.store.claim_rewrite(KEY, shard, run, kind), Changed):
+            return
+        yield
+        batches = [each for each in self.store.batches(KEY, shard) if each.files]
+        batches = batches[: self.chance.randint(1, 4)]
+        if batches and all(file.batches == 1 for each in batches for file in each.files):
+            cursors = [each.start for each in batches]
+            if kind is RewriteKind.REPLAY:
+                files = [(DataFile(self._file(shard, at), 1, 1),) for at in cursors]
+            else:
+                merged = DataFile(self._file(shard, *cursors), 1, 1, batches=len(batches))
+                files = [(merged,), *([()] * (len(batches) - 1))]
+            rewrites = [
+                BatchRewrite(each.sequence, each.generation, new, each.statistics)
+                for each, new in zip(batches, files, strict=True)
+            ]
+            yield
+            self.store.rewrite_batches(KEY, shard, run, rewrites, reason="r")
+        self.store.release_rewrite(KEY, shard, run)
+
+    def _expire(self) -> Steps:
+        shard = self.chance.choice(SHARDS)
+        yield
+        through = self.chance.randint(0, 10)
+        self.store.expire_batches(KEY, shard, before=FAR, through=through)
+        self.store.prune_batches(KEY, shard, before=FAR, keep=1)
+
+    # -- the publisher --------------------------------------------------------------------------
+
+    def publish(self, node: NodeName) -> Steps:
+        """One turn: what was recorded is looked for first, then what waits is published."""
+        self._replace_the_dead()
+        turn = self.store.take_publish_turn(KEY, node, self._incarnation(node), TABLE)
+        if not isinstance(turn, PublishTurn):
+            return
+        if not self.elsewhere:
+            self.store.create_table_pointer(turn, str(FIRST))
+        yield
+        yield from self.settle(turn)
+        planned = yield from self.plan()
+        if planned is not None:
+            yield from (self.commit_elsewhere if self.elsewhere else self.commit)(turn, planned)
+        if self.chance.random() < 0.5:
+            self.store.end_publish_turn(turn)
+
+    def _incarnation(self, node: NodeName) -> str:
+        return {row.name: row.incarnation for row in self.store.snapshot(KEY).nodes}[node]
+
+    def _replace_the_dead(self) -> None:
+        """Sometimes a node that has the turn is taken for dead, and comes back."""
+        row = self.store.publication(KEY)
+        if row is None or row.node is None or self.chance.random() < 0.7:
+            return
+        counter = {each.name: each.lease_id for each in self.store.snapshot(KEY).nodes}[row.node]
+        self.store.evict(KEY, row.node, counter, observer="t", reason="silent")
+        again = Node(row.node, 0, self._name(row.node))
+        self.store.register(KEY, again, observer="t")
+        free = {
+            lease.shard: (NODES[0], lease.lease_id)
+            for lease in self.store.snapshot(KEY).shards
+            if lease.consumer_owner is None
+        }
+        self.store.claim(KEY, free, observer="t", reason="r")
+
+    def settle(self, turn: PublishTurn) -> Steps:
+        """Settle what was recorded and is in the table."""
+        row = self.store.publication(KEY)
+        assert row is not None
+        yield
+        there = {snapshot.publication for snapshot in self.catalog}
+        for planned in row.recorded:
+            if planned.id in there:
+                self.store.commit_publication(turn, planned)
+                yield
+
+    def plan(self) -> Generator[None, None, PlannedPublication | None]:
+        """Read what waits, and stage a snapshot of it."""
+        base = self.newest()
+        yield
+        changes = self.store.pending_changes(KEY, limit=self.chance.choice([1, 200]))
+        yield
+        backlog = self.store.unpublished(KEY, limit=self.chance.choice([1, 3, 200]))
+        if not changes and not backlog:
+            return None
+        yield
+        planned = PlannedPublication(
+            self._name("publication"),
+            len(self.staged),
+            base.id,
+            tuple(
+                PublishedRange(each.shard, each.start, each.batches[-1].last + 1, each.version)
+                for each in backlog
+            ),
+            tuple(change.sequence for change in changes),
+        )
+        files = self._files(base, changes, backlog)
+        self.staged[planned.snapshot] = Snapshot(planned.snapshot, planned.id, files)
+        return planned
+
+    def _files(
+        self, base: Snapshot, changes: Sequence[TableChange], backlog: Sequence[ShardBacklog]
+    ) -> tuple[str, ...]:
+        files = list(base.files)
+        for change in changes:
+            files = [path for path in files if path not in change.removed]
+            files += [file.path for file in change.added]
+        files += [file.path for each in backlog for batch in each.batches for file in batch.files]
+        return tuple(files)
+
+    def commit(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
+        """Commit to the default catalog; a lost reply is settled by asking again."""
+        move = PointerMove(str(planned.base), str(planned.snapshot))
+        outcome = self.store.commit_publication(turn, planned, move)
+        yield
+        if isinstance(outcome, Settled) and self.chance.random() < 0.2:
+            again = self.store.commit_publication(turn, planned, move)
+            if self._is_current(turn) and not isinstance(again, Settled):
+                self.violations.append(f"{planned.id} is settled, and said to be {again}")
+
+    def _is_current(self, turn: PublishTurn) -> bool:
+        row = self.store.publication(KEY)
+        return row is not None and (row.node, row.epoch) == (turn.node, turn.epoch)
+
+    def commit_elsewhere(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
+        """Record it, commit it to the catalog, and settle it."""
+        if not isinstance(self.store.record_publication(turn, planned), Settled):
+            return
+        yield
+        self.take(planned)
+        yield
+        if self.staged[planned.snapshot] in self.catalog:
+            self.store.commit_publication(turn, planned)
+
+    def take(self, planned: PlannedPublication) -> None:
+        """Commit a snapshot as a catalog does: only if it follows the newest one."""
+        if self.catalog[-1].id == planned.base:
+            self.catalog.append(self.staged[planned.snapshot])
+
+    # -- the reader -----------------------------------------------------------------------------
+
+    def newest(self) -> Snapshot:
+        """Return the table's newest snapshot."""
+        if self.elsewhere:
+            return self.catalog[-1]
+        pointer = self.store.table_pointer(TABLE)
+        return self.staged[FIRST if pointer is None else int(pointer.location)]
+
+    def table(self) -> tuple[str, ...]:
+        """Return the table's files in order."""
+        return self.newest().files
+
+    def committed(self) -> list[str]:
+        """Return the files of all committed batches."""
+        return [file.path for batch in self.store.batches(KEY) for file in batch.files]
+
+    def _check(self) -> None:
+        table, row = self.table(), self.store.publication(KEY)
+        records = [record for path in table for record in self.records[path]]
+        if len(set(records)) != len(records):
+            self.violations.append(f"the table has a record twice: {table}")
+        cursors = self.store.published_until(KEY)
+        if row is None or cursors is None:
+            return
+        if self.elsewhere and row.recent[-1:] != (self.newest().publication,) and table:
+            return  # what is in the table is not settled yet
+        expected = {
+            file.path
+            for batch in self.store.batches(KEY)
+            if batch.sequence < cursors[batch.shard]
+            for file in batch.files
+        }
+        changes = self.store.pending_changes(KEY)
+        # What the table has until its changes are published: undo them, the newest first.
+        for change in reversed(changes):
+            expected -= {file.path for file in change.added}
+            expected |= {path for path in change.removed if path in table or path in expected}
+        added = {file.path for change in changes for file in change.added}
+        if set(table) != expected - added:
+            self.violations.append(
+                f"the table has {sorted(set(table) - expected)} too many and "
+                f"{sorted(expected - added - set(table))} too few"
+            )
