@@ -58,6 +58,16 @@ itself for three quarters of T from *before* it sent its last successful beat, a
 Since the observer saw the beat after it was sent, the holder stops first. Should a clock run wild
 or a process be frozen, the tenure's condition still keeps what the late holder writes out.
 
+Publishing
+----------
+The ledger says what is committed; a group's Iceberg table is what people read. One node at a time
+has the turn to publish, with an epoch of its own, and each shard a cursor: the number of its first
+batch that is not in the table. Whatever happens to a batch before the cursor (a replay, compaction,
+withdrawal or expiry) leaves a `TableChange` in its own transaction, which a later publication
+carries out. Cursors, changes and the pointer of the default catalog move in one transaction, which
+compares the turn's epoch, the cursors and the version of each shard's ledger
+(`lease_store.roles.publications`).
+
 What a lease does not do
 ------------------------
 It does not stop a stale holder from working, only from publishing. What is written outside the

@@ -90,6 +90,8 @@ def fill(url: str, age: Age) -> None:
     values = {
         "check_point": str(age.per_shard * RECORDS),
         "consumer_epoch": age.per_shard // BATCHES_PER_TENURE,
+        "committed_until": age.per_shard,
+        "published_until": age.per_shard,
         "committed_batches": age.per_shard,
         "committed_records": age.per_shard * RECORDS,
         "watermark": BEGIN + age.step * age.per_shard,

@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.presentation import counted, say, show_json, show_table
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.shard_sources.lag import lags_of
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dagster_leasehold.lease_store.group_rows import Node
+    from dagster_leasehold.lease_store.identifiers import GroupKey
     from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
+    from dagster_leasehold.lease_store.roles.publications import Publications
     from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
@@ -43,6 +45,7 @@ def status(
     refusals = [*not_joined(snapshot, declared, target.settings), *refused_members(snapshot)]
     note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
+    published = publication_state(target.store, key)
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
     if as_json:
         group_ = described(snapshot.group)
@@ -53,6 +56,7 @@ def status(
                 "refusals": refusals,
                 "note": note,
                 "shards": shards,
+                "publication": published,
                 "on_commit": hooks,
                 "upkeep": upkeep,
             }
@@ -74,6 +78,8 @@ def status(
             for shard, lease in zip(shards, leases, strict=True)
         ),
     )
+    if published is not None:
+        say(publication_sentence(published))
     if hooks:
         show_table(
             f"Batches that on_commit of {key} has not received",
@@ -118,6 +124,42 @@ def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
         "failed_attempts": waiting.oldest.attempts,
         "error": waiting.oldest.error,
     }
+
+
+def publication_state(store: Publications, key: GroupKey) -> dict[str, Any] | None:
+    """Return what of a group's output is in its table, and what waits; None without a table."""
+    publication = store.publication(key)
+    if publication is None or publication.table is None:
+        return None
+    lags = store.publication_lag(key)
+    table = publication.table
+    return {
+        "table": f"{table.catalog}.{table.namespace}.{table.name}",
+        "publisher": publication.node,
+        "publications": publication.number,
+        "snapshot": publication.snapshot,
+        "waiting_batches": sum(lag.batches for lag in lags),
+        "waiting_records": sum(lag.records for lag in lags),
+        "waiting_since": min((lag.oldest_at for lag in lags), default=None),
+        "more_waiting": any(lag.more for lag in lags),
+        "changes_waiting": publication.changes_pending,
+    }
+
+
+def publication_sentence(state: dict[str, Any]) -> str:
+    """Return what the command says of a group's table."""
+    waiting = "all that is committed is in it"
+    if number := state["waiting_batches"]:
+        least = "at least " if state["more_waiting"] else ""
+        batches = "1 committed batch" if number == 1 else f"{number:,} committed batches"
+        wait = "waits" if number == 1 else "wait"
+        since = f"{state['waiting_since']:%Y-%m-%d %H:%M:%S} UTC"
+        records = counted(state["waiting_records"], "record")
+        waiting = f"{least}{batches} with {records} {wait} since {since}"
+    elif state["changes_waiting"]:
+        waiting = "it still has output that was rewritten, was withdrawn or has expired"
+    publications = counted(state["publications"], "publication")
+    return f"Table {state['table']}: {publications}; {waiting}."
 
 
 def _show_upkeep(upkeep: UpkeepReport) -> None:

@@ -25,6 +25,8 @@ from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.lease_store.rules.verification import audit
 from dagster_leasehold.lease_store.sql_store import SqlStore
 from tests.aged_store import INCARNATION, KEY, NODE, RECORDS, Age, Consumption, fill
+from tests.conformance.published import Publisher
+from tests.conformance.world import World
 from tests.database_server import DatabaseServer
 
 SMALL, LARGE = (Age(batches, shards=8, step=timedelta(minutes=5)) for batches in (400, 4_000))
@@ -138,11 +140,21 @@ def work_of(aged: Aged) -> dict[str, Work]:
             KEY, other, batch.start, observer="test", reason="test", reopen=Reopening.REFUSE
         )
 
+    publisher = Publisher(World(store, KEY, {NODE: INCARNATION}), NODE)
+    publisher.start()
+
+    def publish() -> None:
+        run.commit()
+        publisher.publish()
+
     return {
         "beat": lambda: store.beat(KEY, NODE, INCARNATION),
         "tick": rebalancer.tick,
         "open and close": open_and_close,
         "commit": run.commit,
+        "publish": publish,
+        "publish nothing": lambda: (store.publication(KEY), store.unpublished(KEY)),
+        "waiting output": lambda: store.publication_lag(KEY),
         "journal": lambda: store.journal(KEY, limit=20, newest=True),
         "journal of a shard": lambda: store.journal(KEY, shard=shard, limit=20, newest=True),
         "window": lambda: committed_parts(store, KEY, Path("/"), span=hours),

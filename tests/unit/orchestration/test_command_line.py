@@ -23,6 +23,7 @@ from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.conformance.published import publish_batches
 from tests.environment import forget_settings
 
 KEY = GroupKey.parse("default", "demo")
@@ -206,6 +207,27 @@ def test_status_shows_owner_checkpoint_and_lag(
     table = run("status").out
     assert "already_alloc" in table
     assert max(len(line) for line in table.splitlines()) <= 100
+
+
+def test_status_shows_what_is_committed_and_not_in_the_table(
+    run, store: LeaseStore, log: LocalLog, home: Path
+) -> None:
+    log.append("1", [b"a", b"b", b"c"])
+    commit(store, home, "1", [b"a", b"b"])
+    assert run("status", "--json").json["publication"] is None
+    assert "Table" not in run("status").out
+    publisher = publish_batches(store, KEY, NODE, ShardId("1"), 1)
+    name = f"default.leasehold.{KEY.stream}"
+    assert f"Table {name}: 1 publication; all that is committed is in it." in run("status").out
+    commit(store, home, "1", [b"c"])
+    shown = run("status", "--json").json["publication"]
+    assert (shown["table"], shown["publisher"], shown["publications"]) == (name, "node-a", 1)
+    assert (shown["waiting_batches"], shown["waiting_records"]) == (1, 1)
+    assert shown["waiting_since"].endswith("Z")
+    line = f"Table {name}: 1 publication; 1 committed batch with 1 record waits since "
+    assert line in run("status").out
+    publisher.publish()
+    assert run("status", "--json").json["publication"]["waiting_batches"] == 0
 
 
 def test_status_shows_what_staying_costs(run, store: LeaseStore, home: Path) -> None:
