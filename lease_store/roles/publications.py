@@ -18,8 +18,8 @@ publication is recorded before, and looked for in the table after:
 2. It commits P to the catalog, which takes it if that is still the newest snapshot; the reply is
    lost, or A dies.
 3. Whoever has the turn looks for the id of P in the table before anything else. There: P is
-   settled. Not there: another one may be recorded beside it, after the same snapshot, since the
-   catalog takes one of the two.
+   settled. Not there: another one may be recorded beside it, after the newest snapshot of that very
+   look, since the catalog takes one of the two. Looked at again, the table might have P by then.
 4. What happens to batches of P meanwhile becomes a change of the table, as if it were published.
 
 A group whose output nobody has ever published has no changes, and all of it may be rewritten.

@@ -229,8 +229,12 @@ class Seed:
         if not self.elsewhere:
             self.store.create_table_pointer(turn, str(FIRST))
         yield
-        yield from self.settle(turn)
-        planned = yield from self.plan()
+        recorded = self.recorded()
+        yield
+        seen = list(self.catalog) if self.elsewhere else [self.newest()]
+        yield
+        yield from self.settle(turn, recorded, seen)
+        planned = yield from self.plan(seen[-1])
         if planned is not None:
             yield from (self.commit_elsewhere if self.elsewhere else self.commit)(turn, planned)
         if self.chance.random() < 0.5:
@@ -255,21 +259,24 @@ class Seed:
         }
         self.store.claim(KEY, free, observer="t", reason="r")
 
-    def settle(self, turn: PublishTurn) -> Steps:
-        """Settle what was recorded and is in the table."""
+    def recorded(self) -> tuple[PlannedPublication, ...]:
+        """Return the publications that may be in the table, and are not settled."""
         row = self.store.publication(KEY)
         assert row is not None
-        yield
-        there = {snapshot.publication for snapshot in self.catalog}
-        for planned in row.recorded:
+        return row.recorded
+
+    def settle(
+        self, turn: PublishTurn, recorded: Sequence[PlannedPublication], seen: Sequence[Snapshot]
+    ) -> Steps:
+        """Settle what was recorded and is in the table as it was seen."""
+        there = {snapshot.publication for snapshot in seen}
+        for planned in recorded:
             if planned.id in there:
                 self.store.commit_publication(turn, planned)
                 yield
 
-    def plan(self) -> Generator[None, None, PlannedPublication | None]:
-        """Read what waits, and stage a snapshot of it."""
-        base = self.newest()
-        yield
+    def plan(self, base: Snapshot) -> Generator[None, None, PlannedPublication | None]:
+        """Read what waits, and stage a snapshot of it behind the one of the look."""
         changes = self.store.pending_changes(KEY, limit=self.chance.choice([1, 200]))
         yield
         backlog = self.store.unpublished(KEY, limit=self.chance.choice([1, 3, 200]))

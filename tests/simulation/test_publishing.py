@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.memory_store import table_changes
 from dagster_leasehold.lease_store.publication_rows import PlannedPublication, PublishTurn
 from dagster_leasehold.lease_store.rules import publishing as rules
-from tests.simulation import publishing
-from tests.simulation.publishing import Seed, Steps
+from tests.simulation.publishing import Seed, Snapshot, Steps
 
 STEPS = 400
 SEEDS = range(120)
@@ -42,12 +41,22 @@ def test_the_same_on_sqlite(tmp_path: Path) -> None:
 class LooksForNothing(Seed):
     """A publisher that settles what was recorded as if it were in the table."""
 
-    def settle(self, turn: PublishTurn) -> Steps:
-        row = self.store.publication(publishing.KEY)
-        assert row is not None
-        for planned in row.recorded:
+    def settle(
+        self, turn: PublishTurn, recorded: Sequence[PlannedPublication], seen: Sequence[Snapshot]
+    ) -> Steps:
+        del seen
+        for planned in recorded:
             self.store.commit_publication(turn, planned)
             yield
+
+
+class LooksTwice(Seed):
+    """A publisher that looks at the table again before it stages."""
+
+    def plan(self, base: Snapshot) -> Generator[None, None, PlannedPublication | None]:
+        del base
+        yield
+        return (yield from super().plan(self.newest()))
 
 
 class TakesAnything(Seed):
@@ -93,6 +102,7 @@ def _is(seed: type[Seed]) -> Callable[[pytest.MonkeyPatch], type[Seed]]:
     "mutant",
     [
         pytest.param(_is(LooksForNothing), id="settles without looking"),
+        pytest.param(_is(LooksTwice), id="looks at the table twice"),
         pytest.param(_is(TakesAnything), id="a catalog without a requirement"),
         pytest.param(_without_versions, id="versions are not compared"),
         pytest.param(_out_of_order, id="changes in any order"),

@@ -164,8 +164,12 @@ class Publisher:
         """
         failpoints.reach(Failpoint.AFTER_PUBLISH_TURN)
         publication = self._store.publication(self._key)
+        # Looked at once. 1. What an earlier turn had sent to the catalog is not in the table yet.
+        # 2. It arrives. 3. What waits is staged behind it, and would be in the table twice. Staged
+        # behind the snapshot of the look instead, it is refused by the catalog.
+        table = self._catalog.find(self._name)
         if publication is not None and publication.recorded:
-            self._settle(turn, publication)
+            self._settle(turn, publication, table)
         changes = self._store.pending_changes(self._key)
         backlog = self._store.unpublished(self._key)
         plan = plan_publication(backlog, changes, changes_max=CHANGES_PER_PUBLICATION)
@@ -173,12 +177,14 @@ class Publisher:
             return PublishReport(explanation="Everything that is committed is published.")
         plan = self._with_columns(plan)
         columns = [dict(column) for column in self._agreement.agree(()).columns]
-        table = self._catalog.find(self._name)
         if table is None:
             made = self._catalog.create(turn, self._name, self._new_table(columns))
             if isinstance(made, TurnOver):
                 return _LOST
             table = made
+            if table.metadata.snapshots:
+                reason = "Somebody else has made the table meanwhile: what waits is planned anew."
+                return PublishReport(explanation=reason, more=True)
         self._check_location(table)
         planned, staging = self._staged(table, plan, columns)
         failpoints.reach(Failpoint.AFTER_STAGE)
@@ -238,9 +244,8 @@ class Publisher:
         reason = "Somebody else has committed to the table meanwhile: what waits is planned anew."
         return PublishReport(explanation=reason, more=True)
 
-    def _settle(self, turn: PublishTurn, publication: Publication) -> None:
-        """Find what an earlier turn left under way; the one that is in the table is settled."""
-        table = self._catalog.find(self._name)
+    def _settle(self, turn: PublishTurn, publication: Publication, table: OpenTable | None) -> None:
+        """Settle what an earlier turn left under way, if it is in the table as it was seen."""
         ids = {
             snapshot.summary[PUBLICATION_KEY]
             for snapshot in (table.metadata.snapshots if table else ())

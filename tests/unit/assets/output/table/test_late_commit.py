@@ -1,0 +1,56 @@
+"""A publication that reaches another catalog while the next publisher looks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.table_settings import CatalogSettings
+from tests.unit.assets.output.table.publishing_world import Publishing
+
+
+class Scene(Publishing):
+    """A publisher of a table in a SQL catalog of its own, as if it were somebody's service."""
+
+    def metadata_at(self) -> str:
+        catalog: Any = load_catalog(self.catalog.name, **self.catalog.properties)
+        return catalog.load_table("leasehold.orders").metadata_location
+
+
+@pytest.mark.parametrize("moment", ["publication", "unpublished", "record_publication"])
+def test_a_request_that_arrives_at_any_moment_is_published_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """1. A request is on its way. 2. The next publisher looks for it. 3. It arrives."""
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "none"}
+    scene = Scene(tmp_path, catalog=CatalogSettings("lake", properties))
+    scene.world.consume()
+    commit, late = SqlCatalog.commit_table, list[tuple[Any, ...]]()
+
+    def delayed(*arguments: Any) -> None:
+        late.append(arguments)
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", delayed)
+        with pytest.raises(TableUnavailable):
+            scene.publish()
+    verb = getattr(scene.store, moment)
+
+    def arriving(*arguments: Any, **options: Any) -> Any:
+        if late:
+            commit(*late.pop())
+        return verb(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.store, moment, arriving)
+        scene.publish()
+    scene.publish()
+    assert late == []
+    assert scene.published() == scene.committed()
+    assert len(scene.published()) == 20
