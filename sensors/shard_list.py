@@ -17,12 +17,12 @@ from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import GroupsAndShards
-from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 
 PARTITIONS_OF_TICK_MAX = 500
 """The most new partitions that the tick itself names: a tick of MySQL has room for 64 KB, and the
 daemon needs a statement for each. More are added at once and only counted."""
-TICKS_BETWEEN_REPEATS = 12
+TICKS_BETWEEN_REPEATS = 4
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def build_shard_list_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_shard_list",
-        minimum_interval_seconds=EVERY_LOOP_S,
+        minimum_interval_seconds=EVERY_THIRD_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Writes the shards of {stream.name} and their lineage into the lease tables, "
         "and adds one partition per shard to Dagster. It never removes one.",
