@@ -33,6 +33,8 @@ TICK_BUDGET_S = 20.0
 """The seconds after which a tick begins no further publication: Dagster gives a tick 60 s."""
 CLEANING_EVERY_S = 3_600.0
 """The time between two looks for metadata that nothing names any more, in seconds."""
+TICK_EARLY_S = 1.0
+"""A tick may come so much early, in seconds: left to the next one, the interval would double."""
 PUBLISHING = "publishing"
 
 
@@ -67,7 +69,8 @@ class PublishRounds:
         Raises:
             LeaseholdError: the lease store does not answer.
         """
-        wait_s = self._published_s + self.stream.table.publish_interval_s - self.clock()
+        interval_s = self.stream.table.publish_interval_s
+        wait_s = self._published_s + interval_s - TICK_EARLY_S - self.clock()
         if wait_s > 0:
             return f"The next publication is due in {wait_s:.0f} s.", False
         # Dagster gives up on a tick that takes too long, but its thread goes on here.
@@ -117,7 +120,7 @@ class PublishRounds:
                 now_ms=lambda: time.time_ns() // 1_000_000,
                 new_id=uuid.uuid4,
             )
-        began_s = self.clock()
+        began_s = self._published_s = self.clock()
         try:
             report = self._publisher.publish(turn)
             while report.more and self.clock() - began_s < TICK_BUDGET_S:
@@ -127,7 +130,6 @@ class PublishRounds:
                 age = timedelta(seconds=self.stream.vacuum_after_s)
                 self._publisher.remove_orphans(turn, older_than=age)
         finally:
-            self._published_s = self.clock()
             store.end_publish_turn(turn)
         return report
 

@@ -58,10 +58,18 @@ def test_what_waits_is_published_once_an_interval(scene: Scene) -> None:
     scene.consume()
     assert scene.tick() == "Published 6 batches of 21 records."
     scene.consume()
-    assert scene.tick() == "The next publication is due in 4 s."
-    scene.now_s += 3.0
+    assert scene.tick() == "The next publication is due in 3 s."
+    scene.now_s += 2.0
     assert scene.tick() == "Published 1 batches of 1 records."
     assert scene.publishing.published() == scene.publishing.committed()
+
+
+def test_ticks_as_far_apart_as_the_interval_publish_each_time(scene: Scene) -> None:
+    """Goal: neither the time of a publication nor a tick that comes early doubles the interval."""
+    for late_s in (0.0, 0.3, -0.4, 0.2, -0.5):
+        scene.consume()
+        scene.now_s += 4.0 + late_s
+        assert scene.tick().startswith("Published")
 
 
 def test_two_deployments_take_turns(scene: Scene) -> None:
