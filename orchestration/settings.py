@@ -21,7 +21,12 @@ import pydantic
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CATALOG_DEFAULT, CatalogSettings
-from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
+from dagster_leasehold.lease_store.errors import (
+    InvalidSetting,
+    LeaseholdError,
+    shown,
+    without_secrets,
+)
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
@@ -80,7 +85,7 @@ class Settings(pydantic.BaseModel):
     catalog_properties: Mapping[str, str] = {}
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
 
-    @pydantic.field_validator("nodes", "streams", mode="before")
+    @pydantic.field_validator("nodes", "streams", "catalog_properties", mode="before")
     @classmethod
     def _list_of_variable(cls, value: object, info: pydantic.ValidationInfo) -> object:
         """Parse a JSON list of an environment variable, or nodes as `a,b`; a file holds a list."""
@@ -89,6 +94,17 @@ class Settings(pydantic.BaseModel):
         if info.field_name == "nodes" and not value.lstrip().startswith("["):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return json.loads(value)
+
+    @pydantic.field_validator("catalog_properties")
+    @classmethod
+    def _no_secrets(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, text in value.items():
+            if SECRET_PROPERTY.search(name) or without_secrets(text) != text:
+                raise ValueError(
+                    f"{shown(name)} holds a secret: give it as a variable of the environment, "
+                    "PYICEBERG_CATALOG__NAME__PROPERTY"
+                )
+        return value
 
     @pydantic.field_validator("nodes")
     @classmethod

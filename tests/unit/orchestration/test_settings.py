@@ -222,3 +222,32 @@ def test_where_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidSetting, match=r"^Setting 'output' is not valid: [^\n]+$") as caught:
         load_settings()
     assert "hunter2" not in str(caught.value)
+
+
+def test_another_catalog_is_named_with_its_properties(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LEASEHOLD_CATALOG", "lake")
+    monkeypatch.setenv("LEASEHOLD_CATALOG_PROPERTIES", '{"type": "rest", "uri": "https://lake"}')
+    catalog = load_settings().catalog_settings
+    assert (catalog.name, catalog.properties["type"]) == ("lake", "rest")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("credential", "id:hush"),
+        ("s3.secret-access-key", "hush"),
+        ("token", "hush"),
+        ("uri", "mysql+pymysql://me:hush@db/lake"),
+    ],
+)
+def test_secrets_of_a_catalog_come_from_its_own_variables_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leasehold.toml").write_text(f'[catalog_properties]\n"{name}" = "{value}"\n')
+    with pytest.raises(InvalidSetting, match="PYICEBERG_CATALOG__NAME__PROPERTY") as refused:
+        load_settings()
+    assert "hush" not in str(refused.value)
