@@ -3,7 +3,7 @@
 Everything that a project writes to consume a log is imported from here:
 
 * a stream and how it is consumed: `ShardStream`, `Limits`, `WatermarkOf`, `GapPolicy`,
-  `AssignmentMode`, `Modulo`, `Pinned`;
+  `AssignmentMode`, `Modulo`, `Pinned`, and its published table: `TableSettings`;
 * where its records come from: `LocalLog`, `KafkaSource`, `KinesisStream`, `LogHub`, each of the
   services with its options;
 * its transform and its hook: `arrow_transform`, `parse_json`, `parse_csv`, `CommittedBatch`;
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.commit_hook import CommittedBatch
     from dagster_leasehold.assets.parsing import parse_csv, parse_json
     from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
+    from dagster_leasehold.assets.table_settings import TableSettings
     from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy, hourly_asset
     from dagster_leasehold.lease_store.errors import LeaseholdError
     from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy
@@ -62,6 +63,7 @@ __all__ = [
     "Pinned",
     "Settings",
     "ShardStream",
+    "TableSettings",
     "WatermarkOf",
     "arrow_transform",
     "build_definitions",
@@ -92,6 +94,7 @@ _HOMES = {
     "Pinned": "dagster_leasehold.lease_store.rules.node_settings",
     "Settings": "dagster_leasehold.orchestration.settings",
     "ShardStream": "dagster_leasehold.assets.shard_stream",
+    "TableSettings": "dagster_leasehold.assets.table_settings",
     "WatermarkOf": "dagster_leasehold.assets.shard_stream",
     "arrow_transform": "dagster_leasehold.assets.arrow_transform",
     "build_definitions": "dagster_leasehold.orchestration.build",
