@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import mariadb as mariadb_server
 from tests import mysql as mysql_server
+from tests import object_store
 from tests.mariadb import MariaDB
 from tests.mysql import MySQL
 
@@ -81,7 +82,7 @@ def environment_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Generato
     packages = tmp_path_factory.mktemp("packages")
     own_source.install(packages, tmp_path_factory.mktemp("own-source"))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in SECRETS_OF_WORKERS.items():
+        for name, value in (SECRETS_OF_WORKERS | object_store.ENVIRONMENT).items():
             patch.setenv(name, value)
         patch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
         patch.syspath_prepend(str(packages))

@@ -9,6 +9,7 @@ and their files are listed in the order of their records.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -132,5 +133,6 @@ def _clean(
     for row in rows:
         if not isinstance(results[row.part.shard], SweepOutcome):
             for file in row.files:
-                (folder / file.path).remove(missing_ok=True)
+                with suppress(OSError):  # what stays is vacuum's
+                    (folder / file.path).remove(missing_ok=True)
     folder.remove_empty_folder()

@@ -7,7 +7,8 @@ Spark there; everything else imports this module inside functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition 
 
 from dagster_leasehold.assets.consuming.exact_records import add, exact
 from dagster_leasehold.assets.consuming.task_packing import pack
-from dagster_leasehold.assets.output.attempt_reports import MovingRecords, report_error, report_read
+from dagster_leasehold.assets.output.attempt_reports import (
+    REPORTS_AT_ONCE,
+    MovingRecords,
+    report_error,
+    report_read,
+)
 from dagster_leasehold.assets.output.output_file import RECORD_DDL
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.assets.places.address import output_place
@@ -103,9 +109,16 @@ class ShardRangesReader(DataSourceReader):
         shard: ShardId | None = None
         try:
             reader: ShardReader = reader_from_options(self._reader_options)
-            for range_ in partition.ranges:
-                shard = range_.shard
-                yield from self._read_range(reader, range_)
+            # While reports go to the store, the next ranges are read.
+            with ThreadPoolExecutor(REPORTS_AT_ONCE) as reporting:
+                reports: list[Future[None]] = []
+                for range_ in partition.ranges:
+                    shard = range_.shard
+                    statistics = yield from self._read_range(reader, range_)
+                    # Reached only if the consumer asked for all: a `limit` stops the generator.
+                    reports.append(reporting.submit(report_read, self._folder, shard, statistics))
+                for report in reports:
+                    report.result()
         except LeaseholdError as error:
             # What is raised here reaches the driver as text: the report keeps type and shard.
             report_error(self._folder, shard, error)
@@ -114,12 +127,13 @@ class ShardRangesReader(DataSourceReader):
             report_error(self._folder, shard, error)
             raise
 
-    def _read_range(self, reader: ShardReader, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+    def _read_range(
+        self, reader: ShardReader, range_: ReadRange
+    ) -> Generator[pa.RecordBatch, None, RangeStatistics]:
         statistics, moving = RangeStatistics(), MovingRecords(self._folder)
         for batch in reader.read(range_):
             for part in exact(batch):
                 statistics = add(statistics, part)
                 moving.moved()
                 yield part
-        # Reached only if the consumer asked for all: a `limit` stops the generator above.
-        report_read(self._folder, range_.shard, statistics)
+        return statistics

@@ -19,9 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output import worker_results
 from dagster_leasehold.assets.places.place import REPORTS_FOLDER, OutputPlace
-from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError, one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 _READ, _ERROR, _WRITTEN = "read", "error", "written"
@@ -120,7 +121,17 @@ def _write(folder: OutputPlace, kind: str, shard: ShardId | None, content: Any) 
 
 
 def _contents(folder: OutputPlace, kind: str, shards: Sequence[ShardId | None]) -> list[Any]:
-    """Return the reports of a kind, None for each that was not written."""
+    """Return the reports of a kind, None for each that was not written.
+
+    Raises:
+        OutputUnreadable: the folder does not answer.
+    """
     with ThreadPoolExecutor(REPORTS_AT_ONCE) as reading:
         texts = reading.map(lambda shard: _place(folder, kind, shard).content(), shards)
-        return [None if text is None else json.loads(text) for text in texts]
+        try:
+            return [None if text is None else json.loads(text) for text in texts]
+        except OSError as error:
+            raise OutputUnreadable(
+                f"The reports of Spark's workers in {folder} cannot be read "
+                f"({one_line(str(error))}): their batches are made again by the next run."
+            ) from error

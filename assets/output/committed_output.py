@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import unreadable
-from dagster_leasehold.assets.output.committed_dataset import no_time_column
+from dagster_leasehold.assets.output.committed_dataset import dataset_of, no_time_column
 from dagster_leasehold.assets.output.committed_parts import (
     ALWAYS,
     CommittedPart,
@@ -20,6 +20,7 @@ from dagster_leasehold.assets.output.committed_parts import (
 )
 from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, each_committed
 from dagster_leasehold.assets.output.output_file import RECORD_DDL, TIME_COLUMN
+from dagster_leasehold.assets.output.store_frames import frame_of
 from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -226,8 +227,11 @@ def parquet_frame(
     if not parts:
         return spark.createDataFrame([], RECORD_DDL)
     # A transform may have changed over time: a column that came later is null before.
-    paths = [str(part.path) for part in parts]
-    frame = spark.read.option("mergeSchema", "true").parquet(*paths)
+    if parts[0].path.is_local:
+        paths = [str(part.path) for part in parts]
+        frame = spark.read.option("mergeSchema", "true").parquet(*paths)
+    else:
+        frame = frame_of(spark, [part.path for part in parts], dataset_of(parts).schema)
     if span.everything:
         return frame
     if time_column not in frame.columns:

@@ -145,7 +145,7 @@ class StorePlace(OutputPlace):
     @override
     def sizes(self, files: Sequence[str]) -> list[int | None]:
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as requests:
-            return [*requests.map(lambda file: (self / file)._info().size, files)]
+            return [*requests.map(lambda file: (self / file)._size(), files)]
 
     @override
     def remove(self, *, missing_ok: bool = False) -> None:
@@ -238,6 +238,12 @@ class StorePlace(OutputPlace):
 
     def _notes(self) -> Iterator[Entry]:
         return (entry for entry in self.entries(REPLACED_FOLDER) if not entry.folder)
+
+    def _size(self) -> int | None:
+        try:
+            return self._info().size
+        except OSError:
+            return None
 
     def _info(self) -> FileInfo:
         system, path = self.arrow()

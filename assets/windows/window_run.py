@@ -15,6 +15,7 @@ from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_na
 from dagster_leasehold.assets.output.committed_output import parquet_frame
 from dagster_leasehold.assets.output.committed_parts import CommittedPart, EventSpan, listed_parts
 from dagster_leasehold.assets.output.ledger_view import Heads, refuse_expired_times
+from dagster_leasehold.assets.output.store_frames import write_frame
 from dagster_leasehold.assets.output.units import Ended
 from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -132,9 +133,16 @@ def make_window(
             if parts:
                 (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
                 # An hour without records has no columns either that a transform could work on.
-                folder = root / attempt
-                _write(session(), stream, parts, span=span, transform=transform, folder=folder)
-                files = _files(root, attempt)
+                written = _write(
+                    session(),
+                    stream,
+                    parts,
+                    span=span,
+                    transform=transform,
+                    root=root,
+                    name=attempt,
+                )
+                files = _files(root, attempt) if written is None else written
         except BaseException:
             # A store that does not answer keeps the attempt until a later run finds this one ended.
             with suppress(StoreError):
@@ -202,21 +210,26 @@ def _write(
     spark: SparkSession,
     stream: ShardStream,
     parts: Sequence[CommittedPart],
-    *,
     span: EventSpan,
+    *,
     transform: Transform,
-    folder: OutputPlace,
-) -> None:
+    root: OutputPlace,
+    name: str,
+) -> tuple[DataFile, ...] | None:
+    """Write the output of an hour; return its files, or None where Spark wrote them on a disk."""
     from pyspark.sql import DataFrame
 
+    folder = root / name
     where = f"The transform of an hour of stream {stream.name}"
     frame = parquet_frame(spark, parts, stream.key, span)
     ship_code_of(transform)
     try:
         output = cast(object, transform(frame))
         if isinstance(output, DataFrame):
+            if not folder.is_local:
+                return write_frame(output, folder, name)
             output.write.parquet(str(folder))
-            return
+            return None
     except Exception as error:
         folder.remove_folder()
         if session_is_gone(error):

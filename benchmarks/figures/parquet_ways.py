@@ -25,6 +25,7 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.parsing import parse_json
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -57,8 +58,14 @@ def parse_table(records: pa.Table) -> pa.Table:
     return parse_json(records, FIELDS)
 
 
-def consume(folder: Path, spark: SparkResource, output: Path, transform: Any = None) -> None:
-    """Consume the whole log in one run, as a Dagster run does."""
+def consume(
+    folder: Path,
+    spark: SparkResource,
+    output: Path,
+    transform: Any = None,
+    place: OutputPlace | None = None,
+) -> None:
+    """Consume the whole log in one run, as a Dagster run does; files go to `place` if given."""
     log = LocalLog.open(folder / LOG)
     stream = ShardStream(name="bench", source=log, transform=transform)
     store = open_store(f"sqlite:///{output / 'leases.db'}")
@@ -76,7 +83,7 @@ def consume(folder: Path, spark: SparkResource, output: Path, transform: Any = N
             sweeper=SparkSweeper(
                 stream=stream,
                 session=lambda: spark.spark_session,
-                output_root=local_place(output),
+                output_root=place or local_place(output),
                 run="benchmark",
             ),
             heartbeat=heartbeat,

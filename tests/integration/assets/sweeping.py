@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
@@ -16,6 +15,7 @@ from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -28,11 +28,13 @@ AWKWARD = [b"", b"\r", b"\x00\xff\xfe", "naïve ☃".encode(), b"a,b\tc", b"x" *
 class Sweeping:
     """A log of four shards and sweeps over it."""
 
-    def __init__(self, spark: Any, folder: Path, records: int = 100) -> None:
+    def __init__(
+        self, spark: Any, folder: Path, records: int = 100, place: OutputPlace | None = None
+    ) -> None:
         self.spark = spark
         self.log = LocalLog.create(folder / "log", 4)
         self.output = folder / "output"
-        self.place = local_place(self.output)
+        self.place = place or local_place(self.output)
         self.records = records
         for listing in self.log.list_shards():
             lines = [b"%s:%d" % (listing.shard.encode(), n) for n in range(records)]
@@ -65,7 +67,11 @@ class Sweeping:
 
     def table(self, outcome: SweepOutcome, *, quarantine: bool = False) -> pa.Table:
         files = [file for file in outcome.files if file.quarantine == quarantine]
-        return pa.concat_tables([pq.read_table(self.output / file.path) for file in files])
+        return pa.concat_tables([self._read(file.path) for file in files])
+
+    def _read(self, path: str) -> pa.Table:
+        with (self.place / path).parquet() as file:
+            return file.read()
 
     # -- cases ----------------------------------------------------------------------------------
 
@@ -94,8 +100,9 @@ class Sweeping:
             times = table.column("event_time").to_pylist()
             assert statistics.first_event_time == min(times)
             assert statistics.last_event_time == max(times)
-        attempt = self.output / next(iter(results.values())).attempt
-        assert {entry.suffix for entry in attempt.iterdir()} == {".parquet"}, "no report is left"
+        attempt = next(iter(results.values())).attempt
+        left = {entry.path.rpartition(".")[2] for entry in self.place.entries(attempt)}
+        assert left == {"parquet"}, "no report is left"
 
     def check_a_transform_is_applied(self) -> None:
         from pyspark.sql import functions

@@ -7,17 +7,23 @@ middle by an error that nothing may catch: what they leave is what a killed proc
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
 import pytest
 
+from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnwritable
 from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.output.committed_dataset import committed_dataset
-from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
+from dagster_leasehold.assets.output.committed_output import (
+    committed_paths,
+    iter_records,
+    read_committed,
+)
 from dagster_leasehold.assets.output.file_names import batches_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -25,16 +31,30 @@ from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
+from dagster_leasehold.assets.windows.window_run import make_window, window_paths
 from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
+from tests.integration.assets.runs import WAYS
+from tests.integration.assets.sweeping import Sweeping
 from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, store_clock
 from tests.unit.assets.consumption_world import World
 
 HOUR = timedelta(hours=1)
 ZERO, ONE = ShardId("0"), ShardId("1")
 ALL = ReplaySpan.parse(None, None)
+
+
+SWEEPS = [
+    "check_records_come_out_as_they_went_in",
+    "check_a_shuffle_keeps_shards_apart",
+    "check_parsing_quarantines",
+    "check_a_source_error_names_its_shard",
+    "check_a_filter_to_nothing_leaves_nothing",
+]
 
 
 class Killed(BaseException):
@@ -216,3 +236,71 @@ def test_a_bucket_that_is_not_there_is_one_sentence(world: StoreWorld) -> None:
     nowhere = output_place("s3://there-is-no-such-bucket/out")
     with pytest.raises(OutputUnwritable, match=r"^[^\n]+NO_SUCH_BUCKET[^\n]+$"):
         touch_replaced(nowhere, [DataFile("attempts/x/0.parquet", 1, 1)])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("case", SWEEPS)
+def test_sweeps_of_both_ways_write_into_the_store(
+    case: str, connect_session: Any, tmp_path: Path
+) -> None:
+    place = output_place(f"s3://{new_bucket()}/out")
+    getattr(Sweeping(connect_session, tmp_path, place=place), case)()
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("way", WAYS)
+def test_a_store_that_is_away_fails_shards_in_one_sentence(
+    way: str, connect_session: Any, tmp_path: Path
+) -> None:
+    place = output_place("s3://there-is-no-such-bucket/out")
+    results = Sweeping(connect_session, tmp_path, place=place).run(WAYS[way])
+    for error in results.values():
+        assert isinstance(error, LeaseholdError)
+        assert "NO_SUCH_BUCKET" in str(error)
+        assert "\n" not in str(error)
+
+
+@pytest.mark.spark
+def test_spark_reads_the_store_and_makes_hours_in_it(
+    world: StoreWorld, connect_session: Any
+) -> None:
+    """Goal: no client of Spark's own for the store. Method: a column that came later, and hours."""
+    world.consume()
+    world.sweeper.keeps = lambda rows: rows.append_column("later", pa.array([1] * rows.num_rows))
+    for shard in (ZERO, ONE):
+        world.append(shard, 2)
+    world.consume("run-2")
+    frame = read_committed(connect_session, world.store, world.key, str(world.place))
+    rows = frame.select("shard_id", "value", "later").collect()
+    expected = {*world.expected("0", 12), *world.expected("1", 12)}
+    assert (len(rows), {bytes(row.value) for row in rows}) == (24, expected)
+    assert [row.later for row in rows].count(None) == 20
+    deployment = Deployment(lambda: world.store, (), Timing(), lambda _: world.place)
+
+    def make(run: str) -> list[str]:
+        made = make_window(
+            deployment,
+            world.stream,
+            asset="per_shard",
+            transform=lambda records: records.groupBy("shard_id").count(),
+            start=datetime(2000, 1, 1, tzinfo=UTC),
+            end=datetime(2100, 1, 1, tzinfo=UTC),
+            run=run,
+            session=lambda: connect_session,
+            even_if_incomplete=True,
+        )
+        assert made.window.records == 2
+        return window_paths(world.store, world.stream, world.place, "per_shard")
+
+    old, new = make("hour-1"), make("hour-2")
+    assert set(old).isdisjoint(new)
+    counts = [row for path in new for row in read(path)]
+    assert sorted(counts) == [("0", 12), ("1", 12)]
+    world.clock.pass_by(2 * HOUR)
+    assert {f"{world.place}/{path}" for path in world.vacuum().removed} == set(old)
+
+
+def read(path: str) -> list[tuple[str, int]]:
+    with output_place(path).parquet() as file:
+        return [(row["shard_id"], row["count"]) for row in file.read().to_pylist()]

@@ -35,8 +35,8 @@ class Hour:
         self.meanwhile: Callable[[], None] = lambda: None
         monkeypatch.setattr(window_run, "_write", self._write)
 
-    def _write(self, *_: object, folder: OutputPlace, **__: object) -> None:
-        path = Path(str(folder))
+    def _write(self, *_: object, root: OutputPlace, name: str, **__: object) -> None:
+        path = Path(str(root / name))
         path.mkdir()
         pq.write_table(pa.table({"value": [1, 2]}), path / "part-0.parquet")
         for each in (path / "part-0.parquet", path):

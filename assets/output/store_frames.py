@@ -1,0 +1,91 @@
+"""Committed output of an object store in Spark, without a client of Spark's own for that store.
+
+Spark's Python workers read and write the files through Arrow, as they do for batches, so that an
+object store needs neither jars nor settings of Spark's. On a disk Spark reads and writes itself.
+
+Spark's workers import this module by name.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_leasehold.assets.output.output_file import COMPRESSION
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.lease_store.ledger_rows import DataFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+TASKS_MAX = 64
+ROW_DDL = "row string"
+
+
+@dataclass(frozen=True)
+class _FilesRead:
+    """Reads the files whose numbers come in, in the columns of all of them."""
+
+    files: tuple[OutputPlace, ...]
+    schema: pa.Schema
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.dataset as ds
+
+        format_ = ds.ParquetFileFormat()
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                system, path = self.files[number].arrow()
+                fragment: Any = format_.make_fragment(path, system)
+                yield from ds.FileSystemDataset(
+                    [fragment], self.schema, format_, system
+                ).to_batches()
+
+
+@dataclass(frozen=True)
+class _FileWritten:
+    """Writes the rows of a task into a file of its own; yields its name, records and bytes."""
+
+    folder: OutputPlace
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        name, records = f"part-{uuid.uuid4().hex}.parquet", 0
+        file = (self.folder / name).create()
+        try:
+            with pq.ParquetWriter(file.sink, first.schema, compression=COMPRESSION) as out:
+                for batch in (first, *batches):
+                    out.write_batch(batch)
+                    records += batch.num_rows
+            bytes_ = file.written()
+            file.settle()
+        except BaseException:
+            file.abandon()
+            raise
+        row = json.dumps([name, records, bytes_])
+        yield pa.RecordBatch.from_arrays([pa.array([row])], ["row"])
+
+
+def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schema) -> DataFrame:
+    """Return the rows of files, in some order, with the columns of a schema that fits them all."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    count = len(files)
+    numbers = spark.range(0, count, 1, min(count, TASKS_MAX))
+    return numbers.mapInArrow(_FilesRead(tuple(files), schema), from_arrow_schema(schema))
+
+
+def write_frame(frame: DataFrame, folder: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
+    """Write a DataFrame into new files of an attempt's folder, durable when this returns."""
+    answer = frame.mapInArrow(_FileWritten(folder), ROW_DDL).toArrow()
+    rows = [json.loads(text) for text in answer.column(0).to_pylist()]
+    return tuple(DataFile(f"{attempt}/{name}", records, size) for name, records, size in rows)

@@ -1,0 +1,129 @@
+"""Records a second from a log to committed Parquet: into a folder and into an object store.
+
+`python -m benchmarks.object_store [--records 2000000] [--shards 16] [--rounds 5] [--json]
+[--output s3://BUCKET/FOLDER]` consumes the same log of JSON records of about 190 bytes, round by
+round, into a folder of this disk and into the store. Without `--output` that is moto's server in a
+process of its own, which shares the cores: its processor time is part of what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import print_rows
+from benchmarks.figures.parquet_input import make_input
+from benchmarks.figures.parquet_ways import consume
+from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.spark import connect_server
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+
+START_S = 30.0
+BUCKET = "benchmark"
+
+
+@contextmanager
+def _store_of_our_own() -> Generator[str]:
+    """Run moto's server, and name it in the environment; give the URI of a folder there."""
+    import boto3
+
+    program = (
+        "from moto.server import ThreadedMotoServer as S\n"
+        "s = S(ip_address='127.0.0.1', port=0, verbose=False)\n"
+        "s.start()\nprint(s.get_host_and_port()[1], flush=True)\ninput()\n"
+    )
+    command = [sys.executable, "-c", program]
+    quiet = subprocess.DEVNULL
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, text=True
+    )
+    assert server.stdout is not None
+    try:
+        address = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        os.environ |= {
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ACCESS_KEY_ID": "benchmark",
+            "AWS_SECRET_ACCESS_KEY": "benchmark",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        boto3.client("s3", endpoint_url=address).create_bucket(Bucket=BUCKET)
+        yield f"s3://{BUCKET}"
+    finally:
+        server.terminate()
+        server.wait(START_S)
+
+
+def measure(
+    folder: Path, store: str, *, records: int, shards: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return the figures of both places; the first round of each warms up."""
+    source = folder / "input"
+    source.mkdir()
+    make_input(source, records, shards, lines=False)
+    spark = SparkResource(mode="connect", folder=str(folder / "spark"))
+    took: dict[str, list[float]] = {"disk": [], "object store": []}
+    try:
+        for turn in range(rounds + 1):
+            for name, times in took.items():
+                scratch = folder / uuid.uuid4().hex
+                scratch.mkdir()
+                there = output_place(store) / scratch.name
+                place: OutputPlace = local_place(scratch) if name == "disk" else there
+                begin = time.monotonic()
+                consume(source, spark, scratch, place=place)
+                if turn:
+                    times.append(time.monotonic() - begin)
+                    print(f"round {turn}: {name}: {times[-1]:.2f} s", file=sys.stderr)
+                shutil.rmtree(scratch)
+                there.remove_folder()
+    finally:
+        connect_server.stop(folder / "spark")
+    best = statistics.median(took["disk"])
+    return [
+        {
+            "place": name,
+            "seconds": statistics.median(times),
+            "records a second": records / statistics.median(times),
+            "of disk": best / statistics.median(times),
+        }
+        for name, times in took.items()
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--shards", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    sizes = {"records": arguments.records, "shards": arguments.shards, "rounds": arguments.rounds}
+    with tempfile.TemporaryDirectory(prefix="leasehold-store-") as name:
+        if arguments.output:
+            rows = measure(Path(name), arguments.output, **sizes)
+        else:
+            with _store_of_our_own() as store:
+                rows = measure(Path(name), store, **sizes)
+    note = f"{arguments.records:,} records of about 190 bytes in {arguments.shards} shards"
+    print_rows(rows, as_json=arguments.json, note=note)
+
+
+if __name__ == "__main__":
+    main()
