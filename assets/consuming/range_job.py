@@ -71,7 +71,7 @@ def attempt_ranges(
     explain = partial(failed_job, job=job, shards=shards)
     with explained(job, folder, explain), watched(spark, job, folder):
         rows = _run(spark, tasks)
-    _check_shared(rows, folder, attempt)
+    _check_shared(tasks.tasks, rows, folder, attempt)
     of_shard: dict[ShardId, list[RangeRow]] = {shard: [] for shard in shards}
     for row in rows:
         of_shard[row.part.shard].append(row)
@@ -109,13 +109,22 @@ def _run(spark: SparkSession, tasks: RangeTasks) -> list[RangeRow]:
     return [RangeRow.of(text) for text in answer.column(0).to_pylist()]
 
 
-def _check_shared(rows: Sequence[RangeRow], folder: OutputPlace, attempt: str) -> None:
+def _check_shared(
+    tasks: Sequence[Sequence[ReadRange]],
+    rows: Sequence[RangeRow],
+    folder: OutputPlace,
+    attempt: str,
+) -> None:
     """Refuse files that this process does not see as the workers wrote them.
+
+    A store keeps what it has acknowledged: there one file tells if a task wrote to this one.
 
     Raises:
         SparkUnavailable: one is missing or shorter.
     """
-    files = [file for row in rows for file in row.files]
+    files_of = {row.part: row.files for row in rows}
+    by_task = [[file for part in task for file in files_of.get(part, ())] for task in tasks]
+    files = [file for own in by_task for file in (own if folder.is_local else own[:1])]
     sizes = folder.sizes([file.path for file in files])
     for file, size in zip(files, sizes, strict=True):
         if size != file.bytes:
