@@ -131,18 +131,10 @@ def make_window(
         store.begin_window(stream.key, name, run)
         try:
             if parts:
-                (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
                 # An hour without records has no columns either that a transform could work on.
-                written = _write(
-                    session(),
-                    stream,
-                    parts,
-                    span=span,
-                    transform=transform,
-                    root=root,
-                    name=attempt,
+                files = _make_files(
+                    session(), stream, parts, span, transform=transform, root=root, name=attempt
                 )
-                files = _files(root, attempt) if written is None else written
         except BaseException:
             # A store that does not answer keeps the attempt until a later run finds this one ended.
             with suppress(StoreError):
@@ -204,6 +196,21 @@ def _check_complete(
             f"The hour {time_text(start)} of {asset} is not complete ({reached.clause}): wait for "
             "its sensor, or set even_if_incomplete in the config."
         )
+
+
+def _make_files(
+    spark: SparkSession,
+    stream: ShardStream,
+    parts: Sequence[CommittedPart],
+    span: EventSpan,
+    *,
+    transform: Transform,
+    root: OutputPlace,
+    name: str,
+) -> tuple[DataFile, ...]:
+    (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
+    written = _write(spark, stream, parts, span=span, transform=transform, root=root, name=name)
+    return _files(root, name) if written is None else written
 
 
 def _write(
