@@ -63,7 +63,7 @@ class SavesWithoutToken(MemoryStore):
 def test_a_store_that_lets_a_stale_client_save_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client stops by its own clock long before it is stale: here that clock is broken, too."""
     monkeypatch.setattr(fleet, "CLIENTS_SHARE", 1.0)
-    rates = FaultRates(slow_call=0.5, pause_host=0.05, join=0.1)
+    rates = FaultRates(stalled_reply=0.05, pause_host=0.03, join=0.1)
     monkeypatch.setattr(FaultRates, "swarm", lambda _: rates)
     sound = BeatTrust.lasts
     broken = property(lambda trust: trust.until > float("-inf"))

@@ -123,12 +123,15 @@ def test_an_observer_that_takes_its_own_blindness_for_silence_is_found(
     """After an outage of the store, the first node to look would bury all the others."""
     config_ = SimulationConfig(nodes=5, shards=50, events=(Event(EventKind.OUTAGE, 60, 800),))
     # Of two seeds in three it hurts nobody: the first node back must not be the last that beat.
-    sound = run_seed(config_, 7, Parts(consume))
-    assert sound.moves == sound.moves_minimum == 50
+    seeds = range(6)
+    for seed in seeds:
+        sound = run_seed(config_, seed, Parts(consume))
+        assert sound.moves == sound.moves_minimum == 50
     monkeypatch.setattr(Observations, "_leave_out", lambda *_: None)
-    blind = run_seed(config_, 7, Parts(consume))
-    assert blind.statements["evict"] > 0
-    assert blind.moves > 50
+    blind = [run_seed(config_, seed, Parts(consume)) for seed in seeds]
+    hurt = [outcome for outcome in blind if outcome.statements["evict"]]
+    assert hurt
+    assert all(outcome.moves > 50 for outcome in hurt)
 
 
 @pytest.mark.parametrize("seed", [910056, 900001])

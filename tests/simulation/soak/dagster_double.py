@@ -22,6 +22,7 @@ from dagster import DagsterRun, DagsterRunStatus
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.group_rows import Timing
@@ -123,7 +124,7 @@ class DagsterDouble:
             lambda: connection,
             serves,
             Timing(),
-            lambda _: world.place,
+            lambda _: local_place(world.output),
             agents=agents,
             history_age=HISTORY_AGE,
         )

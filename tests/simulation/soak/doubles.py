@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST
@@ -28,11 +29,13 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
         virtual = VirtualTime()
         worlds: list[World] = []
 
-        def sweeper(*, stream: ShardStream, run: str, doomed: Any, output_root: Any, **_: Any):
+        def sweeper(
+            *, stream: ShardStream, run: str, doomed: Any, output_root: OutputPlace, **_: Any
+        ):
             made = worlds[0]
             deployment = next(each for each in made.deployments if run in each.runs)
             log, moods = made.logs[stream.name], made.moods(stream.name)
-            return SweeperDouble(deployment, run, log, moods, output_root, doomed)
+            return SweeperDouble(deployment, run, log, moods, Path(output_root.address), doomed)
 
         doubles = {
             "dagster_leasehold.orchestration.supervision.node_agent.threading": virtual.threading(),

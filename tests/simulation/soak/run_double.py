@@ -22,7 +22,6 @@ from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.partitions import consume_op_name
-from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import KEY_FORMAT
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -64,7 +63,7 @@ class SweeperDouble:
 
     def __init__(
         self, deployment: DagsterDouble, run: str, log: SyntheticLog, moods: Moods,
-        root: OutputPlace, doomed: Callable[[], bool],
+        root: Path, doomed: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._deployment = deployment
         self._time = deployment.time

@@ -66,6 +66,9 @@ class Watch:
                     self._committed(commit)
         elif verb == "open_tenure":
             self.progress.opened(args[0], args[1])
+        elif verb == "open_tenures":
+            for shard in args[1]:
+                self.progress.opened(args[0], shard)
         elif verb == "evict" and isinstance(outcome, Changed):
             self._evicted(args[0], args[1])
         elif verb == "record_gap" and options.get("skip", True):
