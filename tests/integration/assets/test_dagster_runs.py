@@ -15,6 +15,7 @@ from dagster_leasehold.assets.deployment import Deployment, ensure_instance_addr
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
 from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.partitions import asset_key, consume_job_name, consume_op_name
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -50,7 +51,10 @@ class Scene:
         node = Node(NODE, 0, "a-1", address=ensure_instance_address(instance))
         self.store.register(self.stream.key, node, observer="test")
         deployment = Deployment(
-            lambda: self.store, (NodeName(NODE),), Timing(), lambda key: home / "output"
+            lambda: self.store,
+            (NodeName(NODE),),
+            Timing(),
+            lambda key: local_place(home / "output"),
         )
         self.defs = dg.Definitions(
             assets=[build_shard_asset(self.stream, deployment)],

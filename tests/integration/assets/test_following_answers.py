@@ -17,6 +17,7 @@ from dagster_leasehold.assets.consuming.following import ANSWER_S
 from dagster_leasehold.assets.consuming.run_requests import STOP_TAG
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -49,7 +50,7 @@ class Scene:
             lambda: self.store,
             (NODE,),
             Timing(),
-            lambda _: home / "output",
+            lambda _: local_place(home / "output"),
             leaving=self.leaving.is_set,
         )
         self.job = dg.Definitions(

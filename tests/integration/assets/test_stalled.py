@@ -25,6 +25,7 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
@@ -170,7 +171,7 @@ def main(home: Path, folder: Path, run: str, way: str, abandon_s: float) -> None
     stream = replace(stream_of(home, transform), stall_limit_s=STALL_LIMIT_S)
     reports, _ = consume_shards(
         stream,
-        Deployment(lambda: store, (NODE,), Timing(), lambda _: home / "output"),
+        Deployment(lambda: store, (NODE,), Timing(), lambda _: local_place(home / "output")),
         spark=SparkResource(mode="connect", folder=str(folder)),
         node=NODE,
         incarnation="a-1",

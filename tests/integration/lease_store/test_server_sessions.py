@@ -241,13 +241,18 @@ def test_times_for_people_have_microseconds(server: DatabaseServer, world: World
 
 
 def test_names_are_bytes_in_every_key(server: DatabaseServer, world: World) -> None:
-    """Text would take `a`, `A`, and `a` with a blank for one key; VARBINARY does not."""
+    """Text would take `a`, `A`, and `a` with a blank for one key; VARBINARY does not.
+
+    The two tables of the Iceberg catalog are of the form that its clients prescribe.
+    """
     database = str(world.store._transactions.engine.url.database)
     world.group()
     rows = server.execute(
         "SELECT column_name, data_type FROM information_schema.columns "
         f"WHERE table_schema = '{database}' AND column_key = 'PRI' "
-        "AND data_type NOT IN ('bigint', 'int') AND table_name <> 'leasehold_schema'"
+        "AND data_type NOT IN ('bigint', 'int') "
+        "AND table_name NOT IN ('leasehold_schema', 'iceberg_tables', "
+        "'iceberg_namespace_properties')"
     )
     assert {data_type for _, data_type in rows} == {"varbinary"}
     names = [ShardId(name) for name in ("a", "A", "a.", "a-", "aa")]
