@@ -84,7 +84,7 @@ def test_each_record_is_left_once(
             ("24", "30"),
         ]
     assert verify(store, stream.key) == []
-    listed = {file.path for file in committed_files(store, stream.key, home / "output")}
+    listed = {file.path.address for file in committed_files(store, stream.key, home / "output")}
     assert listed <= {*(home / "output").rglob("*.parquet")}
 
 
