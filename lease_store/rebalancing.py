@@ -148,6 +148,7 @@ class Rebalancer:
             plan=final,
             rounds=rounds,
             refusals=tuple(notes.refusals) + final.refusals,
+            beaten_at=self._nodes.beaten_at,
             statements=Counter(notes.statements),
             troubles=tuple(self._steps.notes),
         )

@@ -49,6 +49,12 @@ class ServedNodes:
         """The incarnation under which each node is kept alive; empty before `begin`."""
         return {name: member.incarnation for name, member in self._members.items()}
 
+    @property
+    def beaten_at(self) -> dict[NodeName, float]:
+        """The moment before the last confirmed beat of each node was sent."""
+        members = self._members.items()
+        return {name: each.beaten_at for name, each in members if each.beaten_at is not None}
+
     def begin(self, names: Iterable[NodeName], incarnation_of: Callable[[NodeName], str]) -> None:
         """Name the nodes, each under the incarnation to go on with."""
         self._members = {

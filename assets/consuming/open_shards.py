@@ -75,6 +75,7 @@ class OpenShards:
     def __init__(self, store: Tenures) -> None:
         self._store = store
         self._open: dict[ShardId, OpenShard] = {}
+        self._ended: dict[ShardId, Tenure] = {}
         self._store_silent = False
         self.unanswered = False
         self.reports: dict[ShardId, ConsumptionReport] = {}
@@ -104,6 +105,7 @@ class OpenShards:
     def add(self, open_: OpenShard) -> None:
         """Take in a shard whose tenure was just opened."""
         self._open[open_.tenure.shard] = open_
+        self._ended.pop(open_.tenure.shard, None)
 
     def refuse(self, shard: ShardId, reason: StopReason, error: str, open_by: str = "") -> None:
         """Report a shard that could not be opened."""
@@ -132,8 +134,18 @@ class OpenShards:
         return results
 
     def review(self) -> None:
-        """Look at all tenures, and let the shards go that somebody else has or is to have."""
-        views = self._store.review([open_.tenure for open_ in self.all()])
+        """Look at all tenures, and let the shards go that somebody else has or is to have.
+
+        1. The run lets a shard go, and the store confirms it.
+        2. The database fails over to a replica that had not got that transaction.
+        3. The shard is open again to a run that does not know of it, and lives on: nobody would
+           serve it until the run ends. So tenures that are over are looked at as well.
+        """
+        ended = list(self._ended.values())
+        views = self._store.review([*(open_.tenure for open_ in self.all()), *ended])
+        for tenure in ended:
+            if views[tenure.shard].current:
+                self._close(tenure, "the store forgot that it was let go")
         for open_ in self.all():
             view = views[open_.tenure.shard]
             if not view.current:
@@ -174,19 +186,26 @@ class OpenShards:
     def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
         """Let a shard go at its checkpoint."""
         open_.consumer = open_.consumer.stop(reason.value)
+        lost = self._close(open_.tenure, error or reason.value)
+        if lost is None:
+            self.end(open_, reason, error)
+        else:
+            self.lose(open_, str(lost))
+
+    def _close(self, tenure: Tenure, reason: str) -> LeaseLost | None:
+        """Close a tenure, and return the error if it was over already."""
         try:
             # A store that did not answer once would make every further shard wait as long.
             if not self._store_silent:
-                self._store.close_tenure(open_.tenure, reason=error or reason.value)
+                self._store.close_tenure(tenure, reason=reason)
         except LeaseLost as lost:
-            self.lose(open_, str(lost))
-            return
+            return lost
         except LeaseholdError as unanswered:
             # The tenure stays open in the store until somebody sees that this run has ended.
-            _LOG.warning("Shard %s could not be let go: %s", open_.tenure.shard, unanswered)
+            _LOG.warning("Shard %s could not be let go: %s", tenure.shard, unanswered)
             self._store_silent = isinstance(unanswered, StoreError)
             self.unanswered |= self._store_silent
-        self.end(open_, reason, error)
+        return None
 
     def announce(self, eta_s: float) -> None:
         """Tell the nodes that wait for a shard how long a batch takes here."""
@@ -222,6 +241,7 @@ class OpenShards:
         shard = open_.tenure.shard
         open_.consumer = open_.consumer.stop(reason.value).stopped()
         self.reports[shard] = replace(open_.report, stopped=reason, error=error)
+        self._ended[shard] = open_.tenure
         del self._open[shard]
 
 

@@ -162,9 +162,10 @@ class GroupMember(MemberShards):
                 )
                 raise next(iter(self.refusals), expelled)
             self._beat_s = group.timeout_s * BEAT_FRACTION_MAX
-            # Counted from before the beat was sent, and only where there was one.
-            if report.statements["beat"] or report.statements["register"]:
-                self._trust.renew(started, group.timeout_s)
+            # A beat that failed is a trouble of the tick alone: only a confirmed one renews trust.
+            beaten_at = report.beaten_at.get(self.node)
+            if beaten_at is not None and beaten_at >= started:
+                self._trust.renew(beaten_at, group.timeout_s)
             self._shards.compare(judged, report.progress)
             self._shards.flush_due()
             ended = self._shards.ended() & set(held)

@@ -230,6 +230,27 @@ def test_a_run_ends_that_cannot_tell_which_shards_it_has_open(scene: Scene, verb
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 10)
 
 
+def test_a_shard_that_the_store_forgot_was_let_go_is_let_go_again(scene: Scene) -> None:
+    """As after a failover to a replica that had not got the last transaction."""
+    store, backups, runs = scene.world.store, list[object](), list[str]()
+
+    def note_run() -> None:
+        runs.append(scene.world.lease(ONE).consumer_run)
+
+    def fail_over() -> None:
+        note_run()
+        store.restore(backups[0])
+        note_run()
+
+    scene.at(20.0, lambda: backups.append(store.backup()))
+    scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ONE]))))
+    scene.at(25.0, fail_over)
+    scene.at(25.0 + 2 * ANSWER_S, note_run)
+    reports = scene.follow()
+    assert runs == ["", "run-1", ""], "nobody waits for the end of this run"
+    assert reports[ONE].stopped is StopReason.STOP_REQUESTED
+
+
 def test_one_shard_is_let_go_and_the_others_are_followed(scene: Scene) -> None:
     scene.at(20.0, lambda: scene.asked.append(RunRequests(let_go=frozenset([ZERO]))))
     scene.append_at(40.0, ZERO)

@@ -185,3 +185,21 @@ def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: VirtualClock, f
     client.shutdown()
     assert checkpoint(store) == "8"
     assert verify(store, KEY) == []
+
+
+def test_a_beat_that_got_no_answer_renews_no_trust(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+):
+    store = memory_store(["0"])
+    a, _ = holding(store, clock)
+    until = a.trusted_until
+
+    def unanswered(*_: object) -> None:
+        raise StoreUnavailable("The request was lost.")
+
+    monkeypatch.setattr(store, "beat", unanswered)
+    clock.pass_s(BEAT_S)
+    assert a.heartbeat((S0,)) == (S0,), "the rest of the heartbeat was answered"
+    assert a.trusted_until == until
+    clock.pass_s(until - clock())
+    assert not a.trusted, "others evict it a quarter of the timeout later"
