@@ -173,8 +173,7 @@ class Staging:
             snapshot_id=snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
             sequence_number=sequence,
-            # A host's clock may be behind that of the publisher before.
-            timestamp_ms=max(self.now_ms, self.metadata.last_updated_ms),
+            timestamp_ms=self._next_ms(),
             manifest_list=location,
             summary=_summary(content, manifests.removed, parent),
             schema_id=self.metadata.current_schema_id,
@@ -205,6 +204,17 @@ class Staging:
             self._apply(made(RemoveSnapshotsUpdate, snapshot_ids=ids))
         return tuple(ids)
 
+    def _next_ms(self) -> int:
+        """Return a time after all that the metadata names.
+
+        This host's clock may be behind that of the publisher before, and PyIceberg dates a change
+        by the host's clock where a snapshot's own time is not a new one. Engines in Java refuse
+        metadata that is older than the newest snapshot in its log.
+        """
+        log = self.metadata.snapshot_log
+        newest = max((entry.timestamp_ms for entry in log), default=0)
+        return max(self.now_ms, newest + 1, self.metadata.last_updated_ms + 1)
+
     @property
     def _folder(self) -> str:
         return f"{self.metadata.location.rstrip('/')}/{METADATA_FOLDER}"
@@ -223,7 +233,10 @@ class Staging:
     def _apply(self, *updates: TableUpdate) -> None:
         from pyiceberg.table.update import update_table_metadata
 
-        self.metadata = update_table_metadata(self.metadata, updates)
+        before = self.metadata.last_updated_ms
+        metadata = update_table_metadata(self.metadata, updates)
+        at_ms = max(before, metadata.last_updated_ms)
+        self.metadata = metadata.model_copy(update={"last_updated_ms": at_ms})
         self.updates += updates
 
 

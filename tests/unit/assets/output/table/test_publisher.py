@@ -191,6 +191,20 @@ def test_metadata_stays_small_over_many_publications(publishing: Publishing) -> 
     assert publishing.published() == publishing.committed()
 
 
+def test_the_metadata_never_goes_back_in_time(publishing: Publishing) -> None:
+    """Goal: engines in Java refuse metadata that is older than the newest snapshot in its log.
+
+    Method: the second publisher's clock is no later than the first one's; this host's is behind.
+    """
+    for number in range(2):
+        publishing.world.append(publishing.world.ids[0], 1)
+        publishing.world.consume(f"run-{number}")
+        publishing.publish()
+    metadata = publishing.metadata()
+    first, second = (entry.timestamp_ms for entry in metadata.snapshot_log)
+    assert first < second <= metadata.last_updated_ms
+
+
 def test_settings_are_checked() -> None:
     from dagster_leasehold.lease_store.errors import InvalidSetting
 
