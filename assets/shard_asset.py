@@ -20,6 +20,7 @@ from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, 
 from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun, log_check
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.table_metadata import definition_metadata
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -56,7 +57,7 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         kinds={"pyspark", "parquet"},
         group_name="streams",
         partitions_def=partitions,
-        metadata={"consumer_group": str(stream.key)},
+        metadata={"consumer_group": str(stream.key), **definition_metadata(stream, deployment)},
     ).with_io_manager_key(COMMITTED_OUTPUT)
 
     @dg.multi_asset(

@@ -16,6 +16,7 @@ from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.table_metadata import agreed_schema
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.lag import lags_of
 
@@ -58,7 +59,7 @@ class ReplayedPartitions:
         }
         if report.kept_until is not None:
             metadata["kept_until"] = report.kept_until
-        return metadata
+        return metadata | agreed_schema(self.deployment.store(), self.stream)
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
         """Return the shard's checks as it is now; a replay changes nothing that they look at."""

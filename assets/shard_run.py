@@ -20,6 +20,7 @@ from dagster_leasehold.assets.materialization import (
 )
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_metadata import agreed_schema
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -52,6 +53,7 @@ class ShardRun:
         self._seconds: dict[ShardId, float] = {}
         self._ranges: dict[ShardId, CommittedRange] | None = None
         self._mirror_error = ""
+        self._schema: dict[str, Any] = {}
         self._gaps: dict[ShardId, list[Gap]] = {}
 
     def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
@@ -76,6 +78,7 @@ class ShardRun:
             )
             self._ranges = {committed.shard: committed for committed in committed_ranges(pending)}
             self._mirror_error = mirror_progress(self._store, self._stream, self._ranges)
+            self._schema = agreed_schema(self._store, self._stream)
             self._gaps = {}
             for gap in self._store.gaps(self._stream.key, acknowledged=False):
                 self._gaps.setdefault(gap.shard, []).append(gap)
@@ -86,6 +89,7 @@ class ShardRun:
         committed, report = self.committed(shard), self._reports.get(shard)
         nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
         metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)
+        metadata |= self._schema
         if report is None:
             # Either it was over before the run, or the run is still at work on it.
             return metadata | {"stopped": "not yet" if committed else "finished before"}

@@ -27,6 +27,9 @@ class TableName:
     namespace: str
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.catalog}.{self.namespace}.{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:

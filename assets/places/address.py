@@ -60,3 +60,9 @@ def output_place(address: Output) -> OutputPlace:
             "everything else; credentials and options come from the environment or the platform."
         )
     return StorePlace(parts.scheme, parts.netloc, parts.path.strip("/"))
+
+
+def location_of(place: OutputPlace) -> str:
+    """Return the URI of a place; a folder's path is one of `file`."""
+    text = str(place).rstrip("/")
+    return text if "://" in text else f"file://{text}"

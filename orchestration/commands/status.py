@@ -132,9 +132,8 @@ def publication_state(store: Publications, key: GroupKey) -> dict[str, Any] | No
     if publication is None or publication.table is None:
         return None
     lags = store.publication_lag(key)
-    table = publication.table
     return {
-        "table": f"{table.catalog}.{table.namespace}.{table.name}",
+        "table": str(publication.table),
         "publisher": publication.node,
         "publications": publication.number,
         "snapshot": publication.snapshot,

@@ -108,9 +108,9 @@ def merged(agreed: Columns, file: Columns) -> Columns:
         return _merged_fields("", agreed, file)
     except _DoesNotFit as misfit:
         raise TransformError(
-            f"Column {shown(misfit.path)} is {_text(misfit.before)} in the table, and the "
-            f"transform returned {_text(misfit.now)}, which does not fit: return the type of the "
-            "table, or give the column another name."
+            f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, and the "
+            f"transform returned {type_text(misfit.now)}, which does not fit: return the type of "
+            "the table, or give the column another name."
         ) from None
 
 
@@ -276,13 +276,14 @@ def _wider(agreed: str, file: str) -> str | None:
     return None
 
 
-def _text(kind: ColumnType) -> str:
+def type_text(kind: ColumnType) -> str:
+    """Return a column's type as people read it."""
     if isinstance(kind, str):
         return kind
     (form, inner), *_ = kind.items()
     if form == "list":
-        return f"list of {_text(inner)}"
+        return f"list of {type_text(inner)}"
     if form == "map":
-        return f"map of {_text(inner[0])} to {_text(inner[1])}"
-    fields = (f"{column['name']} {_text(column['type'])}" for column in inner)
+        return f"map of {type_text(inner[0])} to {type_text(inner[1])}"
+    fields = (f"{column['name']} {type_text(column['type'])}" for column in inner)
     return f"struct of {', '.join(fields)}"

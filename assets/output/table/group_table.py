@@ -9,6 +9,7 @@ from dagster_leasehold.assets.output.table.catalogs import open_catalog
 from dagster_leasehold.assets.output.table.maintenance import data_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publisher import Publisher
+from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -65,9 +66,3 @@ def files_of_table(
 def table_name(settings: TableSettings, catalog: CatalogSettings, key: GroupKey) -> TableName:
     """Return the name of a group's table."""
     return settings.table_name(catalog.name, key)
-
-
-def location_of(place: OutputPlace) -> str:
-    """Return the URI of a place; a folder's path is one of `file`."""
-    text = str(place).rstrip("/")
-    return text if "://" in text else f"file://{text}"

@@ -1,0 +1,52 @@
+"""The metadata of a stream's table that Dagster and its catalogues know by name.
+
+The definition names the table and where it lies; what only the lease store knows comes with events,
+since loading a code location opens no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dagster as dg
+
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.table.columns import Columns, type_text
+from dagster_leasehold.assets.places.address import location_of
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.roles.publications import Publications
+
+RAW_COLUMNS: Columns = [
+    {"name": "shard_id", "type": "string"},
+    {"name": "cursor", "type": "string"},
+    {"name": "event_time", "type": "timestamptz"},
+    {"name": "key", "type": "binary"},
+    {"name": "value", "type": "binary"},
+    {"name": "attributes", "type": {"map": ["string", "string"]}},
+]
+"""The columns of a table without a transform. Arrow, which could tell, takes 0.3 s to load."""
+
+
+def definition_metadata(stream: ShardStream, deployment: Deployment) -> dict[str, Any]:
+    """Return a stream's table, where it lies, and its columns if no transform makes them."""
+    table = stream.table.table_name(deployment.catalog.name, stream.key)
+    return {
+        "dagster/table_name": str(table),
+        "dagster/uri": location_of(deployment.output_folder(stream.key)),
+        **(column_schema(RAW_COLUMNS) if stream.transform is None else {}),
+    }
+
+
+def agreed_schema(store: Publications, stream: ShardStream) -> dict[str, Any]:
+    """Return the columns of a stream's table, where its definition does not tell them."""
+    publication = store.publication(stream.key)
+    columns = [] if publication is None else list(publication.columns.columns)
+    known = not columns or (stream.transform is None and columns == RAW_COLUMNS)
+    return {} if known else column_schema(columns)
+
+
+def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metadata for a table's columns."""
+    shown = [dg.TableColumn(each["name"], type_text(each["type"])) for each in columns]
+    return {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(shown))}
