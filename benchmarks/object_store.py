@@ -36,7 +36,7 @@ BUCKET = "benchmark"
 
 
 @contextmanager
-def _store_of_our_own() -> Generator[str]:
+def own_object_store() -> Generator[str]:
     """Run moto's server, and name it in the environment; give the URI of a folder there."""
     import boto3
 
@@ -119,7 +119,7 @@ def main() -> None:
         if arguments.output:
             rows = measure(Path(name), arguments.output, **sizes)
         else:
-            with _store_of_our_own() as store:
+            with own_object_store() as store:
                 rows = measure(Path(name), store, **sizes)
     note = f"{arguments.records:,} records of about 190 bytes in {arguments.shards} shards"
     print_rows(rows, as_json=arguments.json, note=note)

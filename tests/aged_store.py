@@ -6,7 +6,7 @@ written: `verify` proves them, and consumption goes on behind them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
@@ -103,7 +103,8 @@ def fill(url: str, age: Age) -> None:
 def _insert(transactions: Transactions, table: Table, rows: Iterator[dict[str, Any]]) -> None:
     """Insert rows as the driver takes them; values go through the columns' own types."""
     dialect = transactions.engine.dialect
-    first = next(rows)
+    if (first := next(rows, None)) is None:
+        return
     columns = [column for column in table.c if column.name in first]
     convert = [column.type.dialect_impl(dialect).bind_processor(dialect) for column in columns]
     names = [column.name for column in columns]
@@ -176,6 +177,7 @@ class Consumption:
     age: Age
     tenures: dict[ShardId, Tenure]
     number: int
+    at: datetime
 
     @classmethod
     def begin(cls, store: LeaseStore, age: Age) -> Consumption:
@@ -187,34 +189,38 @@ class Consumption:
             assert isinstance(opened, Opened)
             tenures[shard] = opened.tenure
             number = opened.next_sequence
-        return cls(store, age, tenures, number)
+        return cls(store, age, tenures, number, BEGIN + age.step * number)
 
-    def commit(self, shards: Sequence[ShardId] | None = None) -> None:
-        """Intend and commit the next batch of each of these shards, or of all."""
-        chosen = self.age.names if shards is None else shards
+    def commit(self, files: int | None = None) -> None:
+        """Intend and commit the next batch of each shard.
+
+        Args:
+            files: spread over the shards, a step of event time each; one of each by default.
+        """
+        shards = self.age.names
+        files = files or len(shards)
         start, end = str(self.number * RECORDS), str((self.number + 1) * RECORDS)
-        intents = [Intent(self.tenures[shard], self.number, start, end) for shard in chosen]
+        intents = [Intent(self.tenures[shard], self.number, start, end) for shard in shards]
         assert all(isinstance(out, Changed) for out in self.store.record_intents(intents).values())
-        at = BEGIN + self.age.step * self.number
-        commits = [
-            BatchCommit(
-                self.tenures[shard],
-                self.number,
-                start,
-                end,
-                f"attempts/live-{self.number}",
-                (
-                    DataFile(
-                        f"attempts/live-{self.number}/{shard}.parquet",
-                        RECORDS,
-                        4_096,
-                        first_event_time=at,
-                        last_event_time=at,
-                    ),
-                ),
-                BatchStatistics(RECORDS, 20_000, RECORDS, 0, at, at),
+        attempt = f"attempts/live-{self.number}"
+        commits: list[BatchCommit] = []
+        for at, shard in enumerate(shards):
+            own = tuple(
+                self._file(f"{attempt}/{shard}-{number}.parquet", number // len(shards))
+                for number in range(at, files, len(shards))
             )
-            for shard in chosen
-        ]
+            times = [file.first_event_time for file in own] or [None]
+            written = RECORDS * len(own)
+            seen = BatchStatistics(written, 200 * written, written, 0, times[0], times[-1])
+            commits.append(
+                BatchCommit(self.tenures[shard], self.number, start, end, attempt, own, seen)
+            )
         assert all(isinstance(outcome, Changed) for outcome in self.store.commit(commits).values())
         self.number += 1
+        self.at += self.age.step * -(-files // len(shards))
+
+    def _file(self, path: str, step: int) -> DataFile:
+        first = self.at + self.age.step * step
+        last = first + self.age.step - timedelta(microseconds=1)
+        times = {"first_event_time": first, "last_event_time": last}
+        return DataFile(path, RECORDS, 4_096, **times, untimed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -161,6 +162,18 @@ def test_manifests_stay_few_and_expired_snapshots_go(
     # Files in merged manifests are found, too.
     world.change(DELETE, [], files[:80], keep=5)
     assert sorted(row[0] for row in duckdb_query(world.write(), "n")) == list(range(81, 91))
+
+
+def test_the_entries_of_a_manifest_are_compressed_together(world: TableWorld) -> None:
+    """Goal: planning a scan reads few bytes for each file of the table."""
+    shard, file = world.file("s", [NEW_YEAR])
+    paths = (f"attempts/2026-01-01/run-{number}/s.parquet" for number in range(1_000))
+    world.change(APPEND, [(shard, replace(file, path=path)) for path in paths])
+    current = world.metadata.current_snapshot()
+    assert current is not None
+    (manifest,) = current.manifests(world.io)
+    assert len(manifest.fetch_manifest_entry(world.io)) == 1_000
+    assert manifest.manifest_length < 40 * 1_000
 
 
 def test_few_snapshots_are_let_go_at_once_and_never_a_tagged_one(world: TableWorld) -> None:
