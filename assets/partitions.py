@@ -10,7 +10,10 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 
 NODE_TAG = "leasehold/node"
 STREAM_TAG = "leasehold/stream"
-PROCESS_TAG = "leasehold/process"
+PROCESS_TAG = ".dagster/leasehold_process"
+"""Too long for people: Dagster's pages leave out tags that begin so."""
+EARLIER_PROCESS_TAG = "leasehold/process"
+"""Its name in runs of 0.1."""
 
 
 def asset_key(stream: ShardStream) -> dg.AssetKey:

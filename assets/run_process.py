@@ -13,9 +13,11 @@ from collections.abc import Collection
 
 import dagster as dg
 
-from dagster_leasehold.assets.partitions import PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.partitions import EARLIER_PROCESS_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
+
+_OF = " of run "
 
 
 def process_note() -> str:
@@ -25,7 +27,21 @@ def process_note() -> str:
 
 def tag_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> None:
     """Note on a run the stream that it works on and the process that carries it out."""
-    instance.add_run_tags(run, {STREAM_TAG: stream.name, PROCESS_TAG: process_note()})
+    instance.add_run_tags(
+        run, {STREAM_TAG: stream.name, PROCESS_TAG: f"{process_note()}{_OF}{run}"}
+    )
+
+
+def noted_process(run: dg.DagsterRun) -> str:
+    """Return the process that a run has noted; empty if it has not begun.
+
+    1. A run dies, and is executed again, by a person or by Dagster.
+    2. The new run has all tags of the old one, its process included, which is gone.
+    3. The janitor looks before it has noted its own: failed for that, it would never begin.
+    """
+    noted = run.tags.get(PROCESS_TAG) or run.tags.get(EARLIER_PROCESS_TAG, "")
+    note, _, of = noted.partition(_OF)
+    return note if of in ("", run.run_id) else ""
 
 
 def process_gone(note: str) -> bool:
@@ -50,4 +66,4 @@ def rewriter_ended(instance: dg.DagsterInstance, run: str) -> bool:
     stored = instance.get_run_by_id(run)
     if stored is None:
         return False
-    return process_gone(stored.tags.get(PROCESS_TAG, "")) or run in ended_runs(instance, [run])
+    return process_gone(noted_process(stored)) or run in ended_runs(instance, [run])

@@ -11,6 +11,7 @@ from dagster import DagsterRun, DagsterRunStatus
 
 from dagster_leasehold.assets import partitions as names
 from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, STOP_TAG
+from dagster_leasehold.assets.run_process import noted_process
 from dagster_leasehold.assets.shard_replay import is_replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -74,7 +75,7 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
             continue
         config = _consume_config(run, stream)
         started = run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
-        process = run.tags.get(names.PROCESS_TAG, "")
+        process = noted_process(run)
         active.append(
             ActiveRun(
                 run.run_id,

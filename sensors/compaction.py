@@ -13,7 +13,7 @@ from dagster_leasehold.assets.compact_job import CompactConfig
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.rewriting.continued_compaction import old_until
 from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, finished, keepers
-from dagster_leasehold.assets.run_process import process_gone, rewriter_ended
+from dagster_leasehold.assets.run_process import noted_process, process_gone, rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -142,7 +142,7 @@ class CompactionRounds:
         )
         nodes: set[str | None] = set()
         for run in instance.get_runs(compacting, limit=RUNS_READ_MAX):
-            if process_gone(run.tags.get(partitions.PROCESS_TAG, "")):
+            if process_gone(noted_process(run)):
                 instance.report_run_failed(run, PROCESS_ENDED)
             else:
                 nodes.add(run.tags.get(partitions.NODE_TAG))

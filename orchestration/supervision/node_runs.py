@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
-from dagster_leasehold.assets.run_process import process_gone
+from dagster_leasehold.assets.partitions import NODE_TAG
+from dagster_leasehold.assets.run_process import noted_process, process_gone
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
@@ -29,7 +29,7 @@ class NodeRuns:
         from dagster import DagsterRunStatus
 
         for run in self._with(DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
-            if process_gone(run.tags.get(PROCESS_TAG, "")):
+            if process_gone(noted_process(run)):
                 self._instance.report_run_failed(run, PROCESS_ENDED)
                 say(f"Run {run.run_id} failed: its process is gone.")
 

@@ -6,9 +6,18 @@ import sys
 import dagster as dg
 import psutil
 import pytest
+from dagster._core.storage.tags import TagType, get_tag_type
 
 from dagster_leasehold.assets import run_process
-from dagster_leasehold.assets.run_process import ended_runs, process_gone, process_note
+from dagster_leasehold.assets.partitions import PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.run_process import (
+    ended_runs,
+    noted_process,
+    process_gone,
+    process_note,
+    tag_run,
+)
+from tests.unit.sensors.streams import scripted_stream
 
 
 def test_this_process_is_there():
@@ -77,3 +86,29 @@ def test_a_run_has_ended_when_it_is_final_or_unknown():
         asked = {run.run_id for run in runs.values()} | {"never-heard-of"}
         assert ended_runs(instance, asked) == asked - {runs[dg.DagsterRunStatus.STARTED].run_id}
         assert ended_runs(instance, []) == set()
+
+
+def test_a_run_notes_its_process_where_dagsters_pages_do_not_show_it():
+    stream, _ = scripted_stream()
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.add_run(dg.DagsterRun(job_name="job"))
+        tag_run(instance, run.run_id, stream)
+        noted = instance.get_run_by_id(run.run_id)
+    assert noted is not None
+    assert noted_process(noted) == process_note()
+    assert [tag for tag in noted.tags if get_tag_type(tag) is not TagType.HIDDEN] == [STREAM_TAG]
+
+
+def test_a_run_of_the_version_before_is_known_by_its_process():
+    run = dg.DagsterRun(job_name="job", tags={"leasehold/process": process_note()})
+    assert noted_process(run) == process_note()
+
+
+def test_a_run_that_is_executed_again_is_not_taken_for_the_one_that_died():
+    """Dagster copies the tags of the dead run, with a process that is gone."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        dead = instance.add_run(dg.DagsterRun(job_name="job"))
+        tag_run(instance, dead.run_id, scripted_stream()[0])
+        tags = getattr(instance.get_run_by_id(dead.run_id), "tags", {})
+    assert noted_process(dg.DagsterRun(job_name="job", tags=tags)) == ""
+    assert PROCESS_TAG in tags
