@@ -12,6 +12,8 @@ import duckdb
 import polars as pl
 from pyiceberg.table import StaticTable
 
+from tests.object_store import PORT
+
 
 @cache
 def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
@@ -23,6 +25,14 @@ def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
         (extension,) = folder.rglob("*.duckdb_extension")
         connection.execute(f"LOAD '{extension}'")
     return connection
+
+
+def let_duckdb_into_the_store() -> None:
+    """Tell DuckDB where the tests' object store is, and how to log in."""
+    duckdb_with_iceberg().execute(
+        f"CREATE OR REPLACE SECRET store (TYPE s3, KEY_ID 'test', SECRET 'test', "
+        f"ENDPOINT '127.0.0.1:{PORT}', URL_STYLE 'path', USE_SSL false, REGION 'us-east-1')"
+    )
 
 
 def duckdb_query(metadata: str, select: str, where: str = "true") -> list[tuple[Any, ...]]:

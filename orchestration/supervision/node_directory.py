@@ -1,4 +1,4 @@
-"""The address of each node's code server, in Dagster's own storage: one entry a node.
+"""The address of each node's code server, and its Dagster home, in Dagster's own storage.
 
 Agents publish, launchers look up. An entry does not say that a node lives: its lease does.
 """
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
 _PREFIX = "leasehold/node/"
+# An entry of its own: a launcher of an earlier version reads the address as it always was.
+_HOME_PREFIX = "leasehold/node-home/"
 ANSWER_TIMEOUT_S = 3.0
 PORT_MAX = 65535
 
@@ -43,9 +45,10 @@ class Endpoint:
 
 
 def publish(instance: DagsterInstance, node: str, endpoint: Endpoint) -> None:
-    """Let launchers find a node's code server."""
+    """Let launchers find a node's code server, and the home that `instance` has on its host."""
     entry = json.dumps(asdict(endpoint))
-    instance.daemon_cursor_storage.set_cursor_values({_PREFIX + node: entry})
+    entries = {_PREFIX + node: entry, _HOME_PREFIX + node: instance.root_directory}
+    instance.daemon_cursor_storage.set_cursor_values(entries)
 
 
 def withdraw(instance: DagsterInstance, node: str) -> None:
@@ -62,13 +65,18 @@ def find(instance: DagsterInstance, node: str) -> Endpoint | None:
         return None
 
 
+def home_of(instance: DagsterInstance, node: str) -> str | None:
+    """Return the folder of Dagster's own files on a node's host; None if no agent published it."""
+    return _entry(instance, node, _HOME_PREFIX)
+
+
 def withdrawn(instance: DagsterInstance, node: str) -> bool:
     """Return True if the node had an agent that has left."""
     return _entry(instance, node) == ""
 
 
-def _entry(instance: DagsterInstance, node: str) -> str | None:
-    key = _PREFIX + node
+def _entry(instance: DagsterInstance, node: str, prefix: str = _PREFIX) -> str | None:
+    key = prefix + node
     return instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from dagster import DagsterRun, DefaultRunLauncher
+import yaml
+from dagster import DagsterInstance, DagsterRun, DefaultRunLauncher
 from dagster._core.errors import DagsterLaunchFailedError
+from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher.base import LaunchRunContext
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._grpc.client import DagsterGrpcClient
+from dagster._serdes import ConfigurableClassData
 
 from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG
@@ -19,6 +23,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.supervision.node_directory import (
     Endpoint,
     find,
+    home_of,
     server_id,
     withdrawn,
 )
@@ -67,7 +72,8 @@ class NodeRunLauncher(DefaultRunLauncher):
                 "agent."
             )
         client = DagsterGrpcClient(host=endpoint.host, port=endpoint.port)
-        self.launch_run_from_grpc_client(self._instance, run, client)
+        there = _InstanceOfNode(self._instance, home_of(self._instance, cast("str", node)))
+        self.launch_run_from_grpc_client(cast("DagsterInstance", there), run, client)
 
     def terminate(self, run_id: str) -> bool:
         """Terminate a run; return False at once if the run's server does not answer."""
@@ -120,6 +126,45 @@ class NodeRunLauncher(DefaultRunLauncher):
 
             self._store = open_store(load_settings().store_url)
         return self._store
+
+
+class _InstanceOfNode:
+    """Dagster's instance as a run on a node is told of it: with the home of the node's host.
+
+    Told of the daemon's, the run would keep its output below a path that its host may not have.
+    """
+
+    def __init__(self, instance: DagsterInstance, home: str | None) -> None:
+        self.add_run_tags = instance.add_run_tags
+        self._instance = instance
+        self._home = home
+
+    def get_ref(self) -> InstanceRef:
+        """Return how the run finds its instance."""
+        ref = self._instance.get_ref()
+        return in_home(ref, self._home) if self._home else ref
+
+
+def in_home(ref: InstanceRef, home: str) -> InstanceRef:
+    """Return an instance's reference with another home's folders for what is no storage."""
+    own = Path(_base_dir(ref.local_artifact_storage_data))
+    logs = Path(_base_dir(ref.compute_logs_data) or "/")
+    moved = ref._replace(local_artifact_storage_data=_based(ref.local_artifact_storage_data, home))
+    if not logs.is_relative_to(own):
+        return moved  # somebody chose a place for them
+    logs_there = str(Path(home) / logs.relative_to(own))
+    return moved._replace(compute_logs_data=_based(ref.compute_logs_data, logs_there))
+
+
+def _base_dir(data: ConfigurableClassData) -> str:
+    """Return a part's folder; empty where it has none, or the run's own environment names it."""
+    folder = (yaml.safe_load(data.config_yaml) or {}).get("base_dir")
+    return folder if isinstance(folder, str) else ""
+
+
+def _based(data: ConfigurableClassData, folder: str) -> ConfigurableClassData:
+    config = {**yaml.safe_load(data.config_yaml), "base_dir": folder}
+    return data._replace(config_yaml=yaml.dump(config))
 
 
 def _reachable(run: DagsterRun) -> bool:

@@ -40,12 +40,14 @@ def environment() -> dict[str, str]:
     }
 
 
-def leasehold(*arguments: object, folder: Path, timeout_s: float = 60.0) -> Finished:
-    """Run a command to its end in a working directory."""
+def leasehold(
+    *arguments: object, folder: Path, timeout_s: float = 60.0, **variables: str
+) -> Finished:
+    """Run a command to its end in a working directory, with more environment."""
     done = subprocess.run(
         [*COMMAND, *(str(argument) for argument in arguments)],
         cwd=folder,
-        env=environment(),
+        env=environment() | variables,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -82,14 +84,14 @@ class Running:
 
 
 @contextmanager
-def running(*arguments: object, folder: Path) -> Iterator[Running]:
-    """A command at work in a working directory; it is ended with the block."""
+def running(*arguments: object, folder: Path, **variables: str) -> Iterator[Running]:
+    """A command at work in a working directory, with more environment; it ends with the block."""
     output = folder / "output.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
             [*COMMAND, *(str(argument) for argument in arguments)],
             cwd=folder,
-            env=environment(),
+            env=environment() | variables,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

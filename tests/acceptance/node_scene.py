@@ -1,4 +1,7 @@
-"""A log that grows, the nodes that share it, and what a test looks at."""
+"""Hosts that share a database, an object store and Kafka alone, and what a test sees of them.
+
+Each host is a home of its own on this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +22,13 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.instance import INSTANCE_FILE, production_text
+from dagster_leasehold.orchestration.mariadb_access import Access
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
-from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.kafka_broker import KafkaBroker, Partition
+from tests.kafka_wire import Stored
+from tests.table_engines import duckdb_query, let_duckdb_into_the_store
 
 STREAM = "demo"
 KEY = GroupKey.parse("default", STREAM)
@@ -30,22 +37,44 @@ TIMEOUT_S = 30.0
 TICK_S = 5.0
 BEFORE = 5
 """Records in every shard before the first node starts."""
+AT_MS = 1_700_000_000_000
+SETTINGS = """
+output = "{output}"
+lease_timeout_s = {timeout_s}
+
+[[streams]]
+name = "{stream}"
+source = "kafka"
+batch_records_max = 50
+run_budget_s = 20
+commit_interval_s = 0.5
+idle_limit_s = 2
+
+[streams.options]
+bootstrap_servers = "{broker}"
+"""
 
 
-def make_home(home: Path) -> LocalLog:
-    """A log with a few records, and settings of small batches."""
+def make_home(home: Path, output: str, broker: str) -> None:
+    """Make a host's home: what it consumes, in small batches, and where output goes."""
     home.mkdir()
-    (home / "leasehold.toml").write_text(
-        f"lease_timeout_s = {TIMEOUT_S}\n"
-        # One Spark server for all nodes of this machine, those started by hand as well.
-        f"spark_state = {json.dumps(str(home / 'spark'))}\n\n"
-        f'[[streams]]\nname = "{STREAM}"\nbatch_records_max = 50\nrun_budget_s = 20\n'
-        "commit_interval_s = 0.5\nidle_limit_s = 2\n"
-    )
-    log = LocalLog.create(home / "logs" / STREAM, SHARDS)
-    for row in log.list_shards():
-        log.append(row.shard, [value(row.shard, number) for number in range(BEFORE)])
-    return log
+    text = SETTINGS.format(output=output, timeout_s=TIMEOUT_S, stream=STREAM, broker=broker)
+    (home / "leasehold.toml").write_text(text)
+
+
+def join_dagster(home: Path) -> None:
+    """Write the file that an agent needs, as the guide for many hosts says."""
+    folder = Settings(home=home).dagster_home
+    folder.mkdir()
+    (folder / INSTANCE_FILE).write_text(production_text())
+
+
+def variables_of_servers(home: Path) -> dict[str, str]:
+    """The variables by which other hosts reach the lease store and Dagster's storage of a home."""
+    access = Access.of(home)
+    assert access is not None, "the home has a MariaDB"
+    url = access.store_url.get_secret_value()
+    return {"LEASEHOLD_DATABASE_URL": url, **access.dagster_variables}
 
 
 def value(shard: str, number: int) -> bytes:
@@ -53,13 +82,16 @@ def value(shard: str, number: int) -> bytes:
 
 
 class Writer:
-    """Appends a record to each shard about once a second, until the block ends."""
+    """Appends a record to each partition about once a second, until the block ends."""
 
-    def __init__(self, log: LocalLog) -> None:
-        self._log = log
+    def __init__(self, broker: KafkaBroker) -> None:
+        self._partitions = [Partition() for _ in range(SHARDS)]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._write)
-        self.written = BEFORE
+        self.written = 0
+        for _ in range(BEFORE):
+            self._append()
+        broker.topics[STREAM] = self._partitions
 
     def __enter__(self) -> Writer:
         self._thread.start()
@@ -69,19 +101,33 @@ class Writer:
         self._stopping.set()
         self._thread.join()
 
+    def expected(self) -> list[tuple[str, bytes]]:
+        """All records, by shard and value."""
+        shards = map(str, range(SHARDS))
+        return sorted((shard, value(shard, n)) for shard in shards for n in range(self.written))
+
     def _write(self) -> None:
-        shards = [row.shard for row in self._log.list_shards()]
         while not self._stopping.wait(1.0):
-            for shard in shards:
-                self._log.append(shard, [value(shard, self.written)])
-            self.written += 1
+            self._append()
+
+    def _append(self) -> None:
+        at_ms = AT_MS + self.written
+        for shard, partition in enumerate(self._partitions):
+            partition.append([Stored(0, at_ms, value(str(shard), self.written))])
+        self.written += 1
 
 
 class Watched:
-    """The deployment of a home as its lease store and its Dagster instance show it."""
+    """The deployment as its lease store, its Dagster instance and its table show it.
 
-    def __init__(self, home: Path) -> None:
+    Args:
+        home: of the host of Dagster's daemon.
+        homes: of the host of each node.
+    """
+
+    def __init__(self, home: Path, homes: Mapping[str, Path]) -> None:
         self.home = home
+        self.homes = homes
         self.settings = Settings(home=home)
 
     @cached_property
@@ -109,6 +155,15 @@ class Watched:
     def check_points(self) -> dict[str, int]:
         return {row.shard: int(row.check_point or 0) for row in self.store.snapshot(KEY).shards}
 
+    def published(self) -> list[tuple[str, bytes]]:
+        """All records of the table, by shard and value, as DuckDB reads them from the store."""
+        publication = self.store.publication(KEY)
+        pointer = publication and self.store.table_pointer(publication.table)
+        if not pointer:
+            return []
+        let_duckdb_into_the_store()
+        return sorted(duckdb_query(pointer.location, "shard_id, value"))
+
     def last_entry(self) -> int:
         return self.store.journal(KEY)[-1].sequence
 
@@ -135,8 +190,9 @@ class Watched:
 
     def sessions(self, node: str) -> list[int]:
         """The process numbers of a node's code servers, as its agent noted them."""
+        folder = Settings(home=self.homes[node]).node_folder(node)
         with suppress(OSError, ValueError):
-            state = json.loads((self.settings.node_folder(node) / "agent.json").read_text())
+            state = json.loads((folder / "agent.json").read_text())
             return [int(note.split("|")[1]) for note in state["sessions"]]
         return []
 
@@ -151,6 +207,13 @@ class Watched:
             if note and NODE_TAG in run.tags:
                 with suppress(psutil.Error):
                     yield run.tags[NODE_TAG], psutil.Process(int(note.split("|")[1])).ppid()
+
+    def runs_of(self, node: str) -> set[str]:
+        """The ids of a node's runs."""
+        from dagster import RunsFilter
+
+        with opened_instance(self.settings) as instance:
+            return {run.run_id for run in instance.get_runs(RunsFilter(tags={NODE_TAG: node}))}
 
     def kill_part(self, module: str) -> None:
         """Kill -9 the deployment's own process of a module of Dagster."""
@@ -172,7 +235,7 @@ class Watched:
         agents = {
             process.pid
             for process in psutil.process_iter()
-            if _is_agent(process, node, str(self.home))
+            if _is_agent(process, node, str(self.homes[node]))
         }
         assert sessions, "its agent has noted a code server"
         assert agents, "its agent runs"
@@ -187,3 +250,8 @@ def _is_agent(process: psutil.Process, node: str, home: str) -> bool:
         line = process.cmdline()
         return "node" in line and node in line and home in line
     return False
+
+
+def files_of_runs(home: Path, runs: set[str]) -> list[Path]:
+    """Return what Dagster keeps of runs in a home's folder."""
+    return [path for path in Settings(home=home).dagster_home.rglob("*") if path.name in runs]

@@ -1,17 +1,17 @@
-"""Many nodes on one machine: killed, started again, joined and left while records flow."""
+"""Nodes whose hosts share no folder: killed, started again, joined and left while records flow."""
 
 from __future__ import annotations
 
 import re
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
 from dagster_leasehold.orchestration.supervision.dagster_processes import DAEMON
-from tests.acceptance.leasehold_process import Running, assert_nothing_runs, cat, leasehold, running
+from tests.acceptance.leasehold_process import Running, assert_nothing_runs, leasehold, running
 from tests.acceptance.node_scene import (
     KEY,
     SHARDS,
@@ -19,15 +19,21 @@ from tests.acceptance.node_scene import (
     TIMEOUT_S,
     Watched,
     Writer,
+    files_of_runs,
+    join_dagster,
     make_home,
-    value,
+    variables_of_servers,
 )
+from tests.kafka_broker import KafkaBroker
+from tests.object_store import ENVIRONMENT, new_bucket
 from tests.ports import free_port
 from tests.unit.docs.recorded_output import assert_printed
 
 START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0
 SLOW_MACHINE_S = 30.0
 """The time by which a tick may be late on a machine that has other work."""
+NODES = ("node-a", "node-b", "node-c")
+"""The first one beside Dagster's daemon, on the host of the database."""
 
 pytestmark = [
     pytest.mark.long,
@@ -35,6 +41,49 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(1800),
 ]
+
+
+class Hosts:
+    """The hosts and the commands that run on them.
+
+    Args:
+        folder: of all homes.
+        broker: of the topic.
+        stack: ends the commands.
+    """
+
+    def __init__(self, folder: Path, broker: KafkaBroker, stack: ExitStack) -> None:
+        self._stack = stack
+        self.homes = {node: folder / f"host-of-{node}" for node in NODES}
+        output = f"s3://{new_bucket()}/lake"
+        for home in self.homes.values():
+            make_home(home, output, broker.address)
+        self.first, *self._others = self.homes.values()
+        self.watched = Watched(self.first, self.homes)
+        self._variables = dict(ENVIRONMENT)
+
+    def start_first(self) -> Running:
+        """Start Dagster, the database and the first node; return when the pages answer."""
+        words = ("up", "--nodes", 1, "--home", self.first, "--port", free_port())
+        up = self._stack.enter_context(running(*words, folder=self.first, **self._variables))
+        up.until(lambda: "Open http://" in up.text, START_S)
+        self._variables |= variables_of_servers(self.first)
+        for home in self._others:
+            join_dagster(home)
+        return up
+
+    def start(self, node: str) -> Running:
+        """Start a node on its own host."""
+        home = self.homes[node]
+        words = ("node", "--name", node, "--home", home, "--port", free_port())
+        return self._stack.enter_context(running(*words, folder=home, **self._variables))
+
+    def refusal_of_twin(self, node: str) -> str:
+        """Start another agent of a node on its host; return how it is refused."""
+        home = self.homes[node]
+        twin = leasehold("node", "--name", node, "--home", home, folder=home, **self._variables)
+        assert twin.code == 2
+        return twin.err
 
 
 def wait_until_shared(watched: Watched, command: Running, *names: str) -> None:
@@ -57,50 +106,67 @@ def assert_runs_are_where_their_shards_are(watched: Watched, command: Running) -
         for node, parent in watched.run_parents():
             assert parent in watched.sessions(node), f"a run of {node} is a child of {parent}"
             seen.add(node)
-        return seen >= {"node-a", "node-b", "node-c"}
+        return seen >= set(NODES)
 
     command.until(all_seen, CHANGE_S)
 
 
 def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
-    """Goal: each change of nodes is followed by the others, and each record is committed once."""
-    home = tmp_path / "home"
-    log = make_home(home)
-    watched, writer = Watched(home), Writer(log)
-    started = running("up", "--nodes", 3, "--home", home, "--port", free_port(), folder=tmp_path)
-    with started as up:
+    """Goal: each change of nodes is followed by the others, and each record is in the table once.
+
+    The hosts share the database, the object store and the source, and no folder.
+    """
+    with KafkaBroker() as broker, ExitStack() as stack:
+        writer = Writer(broker)
+        hosts = Hosts(tmp_path, broker, stack)
+        watched = hosts.watched
+        up = hosts.start_first()
         with writer:
-            up.until(lambda: "Open http://" in up.text, START_S)
-            up.until(lambda: watched.shared_by("node-a", "node-b", "node-c"), START_S)
+            wait_until_shared(watched, up, "node-a")
+            hosts.start("node-b")
+            c = hosts.start("node-c")
+            at = watched.last_entry()
+            wait_until_shared(watched, up, *NODES)
+            assert_no_move_was_wasted(watched.kinds_after(at))
             assert_runs_are_where_their_shards_are(watched, up)
-            wait_for_progress(watched, up)
-            kill_what_is_looked_after(home, watched, up)
-            start_and_stop_nodes(home, tmp_path, watched, up)
+            kill_what_is_looked_after(watched, up)
+            b = kill_and_start_again(hosts, up)
+            leave(hosts, up, c)
         everything = {writer.written}
         up.until(lambda: set(watched.check_points().values()) == everything, CHANGE_S)
+        up.until(lambda: len(watched.published()) >= len(writer.expected()), CHANGE_S)
+        assert watched.published() == writer.expected()
+        for node, home in hosts.homes.items():
+            others = set().union(*(watched.runs_of(other) for other in NODES if other != node))
+            assert files_of_runs(home, watched.runs_of(node)), f"of {node}"
+            assert files_of_runs(home, others) == [], "a run keeps its files on its own host"
+            assert not (home / "output").exists()
+        assert b.end(signal.SIGTERM, END_S) == 0, b.text
         assert up.end(signal.SIGINT, END_S) == 0, up.text
-        assert_printed(("up",), up.text, **{".leasehold": str(home)})
-    assert_nothing_runs(home)
-    verified = leasehold("verify", "--home", home, folder=tmp_path)
-    assert verified.code == 0, verified.out
-    by_shard: dict[str, list[bytes]] = {}
-    for record in cat(home):
-        by_shard.setdefault(record.shard, []).append(record.value)
-    shards = [str(number) for number in range(SHARDS)]
-    assert by_shard == {
-        shard: [value(shard, number) for number in range(writer.written)] for shard in shards
-    }
+        assert_printed(("up",), up.text, **{".leasehold": str(hosts.first)})
+        for home in hosts.homes.values():
+            assert_nothing_runs(home)
+        verified = leasehold("verify", "--home", hosts.first, folder=tmp_path, **ENVIRONMENT)
+        assert verified.code == 0, verified.out
 
 
-def kill_what_is_looked_after(home: Path, watched: Watched, up: Running) -> None:
+def assert_no_move_was_wasted(changes: list[str]) -> None:
+    """Two nodes have joined one that had all shards."""
+    assert "edge 4" not in changes, "nothing was taken from anybody"
+    # A code server that did not answer for a while took no runs, and its shards went round.
+    hung = sum(change.startswith("resume") for change in changes)
+    assert changes.count("edge 5") <= SHARDS // 2 + SHARDS // 3 + hung * SHARDS
+
+
+def kill_what_is_looked_after(watched: Watched, up: Running) -> None:
     """A node, the daemon and the web page die at once: all of them come back by themselves."""
-    watched.kill("node-b")
+    watched.kill("node-a")
     for part in (DAEMON, "dagster_webserver"):
         watched.kill_part(part)
-    for name in ("agent of node-b", "Dagster daemon", "webserver"):
+    for name in ("agent of node-a", "Dagster daemon", "webserver"):
         up.until(lambda name=name: re.search(f"{name} ended with code -9", up.text), START_S)
-    up.until(lambda: len(watched.sessions("node-b")) > 0, START_S)
-    wait_until_shared(watched, up, "node-a", "node-b", "node-c")
+    up.until(lambda: len(watched.sessions("node-a")) > 0, START_S)
+    wait_until_shared(watched, up, *NODES)
     address = re.findall(r"Open (http://\S+)", up.text)[0]
 
     def answers() -> bool:
@@ -112,39 +178,32 @@ def kill_what_is_looked_after(home: Path, watched: Watched, up: Running) -> None
     wait_for_progress(watched, up)
 
 
-def start_and_stop_nodes(home: Path, folder: Path, watched: Watched, up: Running) -> None:
-    """Two nodes join; one leaves by transfer, the other is killed, and is missed after T."""
+def kill_and_start_again(hosts: Hosts, up: Running) -> Running:
+    """A host dies, is missed after T, and comes back."""
+    watched = hosts.watched
     at = watched.last_entry()
-    commands = {
-        name: ("node", "--name", name, "--home", home, "--port", free_port())
-        for name in ("node-d", "node-e")
-    }
-    for name in commands:
-        (folder / name).mkdir()
-    with (
-        running(*commands["node-d"], folder=folder / "node-d") as d,
-        running(*commands["node-e"], folder=folder / "node-e"),
-    ):
-        wait_until_shared(watched, up, "node-a", "node-b", "node-c", "node-d", "node-e")
-        changes = watched.kinds_after(at)
-        assert "edge 4" not in changes, "nothing was taken from anybody"
-        # A code server that did not answer for a while took no runs, and its shards went round.
-        hung = sum(change.startswith("resume") for change in changes)
-        moves_max = SHARDS // 4 + SHARDS // 5 + hung * SHARDS
-        assert changes.count("edge 5") <= moves_max, "and no move was wasted"
-        twin = leasehold(*commands["node-d"], folder=folder)
-        assert twin.code == 2
-        assert twin.err.startswith("Another `leasehold node` answers to node 'node-d'")
-        wait_for_progress(watched, up)
-        assert d.end(signal.SIGTERM, END_S) == 0, d.text
-        assert f"Node node-d left group {KEY} and freed" in d.text
-        assert_printed(("node",), d.text, **{"node-a": "node-d"})
-        wait_until_shared(watched, up, "node-a", "node-b", "node-c", "node-e")
-        assert [change for change in watched.kinds_after(at) if change.startswith("evict")] == []
-        watched.kill("node-e")
-        wait_until_shared(watched, up, "node-a", "node-b", "node-c")
-    assert watched.silence_of("node-e") < TIMEOUT_S + 2 * TICK_S + SLOW_MACHINE_S
+    watched.kill("node-b")
+    wait_until_shared(watched, up, "node-a", "node-c")
+    assert watched.silence_of("node-b") < TIMEOUT_S + 2 * TICK_S + SLOW_MACHINE_S
+    evictions = [change for change in watched.kinds_after(at) if change.startswith("evict")]
+    assert evictions == ["evict node-b"]
+    again = hosts.start("node-b")
+    wait_until_shared(watched, up, *NODES)
+    wait_for_progress(watched, up)
+    return again
+
+
+def leave(hosts: Hosts, up: Running, node: Running) -> None:
+    """A node leaves by transfer; a second one of its name was refused."""
+    watched = hosts.watched
+    at = watched.last_entry()
+    refused = hosts.refusal_of_twin("node-c")
+    assert refused.startswith("Another `leasehold node` answers to node 'node-c'")
+    assert node.end(signal.SIGTERM, END_S) == 0, node.text
+    assert f"Node node-c left group {KEY} and freed" in node.text
+    assert_printed(("node",), node.text, **{"node-a": "node-c"})
+    wait_until_shared(watched, up, "node-a", "node-b")
     changes = watched.kinds_after(at)
-    assert "leave node-d" in changes
-    assert [change for change in changes if change.startswith("evict")] == ["evict node-e"]
+    assert "leave node-c" in changes
+    assert [change for change in changes if change.startswith("evict")] == []
     wait_for_progress(watched, up)

@@ -15,8 +15,8 @@ from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
-from tests.object_store import ENVIRONMENT, PORT, StoreClock, new_bucket, store_clock
-from tests.table_engines import duckdb_with_iceberg
+from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, store_clock
+from tests.table_engines import let_duckdb_into_the_store
 from tests.unit.assets.consumption_world import World
 from tests.unit.assets.output.table.publishing_world import Publishing
 
@@ -33,10 +33,7 @@ PYICEBERG = {
 def clock(monkeypatch: pytest.MonkeyPatch) -> Generator[StoreClock]:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    duckdb_with_iceberg().execute(
-        f"CREATE OR REPLACE SECRET store (TYPE s3, KEY_ID 'test', SECRET 'test', "
-        f"ENDPOINT '127.0.0.1:{PORT}', URL_STYLE 'path', USE_SSL false, REGION 'us-east-1')"
-    )
+    let_duckdb_into_the_store()
     with store_clock() as clock:
         yield clock
 

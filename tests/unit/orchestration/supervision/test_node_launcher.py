@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster import DefaultRunLauncher
 from dagster._core.errors import DagsterLaunchFailedError
+from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher.base import LaunchRunContext
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
@@ -47,6 +49,7 @@ class Scene:
         patch.setattr(node_launcher, "server_id", lambda _: "id" if self.answers else None)
 
     def _launch(self, instance: Any, run: dg.DagsterRun, client: Any) -> None:
+        self.told = instance
         self.launched.append(f"{client.host}:{client.port}")
 
     def launch(self, run: dg.DagsterRun) -> list[str]:
@@ -83,6 +86,28 @@ def materialization(stream: str = "orders", shard: str = "0") -> dg.DagsterRun:
 def test_a_run_goes_to_the_node_of_its_tag(scene: Scene) -> None:
     publish(scene.instance, "b", AT)
     assert scene.launch(tagged()) == [str(AT)]
+
+
+@pytest.mark.parametrize("logs", [None, "/var/log/compute"])
+def test_a_run_keeps_its_files_in_the_home_of_its_nodes_host(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logs: str | None
+) -> None:
+    """Goal: no host needs the daemon's folder; a place that somebody chose for logs stays."""
+    daemon, host = tmp_path / "daemon", tmp_path / "host"
+    daemon.mkdir()
+    chosen = {"base_dir": logs} if logs else {}
+    local = "dagster._core.storage.local_compute_log_manager"
+    section = {"module": local, "class": "LocalComputeLogManager", "config": chosen}
+    ref = InstanceRef.from_dir(str(daemon), overrides={"compute_logs": section} if logs else {})
+    monkeypatch.setattr(scene.instance, "get_ref", lambda: ref)
+    with monkeypatch.context() as agent:
+        agent.setattr(dg.DagsterInstance, "root_directory", str(host))
+        publish(scene.instance, "b", AT)
+    scene.launch(tagged())
+    told = scene.told.get_ref()
+    assert told.local_artifact_storage.base_dir == str(host)
+    assert told.compute_log_manager._base_dir == (logs or str(host / "storage"))
+    assert told.storage_data == ref.storage_data
 
 
 def test_a_run_of_a_node_without_an_agent_goes_where_dagster_would_run_it(scene: Scene) -> None:
