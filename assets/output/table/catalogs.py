@@ -147,8 +147,9 @@ class LeaseDatabaseCatalog(TableCatalog):
             left = {entry.metadata_file for entry in metadata.metadata_log}
             old = (entry.metadata_file for entry in table.metadata.metadata_log)
             self._remove(each for each in old if each not in left)
-        else:
-            # Nothing names what was staged: the transaction did not happen.
+        elif not isinstance(outcome, TurnOver):
+            # Nothing names what was staged: the transaction did not happen. With the turn over it
+            # may have, and its reply be lost, longer ago than the store remembers publications.
             self._remove([at, *staging.written])
         return outcome
 

@@ -8,11 +8,17 @@ turn to publish alone:
 2. Whoever removes orphans has taken the turn, with a higher epoch.
 3. A wakes up and commits: its epoch is over. Without the turn, the table would now name files that
    are gone.
+
+Who removes may be frozen as well, between any two of its steps, while others publish for days:
+
+1. It lists the old files, then looks at the table, then whether the turn is still its own.
+2. It was at that third look: all that others staged came later, and is not in the list.
+3. It was not: it removes nothing. Its look at the table may be older than the listed files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -25,30 +31,25 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile
 
 
-def remove_orphans(
-    place: OutputPlace, io: PlaceIO, table: OpenTable, *, older_than: timedelta
-) -> int:
-    """Remove files of metadata that nothing names, and return their number.
-
-    The caller has the turn to publish. Ages are taken by the clock of what holds the files.
+def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
+    """Return the files of metadata of an age, by the clock of what holds them.
 
     Raises:
         OSError: the files cannot be listed.
     """
     before_ns = place.now_ns() - int(older_than.total_seconds() * 1e9)
-    old = [
+    return [
         entry.path
         for entry in place.entries(METADATA_FOLDER)
         if not entry.folder and entry.modified_ns < before_ns
     ]
-    if not old:
-        return 0
+
+
+def unnamed(io: PlaceIO, table: OpenTable, files: Collection[str]) -> list[str]:
+    """Return those of these files of metadata that the table does not name."""
     root = f"{table.metadata.location}/"
     named = {location.removeprefix(root) for location in _metadata_files(io, table)}
-    orphans = [path for path in old if path not in named]
-    for path in orphans:
-        (place / path).remove(missing_ok=True)
-    return len(orphans)
+    return [path for path in files if path not in named]
 
 
 def data_files(io: PlaceIO, table: OpenTable) -> set[str]:

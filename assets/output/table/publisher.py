@@ -24,7 +24,7 @@ from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, Open
 from dagster_leasehold.assets.output.table.columns import Column
 from dagster_leasehold.assets.output.table.data_files import FileForm
 from dagster_leasehold.assets.output.table.footers import described
-from dagster_leasehold.assets.output.table.maintenance import current_files, remove_orphans
+from dagster_leasehold.assets.output.table.maintenance import current_files, old_metadata, unnamed
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publication import (
     PublicationPlan,
@@ -221,17 +221,24 @@ class Publisher:
     def remove_orphans(self, turn: PublishTurn, *, older_than: timedelta) -> int:
         """Remove files of metadata that nothing names; return their number.
 
-        Having the turn is what keeps files from being removed that are staged under another one.
+        None goes without the turn, nor while a request may be under way to another catalog: what
+        that names is in the table once it arrives.
 
         Raises:
             TableUnavailable: the catalog does not answer.
-            OSError: the files cannot be listed.
+            OSError: the files cannot be listed or removed.
+            StoreError: the lease store does not answer.
         """
-        assert turn.key == self._key
-        table = self._catalog.find(self._name)
-        if table is None:
+        # In this order: see `table.maintenance`.
+        old = old_metadata(self._place, older_than)
+        table = self._catalog.find(self._name) if old else None
+        orphans = unnamed(self._io, table, old) if table else ()
+        publication = self._store.publication(self._key)
+        if publication is None or publication.epoch != turn.epoch or publication.recorded:
             return 0
-        return remove_orphans(self._place, self._io, table, older_than=older_than)
+        for path in orphans:
+            (self._place / path).remove(missing_ok=True)
+        return len(orphans)
 
     def _report(self, plan: PublicationPlan, outcome: object, *, more: bool) -> PublishReport:
         if isinstance(outcome, Settled):

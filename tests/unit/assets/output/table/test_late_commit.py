@@ -22,13 +22,18 @@ class Scene(Publishing):
         return catalog.load_table("leasehold.orders").metadata_location
 
 
+def lake(folder: Path) -> CatalogSettings:
+    """A catalog of its own, in a file."""
+    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": "none"}
+    return CatalogSettings("lake", properties)
+
+
 @pytest.mark.parametrize("moment", ["publication", "unpublished", "record_publication"])
 def test_a_request_that_arrives_at_any_moment_is_published_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """1. A request is on its way. 2. The next publisher looks for it. 3. It arrives."""
-    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "none"}
-    scene = Scene(tmp_path, catalog=CatalogSettings("lake", properties))
+    scene = Scene(tmp_path, catalog=lake(tmp_path))
     scene.world.consume()
     commit, late = SqlCatalog.commit_table, list[tuple[Any, ...]]()
 

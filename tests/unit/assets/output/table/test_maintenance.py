@@ -1,0 +1,141 @@
+"""Files of metadata that are removed: never one that the table names, now or later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
+from dagster_leasehold.assets.places.local_place import LocalPlace
+from dagster_leasehold.assets.table_settings import TableSettings
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.outcomes import Settled
+from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.rules import publishing
+from tests.table_engines import pyiceberg_rows
+from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
+from tests.unit.assets.output.table.test_late_commit import Scene, lake
+
+HOUR = timedelta(hours=1)
+
+
+def age(scene: Publishing) -> None:
+    """Let two hours pass over all metadata."""
+    for path in (scene.world.output / METADATA_FOLDER).iterdir():
+        seconds = path.stat().st_mtime - 7200
+        os.utime(path, (seconds, seconds))
+
+
+def turn_of(scene: Publishing, node: NodeName) -> PublishTurn:
+    turn = scene.turn(node)
+    assert isinstance(turn, PublishTurn)
+    return turn
+
+
+def evict_other(scene: Publishing) -> None:
+    node = next(each for each in scene.nodes() if each.name == OTHER)
+    key, reason = scene.world.key, "it is frozen"
+    scene.world.store.evict(key, OTHER, node.lease_id, observer="test", reason=reason)
+
+
+def consume_and_publish(scene: Publishing, run: str) -> None:
+    scene.world.append(scene.world.ids[0], 2)
+    scene.world.consume(run)
+    scene.publish(NODE)
+
+
+@pytest.mark.parametrize("moment", ["now_ns", "entries", "find", "publication"])
+def test_a_remover_that_was_frozen_leaves_what_others_published_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """1. It looks at the table. 2. Another node publishes. 3. An hour later it goes on."""
+    scene = Publishing(tmp_path, TableSettings(snapshots_kept=2))
+    for number in range(3):
+        consume_and_publish(scene, f"run-{number}")
+    age(scene)
+    turn, remover = turn_of(scene, OTHER), scene.publisher()
+    owner: Any = {"find": remover._catalog, "publication": scene.store}.get(moment, LocalPlace)
+    verb: Callable[..., Any] = getattr(owner, moment)
+
+    def freezing(*arguments: Any, **options: Any) -> Any:
+        result = verb(*arguments, **options)
+        monkeypatch.setattr(owner, moment, verb)
+        evict_other(scene)
+        consume_and_publish(scene, "run-3")
+        consume_and_publish(scene, "run-4")
+        age(scene)
+        return result
+
+    monkeypatch.setattr(owner, moment, freezing)
+    remover.remove_orphans(turn, older_than=HOUR)
+    assert scene.published() == scene.committed()
+
+
+def test_what_a_request_on_its_way_names_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A request is sent, and its reply is lost. 2. Orphans are removed. 3. It arrives."""
+    scene = Scene(tmp_path, catalog=lake(tmp_path))
+    scene.world.consume()
+    scene.publish()
+    scene.world.append(scene.world.ids[0], 2)
+    scene.world.consume("run-2")
+    commit, late = SqlCatalog.commit_table, list[tuple[Any, ...]]()
+
+    def delayed(*arguments: Any) -> None:
+        late.append(arguments)
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlCatalog, "commit_table", delayed)
+        with pytest.raises(TableUnavailable):
+            scene.publish()
+    age(scene)
+    scene.publisher().remove_orphans(turn_of(scene, NODE), older_than=HOUR)
+    commit(*late.pop())
+    assert scene.published() == scene.committed()
+
+
+def test_a_publisher_whose_reply_was_lost_removes_nothing_that_the_table_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. It commits, the reply is lost, and it is frozen. 2. Others publish until its publication
+    is none of the newest. 3. It asks what became of it, and hears that its turn is over.
+    """
+    monkeypatch.setattr(publishing, "RECENT_PUBLICATIONS", 1)
+    scene = Publishing(tmp_path)
+    scene.world.consume()
+    frozen, turn, commit = scene.publisher(), turn_of(scene, OTHER), scene.store.commit_publication
+
+    def losing(*arguments: Any) -> Any:
+        assert isinstance(commit(*arguments), Settled)
+        monkeypatch.setattr(scene.store, "commit_publication", commit)
+        evict_other(scene)
+        for number in range(2):
+            consume_and_publish(scene, f"run-{number}")
+        return commit(*arguments)
+
+    monkeypatch.setattr(scene.store, "commit_publication", losing)
+    assert frozen.publish(turn).explanation == "Another node has taken over."
+    # Not by DuckDB, which ends the process where a file is missing.
+    values = sorted(row["value"] for row in pyiceberg_rows(scene.metadata_at()))
+    assert values == scene.committed()
+
+
+def test_orphans_go(tmp_path: Path) -> None:
+    scene = Publishing(tmp_path, TableSettings(snapshots_kept=2))
+    for number in range(4):
+        consume_and_publish(scene, f"run-{number}")
+    turn, remover = turn_of(scene, OTHER), scene.publisher()
+    assert remover.remove_orphans(turn, older_than=HOUR) == 0, "they are young"
+    age(scene)
+    assert remover.remove_orphans(turn, older_than=HOUR) > 0
+    assert remover.remove_orphans(turn, older_than=HOUR) == 0
+    assert scene.published() == scene.committed()
