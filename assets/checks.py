@@ -52,7 +52,7 @@ def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
     """Return the checks of a stream's asset, with one result per partition."""
     described = {
         NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
-        LAG: f"At most {stream.lag_max} records of the shard are unread, and it is known how many.",
+        LAG: f"At most {_limits(stream)} unread in the shard, and that is known.",
         QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
     }
     partitions = shard_partitions(stream)
@@ -69,7 +69,12 @@ def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
 
 
 def check_shard(
-    stream: ShardStream, committed: CommittedRange | None, *, gaps: Sequence[Gap], lag: int | None
+    stream: ShardStream,
+    committed: CommittedRange | None,
+    *,
+    gaps: Sequence[Gap],
+    lag: int | None,
+    lag_seconds: float | None = None,
 ) -> list[ShardCheck]:
     """Return the outcomes of all checks of one shard after a run.
 
@@ -78,8 +83,9 @@ def check_shard(
         committed: the range that the run committed to the shard, or None.
         gaps: the shard's gaps that nobody has acknowledged.
         lag: the shard's unread records, or None where the source cannot tell.
+        lag_seconds: the age of the oldest of them, or None likewise.
     """
-    return [_no_gap(committed, gaps), _lag(stream, lag), _quarantine_rate(committed)]
+    return [_no_gap(committed, gaps), _lag(stream, lag, lag_seconds), _quarantine_rate(committed)]
 
 
 def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck:
@@ -98,18 +104,30 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
     return ShardCheck(NO_GAP, passed, description, {"gaps": len(gaps)}, blocking=True)
 
 
-def _lag(stream: ShardStream, lag: int | None) -> ShardCheck:
-    if lag is None:
+def _limits(stream: ShardStream) -> str:
+    records = f"{stream.lag_max} records"
+    return records if stream.lag_max_s is None else f"{records}, none for {stream.lag_max_s:g} s,"
+
+
+def _lag(stream: ShardStream, lag: int | None, seconds: float | None) -> ShardCheck:
+    judged = lag if stream.lag_max_s is None else seconds
+    metadata: dict[str, Any] = {"lag_known": judged is not None}
+    metadata |= {} if lag is None else {"lag": lag}
+    metadata |= {} if seconds is None else {"lag_seconds": round(seconds, 3)}
+    if judged is None:
         # A check that passes says that somebody looked: where nobody could, it must not.
         description = (
-            f"It is not known whether more than {stream.lag_max} records are unread: the shard is "
-            "behind its end, and its source does not count records, or the source did not answer. "
-            "See whether the next run catches up."
+            f"It is not known whether more than {_limits(stream)} are unread: the shard is behind "
+            "its end, and its source does not tell, or the source did not answer. See whether the "
+            "next run catches up."
         )
-        return ShardCheck(LAG, False, description, {"lag_known": False})
-    passed = lag <= stream.lag_max
-    description = f"{lag} records are unread; the limit is {stream.lag_max}."
-    return ShardCheck(LAG, passed, description, {"lag": lag, "lag_known": True})
+        return ShardCheck(LAG, False, description, metadata)
+    late = stream.lag_max_s is not None and seconds is not None and seconds > stream.lag_max_s
+    passed = not late and (lag or 0) <= stream.lag_max
+    count = "An unknown number of" if lag is None else str(lag)
+    age = "" if not seconds else f", the oldest for {seconds:.0f} s"
+    description = f"{count} records are unread{age}; the limit is {_limits(stream).rstrip(',')}."
+    return ShardCheck(LAG, passed, description, metadata)
 
 
 def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:

@@ -79,7 +79,7 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
 def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -> dict[str, Any]:
     """Return the metadata of the asset; numbers stay numbers, so that they plot."""
     snapshot = store.snapshot(stream.key)
-    lags, _ = lags_of(stream.source, snapshot.shards)
+    lags = lags_of(stream.source, snapshot.shards).records
     holdings = recent_holdings(store, snapshot, now)
     points = recent_growth(store, stream.key)
     counted = [lag for lag in lags.values() if lag is not None]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -18,7 +19,8 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.table_metadata import agreed_schema
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.lag import lags_of
+from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.shard_sources.lag import lags_of, unread_times
 
 FROM, TO, QUARANTINED = "from", "to", "quarantined"
 
@@ -37,6 +39,7 @@ class ReplayedPartitions:
     deployment: Deployment
     reports: Mapping[ShardId, ReplayReport]
     seconds: float
+    now: Callable[[], datetime] = utc_now
 
     def failure(self) -> str:
         """Return a sentence for each shard that kept its old output, or an empty text."""
@@ -66,8 +69,10 @@ class ReplayedPartitions:
         store, key = self.deployment.store(), self.stream.key
         gaps = store.gaps(key, shard, acknowledged=False)
         own = (lease for lease in store.snapshot(key).shards if lease.shard == shard)
-        lags, _ = lags_of(self.stream.source, own)
-        return check_shard(self.stream, None, gaps=gaps, lag=lags.get(shard))
+        lags = lags_of(self.stream.source, own)
+        ages = lags.seconds(unread_times(self.stream.source, lags.behind), self.now())
+        records, seconds = lags.records.get(shard), ages.get(shard)
+        return check_shard(self.stream, None, gaps=gaps, lag=records, lag_seconds=seconds)
 
 
 def replay_partitions(

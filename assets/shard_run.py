@@ -96,10 +96,8 @@ class ShardRun:
         metadata["stopped"] = report.stopped.value
         if committed and self._mirror_error:
             metadata["mirror_error"] = self._mirror_error
-        if report.lag_before is not None:
-            metadata["lag_before"] = report.lag_before
-        if report.lag_after is not None:
-            metadata["lag_after"] = report.lag_after
+        lags = ("lag_before", "lag_after", "lag_seconds")
+        metadata |= {name: lag for name in lags if (lag := getattr(report, name)) is not None}
         seconds = self._seconds[shard]
         if committed and seconds > 0:
             metadata["records_per_second"] = round(committed.total("records") / seconds, 3)
@@ -113,6 +111,7 @@ class ShardRun:
             committed,
             gaps=self._gaps.get(shard, []),
             lag=report.lag_after if report else 0,
+            lag_seconds=report.lag_seconds if report else 0,
         )
 
     def summary(self) -> str:

@@ -87,6 +87,8 @@ class ShardStream:
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.
+        lag_max_s: the longest time, in seconds, that a record may be unread for the check to pass;
+            None judges by their number alone. Give it where the service does not count records.
         output_days: how old committed output may become before it expires, in days; None keeps it
             for good.
         compact: True to have a sensor merge small files of committed output by itself.
@@ -126,6 +128,7 @@ class ShardStream:
     handoff_limit_s: float = group_rows.HANDOFF_LIMIT_DEFAULT_S
     quarantined_max: int = 1_000
     lag_max: int = 1_000_000
+    lag_max_s: float | None = None
     output_days: float | None = None
     compact: bool = True
     compact_target_bytes: int = COMPACT_TARGET_BYTES

@@ -33,6 +33,7 @@ from dagster_leasehold.shard_sources.source import (
     ShardBounds,
     ShardReader,
     ShardSource,
+    TimedRecords,
     record_schema,
 )
 
@@ -60,6 +61,7 @@ __all__ = [
     "SourceUnavailable",
     "StreamName",
     "StreamPlace",
+    "TimedRecords",
     "UnknownShard",
     "ask",
     "divide_offsets",

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from threading import Lock
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,15 +19,16 @@ from prometheus_client.registry import Collector
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_tail import JournalTail
 from dagster_leasehold.lease_store.ledger_rows import ShardTotals
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import GroupsAndLedger, LeaseStore
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
-from dagster_leasehold.shard_sources.lag import lags_of
+from dagster_leasehold.shard_sources.lag import Lags, UnreadTimes, lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
 
 TAKEOVER_EDGES = frozenset({4, 9})
@@ -64,13 +66,16 @@ class StoreCollector(Collector):
         source: gives the source of a group's stream; None where it is not declared here.
         upkeep: gives the cost of staying in a group, if this deployment noted it.
         clock: monotonic seconds.
+        now: the time at which the age of unread records is counted.
     """
 
     store: Callable[[], LeaseStore]
     source: Callable[[GroupKey], ShardSource | None] = lambda _: None
     upkeep: Callable[[GroupKey], UpkeepReport | None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = utc_now
     _changes: dict[GroupKey, _Changes] = field(default_factory=dict[GroupKey, _Changes])
+    _unread: dict[GroupKey, UnreadTimes] = field(default_factory=dict[GroupKey, UnreadTimes])
     _lock: Lock = field(default_factory=Lock)
 
     def collect(self) -> Iterable[Metric]:
@@ -100,14 +105,9 @@ class StoreCollector(Collector):
             families.gaps.add_metric([*of, "yes" if acknowledged else "no"], count)
         source = self.source(key)
         if source is not None:
-            lags, trouble = lags_of(source, snapshot.shards)
-            some_known = any(lag is not None for lag in lags.values())
-            families.source_up.add_metric(of, 0 if trouble and not some_known else 1)
-            for shard, lag in lags.items():
-                # An alert on a lag that is missing, or not a number, would never fire.
-                families.lag_known.add_metric([*of, shard], int(lag is not None))
-                if lag is not None:
-                    families.lag.add_metric([*of, shard], lag)
+            lags = lags_of(source, snapshot.shards)
+            times = self._unread.setdefault(key, UnreadTimes(self.clock))
+            families.add_lags(of, lags, lags.seconds(times.of(source, lags.behind), self.now()))
         report = self.upkeep(key)
         if report is not None:
             families.add_upkeep(of, report)
@@ -126,6 +126,12 @@ class _Families:
         self.lag = gauge("leasehold_lag_records", "Unread records of a shard", OF_SHARD)
         self.lag_known = gauge(
             "leasehold_lag_known", "1 if the number of unread records is known, else 0", OF_SHARD
+        )
+        self.lag_seconds = gauge(
+            "leasehold_lag_seconds", "Age of the oldest unread record of a shard", OF_SHARD
+        )
+        self.lag_seconds_known = gauge(
+            "leasehold_lag_seconds_known", "1 if that age is known, else 0", OF_SHARD
         )
         self.shards = gauge("leasehold_shards", "Shards by state", (*OF_GROUP, "state"))
         self.watermark = gauge(
@@ -181,6 +187,20 @@ class _Families:
         for lease in leases:
             if lease.watermark is not None:
                 self.watermark.add_metric([*of, lease.shard], lease.watermark.timestamp())
+
+    def add_lags(self, of: list[str], lags: Lags, ages: Mapping[ShardId, float]) -> None:
+        """Add the unread records of shards, and the age of the oldest of them."""
+        some_known = any(lag is not None for lag in lags.records.values())
+        self.source_up.add_metric(of, 0 if lags.trouble and not some_known else 1)
+        for shard, lag in lags.records.items():
+            age = ages.get(shard)
+            # An alert on a lag that is missing, or not a number, would never fire.
+            self.lag_known.add_metric([*of, shard], int(lag is not None))
+            self.lag_seconds_known.add_metric([*of, shard], int(age is not None))
+            if lag is not None:
+                self.lag.add_metric([*of, shard], lag)
+            if age is not None:
+                self.lag_seconds.add_metric([*of, shard], age)
 
     def add_nodes(self, of: list[str], nodes: Sequence[Node], leases: Sequence[ShardLease]) -> None:
         """Add members, beats and held shards of nodes."""

@@ -1,19 +1,106 @@
 """The bounds of many shards, and their lag: what is in the log and not yet committed.
 
-A shard for which the source cannot answer hides none of the others.
+A shard for which the source cannot answer hides none of the others. Lag is for people and alerts:
+no decision follows from its seconds, which are counted by a clock that the caller gives.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceRefused, SourceThrottled
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
+from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for, times_for
+
+LOOK_EVERY_S = 15.0
+"""The time between two looks for the oldest unread record of a shard that is being read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """A look at shards: how many of their records are unread.
+
+    Attributes:
+        records: the unread records of each shard; None where the source cannot tell.
+        behind: the places of the readers of those shards that may have some.
+        trouble: a sentence where the source did not answer; empty otherwise.
+    """
+
+    records: Mapping[ShardId, int | None]
+    behind: Mapping[ShardId, str]
+    trouble: str = ""
+
+    def seconds(self, times: Mapping[ShardId, datetime], now: datetime) -> dict[ShardId, float]:
+        """Return the age of the oldest unread record of each shard, where it is known.
+
+        Args:
+            times: of the records at `behind`.
+            now: the time at which ages are counted; a record from after it has the age 0.
+        """
+        ages = {shard: max(0.0, (now - time).total_seconds()) for shard, time in times.items()}
+        return {shard: 0.0 for shard, count in self.records.items() if count == 0} | ages
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    cursor: str
+    time: datetime | None
+    asked_s: float
+
+    def stale(self, cursor: str) -> bool:
+        return self.time is None or self.cursor != cursor
+
+
+@dataclass(slots=True)
+class UnreadTimes:
+    """The times of the oldest unread records of one group, remembered from look to look.
+
+    A record has one time: nothing is asked of the source while its reader stands still, nor where
+    nothing is unread. A shard whose reader moves is asked for every `LOOK_EVERY_S` at most; until
+    then the former record's time stands, so that its lag is up to that much too long.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    clock: Clock = time.monotonic
+    _seen: dict[ShardId, _Seen] = field(default_factory=dict[ShardId, _Seen])
+
+    def of(self, source: ShardSource, behind: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """Return the times of the records at these cursors; one that is not known is left out."""
+        now_s = self.clock()
+        seen = {shard: self._seen[shard] for shard in behind.keys() & self._seen.keys()}
+        fresh = {
+            shard: cursor
+            for shard, cursor in behind.items()
+            if (last := seen.get(shard)) is None
+            or (last.stale(cursor) and now_s - last.asked_s >= LOOK_EVERY_S)
+        }
+        times = unread_times(source, fresh)
+        seen |= {shard: _Seen(at, times.get(shard), now_s) for shard, at in fresh.items()}
+        self._seen = seen
+        return {shard: last.time for shard, last in seen.items() if last.time is not None}
+
+
+def unread_times(source: ShardSource, behind: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+    """Return the times of the records at these cursors; an error leaves its shard out."""
+    steps = FailingSteps(lambda: 0.0)
+    items = {f"asking for the oldest unread record of shard {shard}": shard for shard in behind}
+    try:
+        answers = steps.attempt_all(
+            items, lambda shards: times_for(source, {shard: behind[shard] for shard in shards})
+        )
+    except LeaseholdError:
+        return {}
+    return {shard: time for answer in answers for shard, time in answer.items()}
 
 
 def bounds_of(
@@ -38,26 +125,29 @@ def bounds_of(
     return {shard: bounds for answer in answers for shard, bounds in answer.items()}
 
 
-def lags_of(
-    source: ShardSource, leases: Iterable[ShardLease]
-) -> tuple[dict[ShardId, int | None], str]:
-    """Return the unread records of each shard, None where the source cannot tell.
+def lags_of(source: ShardSource, leases: Iterable[ShardLease]) -> Lags:
+    """Return the lag of shards at their checkpoints; one that is over has none, and costs nothing.
 
-    A source that does not answer is a sentence beside unknown lags, not an error: lag is for
-    people to look at. A shard that is over has none, and is not asked for.
+    A source that does not answer is a sentence beside unknown lags, not an error.
     """
     rows = list(leases)
-    lags: dict[ShardId, int | None] = {
-        lease.shard: 0 if lease.state is ShardState.OVER else None for lease in rows
-    }
-    read = {row.shard: row.check_point for row in rows if row.state is not ShardState.OVER}
+    over = {lease.shard: 0 for lease in rows if lease.state is ShardState.OVER}
+    lags = lags_at(source, {row.shard: row.check_point for row in rows if row.shard not in over})
+    return replace(lags, records={**lags.records, **over})
+
+
+def lags_at(source: ShardSource, cursors: Mapping[ShardId, str | None]) -> Lags:
+    """Return the lag of shards whose readers stand at these cursors, or have not begun (None)."""
+    lags: dict[ShardId, int | None] = dict.fromkeys(cursors)
     steps = FailingSteps(lambda: 0.0)
     try:
-        bounds = bounds_of(source, read, steps)
+        bounds = bounds_of(source, cursors, steps)
     except LeaseholdError as error:
-        return lags, str(error)
+        return Lags(lags, {}, str(error))
+    places = {shard: cursors[shard] or extent.begin for shard, extent in bounds.items()}
     for shard, extent in bounds.items():
-        cursor = read[shard] or extent.begin
         what = f"counting the unread records of shard {shard}"
-        lags[shard] = steps.attempt(what, partial(source.lag, shard, cursor, extent), None)
-    return lags, "; ".join(steps.notes)
+        count = partial(source.lag, shard, places[shard], extent)
+        lags[shard] = steps.attempt(what, count, None)
+    behind = {shard: place for shard, place in places.items() if lags[shard] != 0}
+    return Lags(lags, behind, "; ".join(steps.notes))

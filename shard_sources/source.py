@@ -179,6 +179,19 @@ class BoundedFromCursors(Protocol):
 
 
 @runtime_checkable
+class TimedRecords(Protocol):
+    """The part of a source that can tell how old an unread record is."""
+
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """The time of the first record at or after each cursor, in as few calls as possible.
+
+        It is the time at which the service took the record; where it keeps only the writer's, that.
+        A shard is left out where there is no such record, or where nobody knows its time.
+        """
+        ...
+
+
+@runtime_checkable
 class DivisibleRanges(Protocol):
     """The part of a source whose ranges can be read in parts, side by side.
 
@@ -203,6 +216,11 @@ def bounds_for(
     begun = {shard: cursor for shard, cursor in cursors.items() if cursor is not None}
     fresh = [shard for shard, cursor in cursors.items() if cursor is None]
     return {**source.bounds(fresh), **source.bounds_after(begun)}
+
+
+def times_for(source: ShardSource, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+    """The times of the records at these cursors; none where the source cannot tell."""
+    return source.times_at(cursors) if cursors and isinstance(source, TimedRecords) else {}
 
 
 def record_schema() -> pa.Schema:

@@ -14,6 +14,7 @@ always let go at a checkpoint. What a stale holder could break, and why it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
 from dagster_leasehold.assets.consuming.batch_planning import BatchPlanning, PlannedBatch
 from dagster_leasehold.assets.consuming.batch_sizes import BatchSizes
@@ -51,6 +52,7 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.times import utc_now
 
 TURN_S = 300.0
 """The time that a run has to catch up where other shards wait for its place, in seconds."""
@@ -78,6 +80,7 @@ class Consumer:
         replaces: for a shard, the run that had it open and is known to have ended.
         bootstrap: for a shard that the node pins, the cursor at which it begins, once.
         follow: the way to wait for more records; None to end once all shards are read.
+        now: the time at which the age of unread records is counted, for people.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Consumer:
         replaces: Mapping[ShardId, str] | None = None,
         bootstrap: Mapping[ShardId, str] | None = None,
         follow: Follow | None = None,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._stream = stream
         self._store = store
@@ -103,6 +107,7 @@ class Consumer:
         self._sweeper = sweeper
         self._heartbeat = heartbeat
         self._clock = clock
+        self._now = now
         self._budget_s = stream.run_budget_s if budget_s is None else budget_s
         self._stop_requested = stop_requested
         self._after_commit = after_commit
@@ -152,7 +157,7 @@ class Consumer:
             failpoints.reach(Failpoint.BEFORE_CLOSE)
             self._open.stop_all(StopReason.INTERRUPTED)
         failpoints.reach(Failpoint.AFTER_CLOSE)
-        return with_lag_after(self._stream.source, self._open.reports)
+        return with_lag_after(self._stream.source, self._open.reports, self._now())
 
     def _step(self, deadline: float) -> None:
         """Make a batch, or wait a moment for one to be due."""

@@ -12,8 +12,8 @@ from typing import Self
 from dagster_leasehold.assets.output.worker_results import earliest, latest
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
-from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
-from dagster_leasehold.shard_sources.source import ShardSource, bounds_for
+from dagster_leasehold.shard_sources.lag import lags_at, unread_times
+from dagster_leasehold.shard_sources.source import ShardSource
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class ConsumptionReport:
         end: the cursor up to which it committed.
         lag_before: unread records when it began, where the source can tell.
         lag_after: unread records when it stopped.
+        lag_seconds: the age of the oldest of them, where the source can tell.
         quarantined: committed records that could not be parsed.
         written: records in committed output.
         error: what went wrong, as one sentence; empty when nothing did.
@@ -68,6 +69,7 @@ class ConsumptionReport:
     end: str | None = None
     lag_before: int | None = None
     lag_after: int | None = None
+    lag_seconds: float | None = None
     first_event_time: datetime | None = None
     last_event_time: datetime | None = None
     quarantined: int = 0
@@ -95,17 +97,16 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def with_lag_after(
-    source: ShardSource, reports: Mapping[ShardId, ConsumptionReport]
+    source: ShardSource, reports: Mapping[ShardId, ConsumptionReport], now: datetime
 ) -> dict[ShardId, ConsumptionReport]:
     """Return the reports with the lag of each shard at its end, where the source tells it."""
     ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
-    results = dict(reports)
-    try:
-        bounds = bounds_for(source, ends) if ends else {}
-        for shard in ends.keys() & bounds.keys():
-            lag = source.lag(shard, ends[shard], bounds[shard])
-            results[shard] = replace(reports[shard], lag_after=lag)
-    except Exception as error:
+    lags = lags_at(source, ends)
+    ages = lags.seconds(unread_times(source, lags.behind), now)
+    if lags.trouble:
         # Lag is for people to look at: a source that is away costs no report.
-        _LOG.warning("The lag of %s is not known: %s", ", ".join(ends), sentence_of(error))
-    return results
+        _LOG.warning("The lag of %s is not known: %s", ", ".join(ends), lags.trouble)
+    return {
+        shard: replace(report, lag_after=lags.records.get(shard), lag_seconds=ages.get(shard))
+        for shard, report in reports.items()
+    }

@@ -36,6 +36,7 @@ from dagster_leasehold.shard_sources.source import (
     ReadRange,
     ShardBounds,
     ShardSource,
+    times_for,
 )
 
 if TYPE_CHECKING:
@@ -212,6 +213,12 @@ class GuardedSource(ShardSource):
     @override
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
         return self._source.lag(shard, cursor, bounds)
+
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """Return the times of the records at these cursors, as far as the source tells them."""
+        return self._guard.call(
+            "the source's times of unread records", lambda: times_for(self._source, cursors)
+        )
 
     @override
     def spark_options(self) -> Mapping[str, str]:

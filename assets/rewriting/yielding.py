@@ -44,7 +44,7 @@ def behind(stream: ShardStream, rows: Iterable[ShardLease]) -> Mapping[ShardId, 
 
     A source that cannot tell, or does not answer, keeps no shard from being compacted.
     """
-    lags, _ = lags_of(stream.source, rows)
+    lags = lags_of(stream.source, rows).records
     return {shard: (lag or 0) > stream.limits.records_max for shard, lag in lags.items()}
 
 

@@ -12,6 +12,7 @@ from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
 from dagster_leasehold.lease_store.rules.node_settings import node_row
 from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
@@ -19,13 +20,13 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import counted, say, show_json, show_table
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
-from dagster_leasehold.shard_sources.lag import lags_of
+from dagster_leasehold.shard_sources.lag import Lags, lags_of, unread_times
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dagster_leasehold.lease_store.group_rows import Node
-    from dagster_leasehold.lease_store.identifiers import GroupKey
+    from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
     from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
     from dagster_leasehold.lease_store.roles.publications import Publications
     from dagster_leasehold.lease_store.shard_rows import ShardLease
@@ -38,8 +39,10 @@ def status(
     target, key = Target.of_group(home, stream, group)
     snapshot = target.store.snapshot(key)
     leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
-    lags, trouble = lags_of(target.stream(key.stream).source, leases)
-    shards = [_shard_row(lease, lags.get(lease.shard)) for lease in leases]
+    source = target.stream(key.stream).source
+    lags = lags_of(source, leases)
+    ages = lags.seconds(unread_times(source, lags.behind), utc_now())
+    shards = [_shard_row(lease, lags, ages) for lease in leases]
     nodes = [_node_row(node, snapshot.shards) for node in snapshot.nodes]
     declared = target.declared(stream)
     refusals = [*not_joined(snapshot, declared, target.settings), *refused_members(snapshot)]
@@ -74,7 +77,7 @@ def status(
         f"Shards of {key}",
         "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents",
         (
-            (*list(shard.values())[:7], str(shard["run"])[:8], ", ".join(lease.parents))
+            (*_shown_values(shard)[:7], str(shard["run"])[:8], ", ".join(lease.parents))
             for shard, lease in zip(shards, leases, strict=True)
         ),
     )
@@ -88,22 +91,33 @@ def status(
         )
     if upkeep is not None:
         _show_upkeep(upkeep)
-    if trouble:
-        say(f"The lag is unknown: {trouble}")
+    if lags.trouble:
+        say(f"The lag is unknown: {lags.trouble}")
 
 
-def _shard_row(lease: ShardLease, lag: int | None) -> dict[str, Any]:
+def _shard_row(lease: ShardLease, lags: Lags, ages: Mapping[ShardId, float]) -> dict[str, Any]:
+    age = ages.get(lease.shard)
     return {
         "shard": lease.shard,
         "state": lease.state,
         "consumer_owner": lease.consumer_owner,
         "next_owner": lease.lease_owner if lease.lease_owner != lease.consumer_owner else None,
         "check_point": lease.check_point,
-        "lag": lag,
+        "lag": lags.records.get(lease.shard),
+        "lag_seconds": None if age is None else round(age, 3),
         "epoch": lease.consumer_epoch,
         "run": lease.consumer_run,
         "parents": lease.parents,
     }
+
+
+def _shown_values(shard: dict[str, Any]) -> list[Any]:
+    """Return a shard's row for the table: the lag is a number, an age or both, as far as known."""
+    age = shard["lag_seconds"]
+    known = [shard["lag"], f"{age:,.0f} s" if age else None]
+    lag = ", ".join(str(part) for part in known if part is not None) or None
+    row = {name: value for name, value in shard.items() if name != "lag_seconds"}
+    return list((row | {"lag": lag}).values())
 
 
 def _node_row(node: Node, leases: Sequence[ShardLease]) -> dict[str, Any]:

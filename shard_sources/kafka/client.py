@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -238,6 +238,28 @@ class KafkaClient:
                 first = self._first(connection, where)
                 # Asked for many, the client would wait until it has them all.
                 yield [first, *consumer.consume(num_messages=MESSAGES_MAX, timeout=0)]
+
+    def first_messages(self, offsets: Mapping[int, int]) -> dict[int, Message]:
+        """The first message of each partition at or after an offset; one fetch goes to each leader.
+
+        A partition is left out where there is none, or where its offset is out of range.
+        """
+        from confluent_kafka import TopicPartition
+
+        where = f"the first unread records of topic {self.topic}"
+        places = {number: TopicPartition(self.topic, number, at) for number, at in offsets.items()}
+        first: dict[int, Message] = {}
+        with self.consumer(where) as connection:
+            connection.client.assign([*places.values()])
+            while places:
+                message = self._first(connection, where)
+                place = places.pop(message.partition() or 0, None)
+                if place is not None:
+                    # What was fetched beyond the first message of a partition is dropped.
+                    connection.client.incremental_unassign([place])
+                    if message.error() is None:
+                        first[place.partition] = message
+        return first
 
     def _first(self, connection: _Connection[Consumer], where: str) -> Message:
         waited_s = 0.0

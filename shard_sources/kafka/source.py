@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
-from dagster_leasehold.shard_sources.kafka.reader import KafkaReader, payload
+from dagster_leasehold.shard_sources.kafka.reader import NO_TIME, KafkaReader, payload
 from dagster_leasehold.shard_sources.positions import divide_offsets, offsets_left, parse_offset
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.source import (
@@ -31,10 +31,19 @@ if TYPE_CHECKING:
 SOURCE_NAME = "kafka"
 ORIGIN = "0"
 READERS_MAX = 8
+PEEKED_BYTES = 64 * 1024
+"""The bytes of a partition that are fetched to see one record; the client asks for more of them
+where that record is larger."""
 
 
 class KafkaSource(KafkaReader):
     """A topic of Apache Kafka."""
+
+    def __init__(self, options: KafkaOptions, topic: str) -> None:
+        super().__init__(options, topic)
+        # Of each partition one record is looked at: the rest of a fetch comes for nothing.
+        fetched = {**options.client, "fetch.message.max.bytes": PEEKED_BYTES}
+        self._peeking = KafkaClient(options.model_copy(update={"client": fetched}), topic)
 
     def list_shards(self) -> list[ShardListing]:
         """The topic's partitions. A topic that grows gains shards, which have no parents."""
@@ -103,6 +112,20 @@ class KafkaSource(KafkaReader):
                 return str(at)
             position = Position.END
         return str(self._offsets([shard], position)[shard])
+
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """The timestamps of the records at these cursors, by one fetch from each leader."""
+        shards = {self._client.partition(shard): shard for shard in cursors}
+        offsets = {number: parse_offset(shard, cursors[shard]) for number, shard in shards.items()}
+        stamps = {
+            shards[number]: message.timestamp()
+            for number, message in self._peeking.first_messages(offsets).items()
+        }
+        return {
+            shard: datetime.fromtimestamp(milliseconds / 1000, UTC)
+            for shard, (kind, milliseconds) in stamps.items()
+            if kind != NO_TIME
+        }
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Fix the end of a batch that starts at `start`.

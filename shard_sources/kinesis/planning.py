@@ -153,6 +153,7 @@ class Batch:
     records: int = 0
     size: int = 0
     last: bool = False
+    first_arrived: datetime | None = None
     _held: list[UserRecord] | None = None
 
     def fits(self, record: UserRecord) -> bool:
@@ -171,6 +172,8 @@ class Batch:
 
     def add(self, record: UserRecord) -> None:
         """Add a record that fits."""
+        if self.first_arrived is None:
+            self.first_arrived = record.arrived
         self.records += 1
         self.size += record.size
         self.reached = record.following

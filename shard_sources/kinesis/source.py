@@ -39,6 +39,7 @@ class KinesisStream(KinesisReader):
         super().__init__(options, stream, folder)
         self._ahead = planning.ReadAhead()
         self._newest = planning.NewestRecords(self._pages)
+        self._arrived: dict[ShardId, tuple[str, datetime]] = {}
 
     def list_shards(self) -> list[ShardListing]:
         """All shards that the stream still knows, with both parents of a merge."""
@@ -68,6 +69,25 @@ class KinesisStream(KinesisReader):
             return ShardBounds(cursor, planned.end, finished)
 
         return self._of_each(list(cursors), look)
+
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """The times at which the service took the first records at these cursors.
+
+        Each was read when the shard was last planned or looked at, as a rule: then nothing is asked
+        again. How far a page ends behind the tip tells less: 0 for the page of the last record.
+        """
+
+        def look(shard: ShardId, entry: KinesisShard | None) -> None:
+            if entry is not None:
+                self.plan(shard, cursors[shard], ONE_RECORD, looks_again=False)
+
+        self._of_each([shard for shard in cursors if not self._arrival(shard, cursors)], look)
+        times = {shard: self._arrival(shard, cursors) for shard in cursors}
+        return {shard: time for shard, time in times.items() if time is not None}
+
+    def _arrival(self, shard: ShardId, cursors: Mapping[ShardId, str]) -> datetime | None:
+        cursor, arrived = self._arrived.get(shard, ("", None))
+        return arrived if cursor == cursors[shard] else None
 
     def _of_each(
         self, shards: Sequence[ShardId], ask: Callable[[ShardId, KinesisShard | None], Answer]
@@ -149,6 +169,8 @@ class KinesisStream(KinesisReader):
         finally:
             if writer is not None:
                 writer.drop()
+        if batch.first_arrived is not None:
+            self._arrived[shard] = (start, batch.first_arrived)
         if goes_on and keeps:
             self._ahead.keep(shard, str(batch.reached), rest)
         if batch.reached.order == place.order and not batch.last:

@@ -146,6 +146,14 @@ class ShardFolder:
             self._refuse_damage(expected)
         return extent.end
 
+    def time_at(self, cursor: str) -> datetime | None:
+        """The event time of the record at a cursor; None at the end."""
+        extent = self.extent()
+        offset = self.offset(cursor, extent)
+        for segment, entry in self._entries(offset, extent) if offset < extent.end else ():
+            return segment.batch(entry).column("event_time")[offset - entry.offset].as_py()
+        return None
+
     def _refuse_damage(self, offset: int) -> None:
         """Raise for an offset that is not there, unless retention has removed it."""
         error = self._gone(offset)

@@ -92,6 +92,16 @@ class LocalLogSource(LocalLogReader):
         extent = folder.extent()
         return str(extent.begin if position is Position.BEGIN else extent.end)
 
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """The event times of the records at these cursors: the log keeps no other times."""
+        catalog = load_catalog(self.root)
+        return {
+            shard: time
+            for shard, cursor in cursors.items()
+            if not catalog.removed(shard)
+            and (time := self._folder(catalog.find(shard).shard).time_at(cursor)) is not None
+        }
+
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Where a batch that starts at `start` ends: exact in records and bytes, at least one."""
         catalog = load_catalog(self.root)

@@ -144,6 +144,15 @@ class LogHubClient:
         )
         return str(answer.get_cursor())
 
+    def cursor_time(self, shard: str, cursor: str) -> int:
+        """The second since 1970 in which the service received the LogGroup at a cursor."""
+        answer = self._ask(
+            lambda wire: wire.get_cursor_time(*self._place, shard, cursor),
+            shard=shard,
+            cursor=cursor,
+        )
+        return int(answer.get_cursor_time())
+
     def pull(self, shard: str, cursor: str, end: str | None, count: int) -> Pulled:
         """Up to `count` LogGroups from a cursor on, before `end`.
 

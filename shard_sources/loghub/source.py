@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import UTC, datetime
 
 from dagster_leasehold.lease_store.errors import CursorExpired, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -28,7 +28,7 @@ SOURCE_NAME = "loghub"
 SDK = "aliyun-log-python-sdk==0.9.52"
 INSTALL = f"pip install 'dagster-leasehold[loghub]' && pip install --no-deps {SDK}"
 """Two steps: the SDK asks for an older protobuf than Dagster and Spark Connect allow."""
-_BOUNDS_AT_ONCE = 8
+_AT_ONCE = 8
 
 
 class LogHub(LogHubReader):
@@ -53,7 +53,7 @@ class LogHub(LogHubReader):
         present = [shard for shard in shards if shard not in gone]
         for shard in present:
             self._listed(listed, shard)
-        with ThreadPoolExecutor(_BOUNDS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             extents = pool.map(
                 lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), present
             )
@@ -74,6 +74,25 @@ class LogHub(LogHubReader):
             return str(self._cursor(shard, at))
         except CursorExpired:
             return positions.GONE
+
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """The times at which the service received the LogGroups at these cursors: a request each.
+
+        The service knows whole seconds.
+        """
+        places = {
+            shard: GroupCursor.parse(shard, cursor).service
+            for shard, cursor in cursors.items()
+            if cursor != positions.GONE
+        }
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            seconds = pool.map(
+                lambda shard: self.client.cursor_time(self.number_of(shard), places[shard]), places
+            )
+            return {
+                shard: datetime.fromtimestamp(second, UTC)
+                for shard, second in zip(places, seconds, strict=True)
+            }
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Where a batch ends: at least one record; bytes are those of the messages.

@@ -114,6 +114,8 @@ class SlsServer:
                 return b"", {}
             case "GET", [name], "cursor":
                 return _json({"cursor": encoded(_position(store.shard(name), query["from"]))})
+            case "GET", [name], "cursor_time":
+                return _json({"cursor_time": store.shard(name).received(query["cursor"])})
             case "GET", [name], "log":
                 return self._pull(store.shard(name), request)
             case "POST", [name], "split":

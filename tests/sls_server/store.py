@@ -81,6 +81,14 @@ class Shard:
             raise ServiceError(400, "InvalidCursor", f"cursor {text} is out of range")
         return max(number, self.first_number)
 
+    def received(self, text: str) -> int:
+        """The second in which the group at a cursor came."""
+        number = self.cursor(text)
+        for group in self.groups:
+            if group.number >= number:
+                return int(group.received)
+        raise ServiceError(400, "InvalidCursor", f"cursor {text} is at the end")
+
     def pull(self, start: int, end: int | None, count: int) -> tuple[list[StoredGroup], int]:
         groups = [
             group

@@ -31,6 +31,7 @@ class Notion(StrEnum):
     TIME_SEEK = "a time is looked for among the records"
     NO_VALUE = "a record may have no value, which is not an empty one"
     COUNTED_LAG = "the number of unread records is known"
+    TIMED = "a source tells when an unread record came"
     LINEAGE = "shards are split and merged"
     GROWTH = "shards are added beside the others"
     RETENTION = "old records are removed"

@@ -40,6 +40,7 @@ class OwnSourceWorld(SourceWorld):
         Notion.ATTRIBUTES: "a file has no attributes",
         Notion.GIVEN_TIME: "the file system gives a file its time",
         Notion.TIME_SEEK: "the example leaves it out, and begins at the beginning",
+        Notion.TIMED: "the example leaves it out",
         Notion.NO_VALUE: "a file is bytes, an empty one included",
         Notion.LINEAGE: "folders are added, never split",
         Notion.REMOVAL: "files are kept whole, and so are folders",

@@ -114,6 +114,21 @@ def test_each_check_fails_for_its_own_reason():
     assert failed(None, [gap]) == {NO_GAP}
     assert failed(None, lag=stream.lag_max + 1) == {LAG}
     assert failed(None, lag=None) == {LAG}, "nobody looked, so nobody may rely on it"
+    timed = replace(stream, lag_max_s=60.0)
+    for lag, seconds, passed in [
+        (0, 0.0, True),
+        (5, 60.0, True),
+        (5, 61.0, False),
+        (None, 60.0, True),
+        (None, 61.0, False),
+        (5, None, False),
+        (None, None, False),
+        (stream.lag_max + 1, 1.0, False),
+    ]:
+        checks = check_shard(timed, None, gaps=[], lag=lag, lag_seconds=seconds)
+        outcome = next(check for check in checks if check.name == LAG)
+        assert outcome.passed == passed, (lag, seconds, outcome.description)
+        assert outcome.metadata.get("lag_seconds") == seconds
     assert failed(dirty) == {QUARANTINE_RATE}
 
 

@@ -203,6 +203,9 @@ def test_status_shows_owner_checkpoint_and_lag(
     assert shard["consumer_owner"] == "node-a"
     assert shard["check_point"] == "2"
     assert shard["lag"] == 1
+    assert 0 < shard["lag_seconds"] < 60
+    others = [row["lag_seconds"] for row in shown["shards"] if row is not shard]
+    assert others == [0] * len(others)
     assert shown["nodes"][0]["shards"] == 4
     table = run("status").out
     assert "already_alloc" in table

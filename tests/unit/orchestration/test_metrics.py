@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -10,6 +11,7 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.orchestration.metrics import StoreCollector
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.shard_sources.source import ShardBounds
+from tests.sources.world import START
 from tests.unit.sensors.streams import ScriptedSource, scripted_stream
 
 
@@ -39,7 +41,10 @@ class World:
 
     def scrape(self, name: str) -> dict[str, float]:
         families = {
-            family.name: family for family in StoreCollector(self.store, self.source).collect()
+            family.name: family
+            for family in StoreCollector(
+                self.store, self.source, now=lambda: START + timedelta(seconds=90)
+            ).collect()
         }
         samples = families[f"leasehold_{name}"].samples
         return {sample.labels.get("shard", ""): sample.value for sample in samples}
@@ -56,6 +61,19 @@ def test_a_lag_that_is_not_known_is_said_to_be_unknown() -> None:
     assert scraped.scrape("lag_records") == {"0": 0, "2": 0}
     assert scraped.scrape("lag_known") == {"0": 1, "1": 0, "2": 1}
     assert scraped.scrape("source_up") == {"": 1}
+
+
+def test_the_age_of_the_oldest_unread_record_is_counted_from_when_it_came() -> None:
+    scraped = world()
+    scraped.scripted.times_at = lambda cursors: dict.fromkeys(cursors, START)  # pyright: ignore
+    assert scraped.scrape("lag_seconds") == {"0": 0, "1": 90, "2": 0}
+    assert scraped.scrape("lag_seconds_known") == {"0": 1, "1": 1, "2": 1}
+
+
+def test_an_age_that_no_source_tells_is_said_to_be_unknown() -> None:
+    scraped = world()
+    assert scraped.scrape("lag_seconds") == {"0": 0, "2": 0}
+    assert scraped.scrape("lag_seconds_known") == {"0": 1, "1": 0, "2": 1}
 
 
 def test_a_source_that_is_away_leaves_a_metric_for_each_shard() -> None:

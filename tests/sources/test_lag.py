@@ -1,0 +1,84 @@
+"""The age of the oldest unread record, as each service tells it, and what it costs to ask."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.lag import LOOK_EVERY_S, UnreadTimes, lags_at, unread_times
+from dagster_leasehold.shard_sources.source import TimedRecords, times_for
+from tests.sources.world import START, VALUES, Notion, SourceWorld
+
+if TYPE_CHECKING:
+    from tests.sources.worlds.kinesis import KinesaliteWorld
+    from tests.sources.worlds.loghub import LogHubWorld
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.needs(Notion.TIMED)
+def test_the_oldest_unread_record_has_its_age(world: SourceWorld, shard: ShardId) -> None:
+    """Method: one reader stands at some record, the other has not begun."""
+    other = world.source.list_shards()[1].shard
+    world.fill(other, VALUES[:2])
+    rows, first = world.all_rows(shard), world.all_rows(other)[0]["event_time"]
+    for number in (0, 7, len(VALUES) - 1):
+        lags = lags_at(world.source, {shard: rows[number]["cursor"], other: None})
+        times = unread_times(world.source, lags.behind)
+        expected = {shard: rows[number]["event_time"], other: first}
+        assert times.keys() == expected.keys()
+        for each, time in expected.items():
+            # A service may know whole seconds.
+            assert abs(times[each] - time) < timedelta(seconds=1), number
+            age = lags.seconds(times, time + HOUR)[each]
+            assert abs(age - HOUR.total_seconds()) < 1, number
+        assert lags.seconds(times, START - HOUR) == {shard: 0, other: 0}, "a clock that is behind"
+    lags = lags_at(world.source, {shard: world.source.bounds([shard])[shard].end})
+    assert lags.behind == {}, "at the end nothing is asked"
+    assert lags.seconds({}, START) == {shard: 0}
+
+
+@pytest.mark.parametrize("world", ["own_source"], indirect=True)
+def test_a_source_that_knows_no_times_leaves_every_age_unknown(
+    world: SourceWorld, shard: ShardId
+) -> None:
+    assert not isinstance(world.source, TimedRecords)
+    lags = lags_at(world.source, {shard: "0"})
+    assert lags.records == {shard: len(VALUES)}
+    assert lags.seconds(unread_times(world.source, lags.behind), START) == {}
+
+
+@pytest.mark.parametrize("world", ["loghub"], indirect=True)
+def test_a_log_service_is_asked_once_for_a_reader_that_stands_still(
+    world: SourceWorld, shard: ShardId
+) -> None:
+    requests = cast("LogHubWorld", world).server.requests
+    second, first = world.all_rows(shard)[1]["cursor"], world.all_rows(shard)[0]["cursor"]
+    now_s = 0.0
+    times = UnreadTimes(lambda: now_s)
+
+    def asked(cursor: str) -> int:
+        before = requests.get("GET shards cursor_time", 0)
+        assert shard in times.of(world.source, {shard: cursor})
+        return requests["GET shards cursor_time"] - before
+
+    assert [asked(first), asked(first), asked(second)] == [1, 0, 0], "it moves: not yet"
+    now_s = LOOK_EVERY_S
+    assert [asked(second), asked(second)] == [1, 0]
+    now_s = 100 * LOOK_EVERY_S
+    assert asked(second) == 0
+
+
+@pytest.mark.parametrize("world", ["kinesis-moto"], indirect=True)
+def test_kinesis_has_told_the_time_with_its_bounds(
+    world: SourceWorld, shard: ShardId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = cast("KinesaliteWorld", world).source
+    cursor = world.all_rows(shard)[3]["cursor"]
+    lags = lags_at(source, {shard: cursor})
+    assert lags.records == {shard: None}
+    monkeypatch.setattr(source, "plan", None)
+    assert times_for(source, lags.behind).keys() == {shard}

@@ -1,0 +1,43 @@
+"""The lag of shards whose source answers for some, or for none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.lag import lags_at, unread_times
+from tests.sources.world import START
+from tests.unit.sensors.streams import ScriptedSource
+
+ZERO, ONE, TWO = ShardId("0"), ShardId("1"), ShardId("2")
+
+
+class Timed(ScriptedSource):
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, object]:
+        self._answer()
+        if broken := self.damaged & set(cursors):
+            raise LogCorrupt(f"shard {min(broken)} is damaged: restore it.")
+        return {shard: START + timedelta(seconds=int(at)) for shard, at in cursors.items()}
+
+
+def test_only_what_may_be_unread_is_asked_for() -> None:
+    source = Timed(ends={"0": 4, "1": 9, "2": 3})
+    lags = lags_at(source, {ZERO: "4", ONE: "7", TWO: None})
+    assert (lags.records, lags.behind) == ({ZERO: 0, ONE: 2, TWO: 3}, {ONE: "7", TWO: "0"})
+    times = unread_times(source, lags.behind)
+    assert lags.seconds(times, START + timedelta(seconds=10)) == {ZERO: 0, ONE: 3, TWO: 10}
+
+
+def test_a_shard_that_fails_hides_no_other_age() -> None:
+    source = Timed(damaged={"1"})
+    assert unread_times(source, {ZERO: "5", ONE: "5"}).keys() == {ZERO}
+
+
+def test_a_source_that_is_away_leaves_every_age_unknown() -> None:
+    source = Timed(down="The source does not answer.")
+    assert unread_times(source, {ZERO: "5", ONE: "5"}) == {}
+    lags = lags_at(source, {ZERO: "5"})
+    assert (lags.records, lags.seconds({}, START)) == ({ZERO: None}, {})
+    assert lags.trouble == "The source does not answer."
