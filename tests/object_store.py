@@ -24,6 +24,13 @@ ENVIRONMENT = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+PYICEBERG = {
+    "s3.endpoint": ENVIRONMENT["AWS_ENDPOINT_URL_S3"],
+    "s3.access-key-id": ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+    "s3.secret-access-key": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+    "s3.region": ENVIRONMENT["AWS_DEFAULT_REGION"],
+}
+"""The store, as PyIceberg's properties name it."""
 
 
 @cache

@@ -20,6 +20,8 @@ def duckdb_with_iceberg() -> duckdb.DuckDBPyConnection:
     """Return a connection that reads tables with extensions from their packages, no network."""
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     connection.execute("SET TimeZone = 'UTC'")
+    # What it read before, a test may have removed.
+    connection.execute("SET enable_external_file_cache = false")
     for name in ("avro", "httpfs", "iceberg"):
         folder = Path(str(files(f"duckdb_extension_{name}")))
         (extension,) = folder.rglob("*.duckdb_extension")
@@ -49,11 +51,11 @@ def duckdb_files_read(metadata: str, where: str) -> int:
     return int(line.strip("│ \n").removeprefix("Total Files Read: "))
 
 
-def polars_scan(metadata: str) -> pl.LazyFrame:
-    """Return a lazy frame of a table."""
+def polars_scan(metadata: str, storage: dict[str, str] | None = None) -> pl.LazyFrame:
+    """Return a lazy frame of a table; `storage` has PyIceberg's properties of an object store."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pl.scan_iceberg(metadata)
+        return pl.scan_iceberg(metadata, storage_options=storage)
 
 
 def pyiceberg_files(metadata: str, where: str) -> list[str]:

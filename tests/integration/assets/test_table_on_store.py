@@ -15,18 +15,12 @@ from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
-from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, store_clock
+from tests.object_store import ENVIRONMENT, PYICEBERG, StoreClock, new_bucket, store_clock
 from tests.table_engines import let_duckdb_into_the_store
 from tests.unit.assets.consumption_world import World
 from tests.unit.assets.output.table.publishing_world import Publishing
 
 HOUR = timedelta(hours=1)
-PYICEBERG = {
-    "s3.endpoint": ENVIRONMENT["AWS_ENDPOINT_URL_S3"],
-    "s3.access-key-id": "test",
-    "s3.secret-access-key": "test",
-    "s3.region": "us-east-1",
-}
 
 
 @pytest.fixture
