@@ -139,7 +139,9 @@ def test_a_damaged_catalog_is_refused_and_left_alone(
     (tmp_path / "in.log").write_bytes(b"x\n")
     (home / "logs" / "demo" / "catalog.json").write_bytes(damage)
     before = content(home)
-    for command in ("shard list", "shard split 0", "shard merge 0 1", f"load {tmp_path}/in.log"):
+    # One way of damage is met by every command, and every way by one.
+    commands = ("shard list", "shard split 0", "shard merge 0 1", f"load {tmp_path}/in.log")
+    for command in commands if damage == b"{" else commands[-1:]:
         assert_one_sentence(run(home, command), "catalog")
     assert content(home) == before
 
@@ -174,7 +176,9 @@ def test_a_damaged_segment_is_found_when_it_is_appended_to(home: Path, tmp_path:
 )
 def test_wrong_settings_are_a_sentence_for_every_command(home: Path, text: str, says: str) -> None:
     (home / "leasehold.toml").write_text(text)
-    for command in ("status", "shard list", "cat demo", "ui", "demo"):
+    # One mistake is met by every command, and every mistake by one.
+    commands = ("status", "shard list", "cat demo", "ui", "demo")
+    for command in commands if says == "leasehold.toml" else commands[:1]:
         assert_one_sentence(run(home, command), says)
 
 
@@ -216,7 +220,7 @@ class TestMariaDB:
     def test_a_database_that_was_never_prepared_says_which_command_prepares_it(
         self, on_mariadb: Callable[[str], Finished]
     ) -> None:
-        for command in COMMANDS:
+        for command in ("status", "group create other"):
             assert_one_sentence(on_mariadb(command), "leasehold db upgrade")
         upgraded = on_mariadb("db upgrade")
         assert upgraded.code == 0, upgraded.err
@@ -246,7 +250,7 @@ class TestMariaDB:
         assert on_mariadb("db upgrade").code == 0
         database = make_url(mariadb_url).database
         mariadb.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'", database=database)
-        for command in (*COMMANDS, "db upgrade"):
+        for command in ("status", "db upgrade"):
             assert_one_sentence(on_mariadb(command), "newer")
 
 

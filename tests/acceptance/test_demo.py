@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import urllib.request
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -123,35 +122,7 @@ def test_it_leaves_nothing_running(demo: Finished, home: Path) -> None:
     assert_nothing_runs(home)
 
 
-def test_the_same_instance_opens_in_the_ui(demo: Finished, home: Path, tmp_path: Path) -> None:
-    """Goal: runs and partitions of the demo are in place, and SIGTERM ends all of it."""
-    with running("ui", "--home", home, folder=tmp_path) as ui:
-        ui.until(lambda: "Open http://127.0.0.1:" in ui.text, timeout_s=120)
-        address = ui.text.split("Open ")[1].split(" in")[0]
-        query = (
-            "{ runsOrError(filter: {statuses: [SUCCESS]}) { ... on Runs { count } } "
-            'assetNodeOrError(assetKey: {path: ["demo"]}) { ... on AssetNode '
-            "{ partitionStats { numPartitions numMaterialized } } } "
-            "workspaceOrError { ... on Workspace { locationEntries { name } } } }"
-        )
-        request = urllib.request.Request(
-            f"{address}/graphql",
-            json.dumps({"query": query}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            data = json.load(reply)["data"]
-        assert data["runsOrError"]["count"] >= 2
-        assert data["assetNodeOrError"]["partitionStats"] == {
-            "numPartitions": 11,
-            "numMaterialized": 11,
-        }
-        assert data["workspaceOrError"]["locationEntries"] == [{"name": "leasehold"}]
-        assert ui.end(signal.SIGTERM) == 0
-        assert_printed(("ui",), ui.text, **{".leasehold": str(home)})
-    assert_nothing_runs(home)
-
-
+@pytest.mark.long
 def test_an_interrupt_ends_it_with_all_its_children(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with running("demo", "--home", home, "--records", 1000, folder=tmp_path) as demo:
