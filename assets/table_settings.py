@@ -17,6 +17,8 @@ SNAPSHOTS_KEPT_DEFAULT = 50
 PUBLISH_INTERVAL_DEFAULT_S = 5.0
 PARTITION_FORM = re.compile(r"(year|month|day|hour)\(event_time\)|shard_id")
 """A field of a partitioning: of event time, or of the shard."""
+SECRET_PROPERTY = re.compile(r"(?i)secret|token|password|credential|access-key|session-key")
+"""Names of a catalog's properties that hold what only the environment may."""
 _SORT = re.compile(r"(\w+)( asc| desc)?")
 _LEVEL = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
 _NAME = re.compile(rf"(?:({_LEVEL}(?:\.{_LEVEL})*)\.)?({_LEVEL})")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -20,7 +19,11 @@ import pydantic
 
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.assets.table_settings import CATALOG_DEFAULT, CatalogSettings
+from dagster_leasehold.assets.table_settings import (
+    CATALOG_DEFAULT,
+    SECRET_PROPERTY,
+    CatalogSettings,
+)
 from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     LeaseholdError,
@@ -40,7 +43,6 @@ DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
 LOCATION = "leasehold"
 """The name of our code location in Dagster, by which it also keeps which sensors are off."""
 PREFIX = "LEASEHOLD_"
-SECRET_PROPERTY = re.compile(r"(?i)secret|token|password|credential|access-key|session-key")
 # Variables of the prefix that are switches of tests and of fault injection, not settings.
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
 

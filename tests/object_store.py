@@ -34,7 +34,8 @@ PYICEBERG = {
 
 
 @cache
-def _server() -> None:
+def serve() -> None:
+    """Start the server, which has Glue as well as S3; it ends with this process."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -47,7 +48,7 @@ def new_bucket() -> str:
     """The name of a new bucket."""
     import boto3
 
-    _server()
+    serve()
     name = f"bucket-{uuid.uuid4().hex}"
     client = boto3.client(
         "s3",

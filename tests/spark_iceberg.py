@@ -85,18 +85,20 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_TIMEOUT_S)
 
 
+def variables() -> dict[str, str]:
+    """Return the variables for it: what the tests' own Spark was told is not for this one."""
+    own = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if name not in own} | {"TZ": "UTC"}
+
+
 class SparkReader:
     """One process with a session that reads tables by the locations of their metadata."""
 
     def __init__(self) -> None:
         python = environment() / "bin/python"
-        variables = {**os.environ, "TZ": "UTC"}
-        # What the tests' own Spark was told is not for this one.
-        for name in ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYTHONPATH"):
-            variables.pop(name, None)
         self._process = subprocess.Popen(
             [str(python), "-c", PROGRAM],
-            env=variables,
+            env=variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from dagster_leasehold.assets.output.table.catalogs import open_catalog
 from dagster_leasehold.assets.output.table.maintenance import data_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+from dagster_leasehold.assets.output.table.other_catalog import open_catalog
 from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace

@@ -7,7 +7,7 @@
 5. Publish: the catalog takes the staged state, and cursors and changes move with it.
 
 Killed anywhere before 5, nothing happened, and vacuum removes what was staged. What the fifth step
-means for each catalog is told in `table.catalogs`.
+means for each catalog is told in `table.catalogs` and `table.other_catalog`.
 """
 
 from __future__ import annotations

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import pyiceberg.catalog
 import pytest
 from pyiceberg.catalog import load_catalog
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.utils.config import Config
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.failpoints import Failpoint
+from tests import object_store
+from tests.hive_metastore import hive_metastore
+from tests.rest_catalog import TOKEN, rest_catalog
+from tests.spark_iceberg import SparkMissing
 from tests.table_engines import duckdb_query
 from tests.unit.assets.output.table.publishing_world import Publishing
 from tests.unit.assets.output.table.test_publisher import Killed, die_at
 
+LONG = pytest.mark.long
+
 
 class Scene(Publishing):
-    """A publisher of a table in a SQL catalog of its own, as if it were somebody's service."""
+    """A publisher of a table in a catalog that is somebody's service, or as if it were."""
 
     def metadata_at(self) -> str:
         return self.service().load_table("leasehold.orders").metadata_location
 
     def service(self) -> Any:
         return load_catalog(self.catalog.name, **self.catalog.properties)
+
+    def kind(self) -> Any:
+        """PyIceberg's class of the catalog."""
+        return type(self.service())
 
     def snapshots(self) -> int:
         return len(self.service().load_table("leasehold.orders").metadata.snapshots)
@@ -35,12 +47,49 @@ class Scene(Publishing):
         self.world.consume(run)
 
 
+@pytest.fixture(scope="module")
+def hive(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    pytest.importorskip("thrift")
+    try:
+        with hive_metastore(tmp_path_factory.mktemp("hive")) as uri:
+            yield uri
+    except SparkMissing as error:
+        pytest.skip(f"There is no Hive metastore: {error}")
+
+
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "none"}
+def rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """A REST service, whose token is in the environment alone."""
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TOKEN", TOKEN)
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # read when it is imported
+    with rest_catalog(tmp_path) as uri:
+        yield uri
+
+
+@pytest.fixture(
+    params=["sql", *(pytest.param(each, marks=LONG) for each in ("rest", "glue", "hive"))]
+)
+def scene(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Generator[Scene]:
+    kind = request.param
+    properties = {"type": kind}
+    if kind == "sql":
+        properties |= {"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "none"}
+    elif kind == "glue":
+        object_store.serve()
+        for name, value in object_store.ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+        properties["glue.endpoint"] = object_store.ENVIRONMENT["AWS_ENDPOINT_URL_S3"]
+    else:
+        properties["uri"] = request.getfixturevalue(kind)
+    if kind == "hive":
+        properties["hive.hive2-compatible"] = "true"  # the server is one of Hive 2
     scene = Scene(tmp_path, catalog=CatalogSettings("lake", properties))
     scene.world.consume()
-    return scene
+    yield scene
+    if kind in ("glue", "hive"):
+        scene.service().drop_table("leasehold.orders")
 
 
 def once(scene: Scene, count: int) -> None:
@@ -61,14 +110,14 @@ def test_a_reply_that_was_lost_is_settled_by_the_next_turn(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the catalog takes the publication, and its answer does not come."""
-    commit = SqlCatalog.commit_table
+    commit = scene.kind().commit_table
 
     def lost(*arguments: Any) -> None:
         commit(*arguments)
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SqlCatalog, "commit_table", lost)
+        patched.setattr(scene.kind(), "commit_table", lost)
         with pytest.raises(TableUnavailable, match="did not take the request"):
             scene.publish()
     assert scene.snapshots() == 1
@@ -88,7 +137,7 @@ def test_a_publication_that_never_arrived_is_made_again(
         raise CommitFailedException("somebody was faster")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SqlCatalog, "commit_table", refused)
+        patched.setattr(scene.kind(), "commit_table", refused)
         assert "Somebody else has committed" in scene.publish().explanation
     scene.consume("run-2")
     scene.publish()
@@ -100,7 +149,7 @@ def test_a_slow_request_that_arrives_late_is_refused_by_the_catalog(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A request is on its way. 2. Another publication lands. 3. The request arrives."""
-    commit = SqlCatalog.commit_table
+    commit = scene.kind().commit_table
     late: list[tuple[Any, ...]] = []
 
     def delayed(*arguments: Any) -> None:
@@ -108,7 +157,7 @@ def test_a_slow_request_that_arrives_late_is_refused_by_the_catalog(
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SqlCatalog, "commit_table", delayed)
+        patched.setattr(scene.kind(), "commit_table", delayed)
         with pytest.raises(TableUnavailable):
             scene.publish()
     scene.publish()
@@ -132,3 +181,28 @@ def test_killed_at_any_step_each_record_is_published_once(
     scene.consume("run-2")
     scene.publish()
     once(scene, 23)
+
+
+def test_a_secret_of_the_environment_opens_the_catalog_and_is_shown_nowhere(
+    tmp_path: Path, rest: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Method: the service wants a token, and repeats that of whom it refuses."""
+    caplog.set_level("DEBUG")
+    scene = Scene(tmp_path, catalog=CatalogSettings("lake", {"type": "rest", "uri": rest}))
+    scene.world.consume()
+    scene.publish()
+    once(scene, 20)
+    publisher = scene.publisher()
+    wrong = "wrong-4711"
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TOKEN", wrong)
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    with pytest.raises(
+        TableUnavailable, match=r"^Catalog lake cannot be opened \(\w+: [^\n]+$"
+    ) as no:
+        scene.publisher()
+    assert "nobody is" in str(no.value)
+    metadata = b"".join(path.read_bytes() for path in scene.world.output.rglob("metadata/*"))
+    shown = f"{no.value}{caplog.text}{publisher!r}{publisher._catalog!r}{scene.catalog!r}"
+    for secret in (TOKEN, wrong):
+        assert secret not in shown
+        assert secret.encode() not in metadata

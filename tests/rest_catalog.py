@@ -1,0 +1,111 @@
+"""A stand-in for a catalog's REST service: the few requests that a publisher makes of one.
+
+No server that keeps a table where the client wants it can be installed from a package index. What
+it answers is PyIceberg's SQL catalog over a file, in the words of Iceberg's REST specification.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from pyiceberg.catalog.rest import CreateTableRequest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.table import CommitTableRequest, Table
+
+TOKEN = "hush-4711"
+STATUSES = {
+    NoSuchTableError: 404,
+    NamespaceAlreadyExistsError: 409,
+    TableAlreadyExistsError: 409,
+    CommitFailedException: 409,
+}
+
+
+@contextmanager
+def rest_catalog(folder: Path) -> Generator[str]:
+    """Serve a catalog whose state is in a folder; yield its URI. It asks for `TOKEN`."""
+    (folder / "service").mkdir()
+    catalog = SqlCatalog("service", uri=f"sqlite:///{folder}/service/catalog.db", warehouse="none")
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.answer(lambda: get(catalog, self.path.split("/")[2:]))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(lambda: post(catalog, self.path.split("/")[2:], body))
+
+        def answer(self, work: Callable[[], dict[str, Any]]) -> None:
+            """Do the work and reply; a refusal repeats the token, as careless services do."""
+            authorization = self.headers.get("Authorization", "")
+            status, reply = 200, {}
+            if authorization != f"Bearer {TOKEN}":
+                status, reply = 401, error(401, f"nobody is {authorization.split()[-1:]}")
+            else:
+                try:
+                    reply = work()
+                except tuple(STATUSES) as refusal:
+                    status = STATUSES[type(refusal)]
+                    reply = error(status, str(refusal))
+            content = json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def error(status: int, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "Refused", "code": status}}
+
+
+def get(catalog: SqlCatalog, path: list[str]) -> dict[str, Any]:
+    if path == ["config"]:
+        return {"defaults": {}, "overrides": {}}
+    _, namespace, _, name = path
+    return shown(catalog.load_table((namespace, name)))
+
+
+def post(catalog: SqlCatalog, path: list[str], body: bytes) -> dict[str, Any]:
+    if path == ["namespaces"]:
+        namespace = json.loads(body)["namespace"]
+        catalog.create_namespace(tuple(namespace))
+        return {"namespace": namespace, "properties": {}}
+    if len(path) == 3:
+        new = CreateTableRequest.model_validate_json(body)
+        name = (path[1], new.name)
+        table = catalog.create_table(
+            name, new.table_schema, new.location, properties=new.properties
+        )
+        return shown(table)
+    commit = CommitTableRequest.model_validate_json(body)
+    _, namespace, _, name = path
+    table = catalog.load_table((namespace, name))
+    catalog.commit_table(table, commit.requirements, commit.updates)
+    return shown(catalog.load_table((namespace, name)))
+
+
+def shown(table: Table) -> dict[str, Any]:
+    metadata = json.loads(table.metadata.model_dump_json())
+    return {"metadata-location": table.metadata_location, "metadata": metadata, "config": {}}
