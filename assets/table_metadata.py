@@ -7,16 +7,23 @@ since loading a code location opens no database.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.table.columns import Columns, type_text
+from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.publication_rows import Publication, PublicationLag
 from dagster_leasehold.lease_store.roles.publications import Publications
 
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.output.table.catalogs import OpenTable
+
+SNAPSHOT = "snapshot"
 RAW_COLUMNS: Columns = [
     {"name": "shard_id", "type": "string"},
     {"name": "cursor", "type": "string"},
@@ -44,6 +51,37 @@ def agreed_schema(store: Publications, stream: ShardStream) -> dict[str, Any]:
     columns = [] if publication is None else list(publication.columns.columns)
     known = not columns or (stream.transform is None and columns == RAW_COLUMNS)
     return {} if known else column_schema(columns)
+
+
+def table_observation(
+    stream: ShardStream,
+    publication: Publication,
+    table: OpenTable,
+    lag: PublicationLag,
+    now: datetime,
+) -> dg.AssetObservation:
+    """Return what is to be seen of a stream's table; numbers stay numbers, so that they plot."""
+    snapshot = table.metadata.current_snapshot()
+    summary = None if snapshot is None else snapshot.summary
+    rows = None if summary is None else summary["total-records"]
+    return dg.AssetObservation(
+        asset_key(stream),
+        metadata={
+            **({} if rows is None else {"dagster/row_count": int(rows)}),
+            **column_schema(publication.columns.columns),
+            # A number of this size is rounded by browsers.
+            SNAPSHOT: str(publication.snapshot),
+            "publications": publication.number,
+            "unpublished_batches": lag.batches,
+            "unpublished_records": lag.records,
+            "publication_lag_seconds": round(lag.seconds(now), 3),
+        },
+    )
+
+
+def observed_snapshot(observation: dg.AssetObservation) -> str:
+    """Return the snapshot that an observation of a table is of."""
+    return str(observation.metadata[SNAPSHOT].value)
 
 
 def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

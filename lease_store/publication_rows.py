@@ -6,11 +6,11 @@ The ledger is written first, and the table follows. Numbers of batches are those
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
@@ -186,6 +186,46 @@ class ShardLag:
     records: int
     oldest_at: datetime
     more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationLag:
+    """All committed output of a group that waits for publication; it reads as a part of a sentence.
+
+    Attributes:
+        since: when the oldest of it was committed; None where nothing waits.
+        more: True if there is more than was counted.
+    """
+
+    batches: int
+    records: int
+    since: datetime | None
+    more: bool
+
+    @classmethod
+    def of(cls, lags: Sequence[ShardLag]) -> Self:
+        """Return the sum over shards."""
+        return cls(
+            sum(lag.batches for lag in lags),
+            sum(lag.records for lag in lags),
+            min((lag.oldest_at for lag in lags), default=None),
+            any(lag.more for lag in lags),
+        )
+
+    def seconds(self, now: datetime) -> float:
+        """Return for how long the oldest of it has waited."""
+        return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
+
+    def __str__(self) -> str:
+        if self.since is None:
+            return "nothing that is committed waits"
+        least = "at least " if self.more else ""
+        one = self.batches == 1
+        return (
+            f"{least}{self.batches:,} committed {'batch' if one else 'batches'} with "
+            f"{self.records:,} record{'' if self.records == 1 else 's'} wait{'s' if one else ''} "
+            f"since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        )
 
 
 @dataclass(frozen=True, slots=True)

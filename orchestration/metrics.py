@@ -22,10 +22,11 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_tail import JournalTail
 from dagster_leasehold.lease_store.ledger_rows import ShardTotals
+from dagster_leasehold.lease_store.publication_rows import PublicationLag
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import GroupsAndLedger, LeaseStore
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.shard_sources.lag import Lags, UnreadTimes, lags_of
@@ -92,7 +93,7 @@ class StoreCollector(Collector):
                 families.up.add_metric([], 1)
             return families.all()
 
-    def _collect_group(self, families: _Families, store: GroupsAndLedger, key: GroupKey) -> None:
+    def _collect_group(self, families: _Families, store: LeaseStore, key: GroupKey) -> None:
         snapshot = store.snapshot(key)
         changes = self._changes.setdefault(key, _Changes(self.clock))
         changes.advance(store, key)
@@ -101,6 +102,10 @@ class StoreCollector(Collector):
         families.add_nodes(of, snapshot.nodes, snapshot.shards)
         families.add_totals(of, store.totals(key))
         families.add_changes(of, changes)
+        waiting = PublicationLag.of(store.publication_lag(key))
+        families.unpublished_batches.add_metric(of, waiting.batches)
+        families.unpublished_records.add_metric(of, waiting.records)
+        families.publication_lag.add_metric(of, waiting.seconds(self.now()))
         for acknowledged, count in store.gap_counts(key).items():
             families.gaps.add_metric([*of, "yes" if acknowledged else "no"], count)
         source = self.source(key)
@@ -143,6 +148,15 @@ class _Families:
             "leasehold_gaps",
             "Ranges that were removed before they were consumed",
             (*OF_GROUP, "acknowledged"),
+        )
+        self.unpublished_batches = gauge(
+            "leasehold_unpublished_batches", "Committed batches that no table has yet", OF_GROUP
+        )
+        self.unpublished_records = gauge(
+            "leasehold_unpublished_records", "Records of these batches", OF_GROUP
+        )
+        self.publication_lag = gauge(
+            "leasehold_publication_lag_seconds", "Age of the oldest of these batches", OF_GROUP
         )
         self.upkeep = gauge(
             "leasehold_upkeep_statements",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,15 @@ import dagster as dg
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_metadata import observed_snapshot, table_observation
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.publication_rows import Publication, PublicationLag
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors import EVERY_LOOP_S
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ CLEANING_EVERY_S = 3_600.0
 """The time between two looks for metadata that nothing names any more, in seconds."""
 TICK_EARLY_S = 1.0
 """A tick may come so much early, in seconds: left to the next one, the interval would double."""
+OBSERVE_EVERY_S = 300.0
+"""The shortest time between two observations of a table, in seconds: events are kept for good."""
 PUBLISHING = "publishing"
 
 
@@ -46,14 +52,18 @@ class PublishRounds:
         stream: the declaration.
         deployment: the lease store, the nodes served here, the output folder and the catalog.
         clock: monotonic seconds.
+        now: the time at which the age of what waits is counted.
     """
 
     stream: ShardStream
     deployment: Deployment
     clock: Clock
+    now: Callable[[], datetime] = utc_now
     _steps: FailingSteps = field(init=False)
     _publisher: Publisher | None = None
+    _snapshot: int | None = None
     _published_s: float = float("-inf")
+    _observation_due_s: float = float("-inf")
     _cleaning_due_s: float = float("-inf")
     _busy: Lock = field(default_factory=Lock)
 
@@ -83,15 +93,52 @@ class PublishRounds:
 
     def _publish(self, address: str) -> tuple[str, bool]:
         store, key = self.deployment.store(), self.stream.key
-        if not waits_for_publication(store, key):
-            return "Everything that is committed is published.", False
+        publication = store.publication(key)
+        self._snapshot = None if publication is None else publication.snapshot
+        if not waits_for_publication(store, key, publication):
+            return f"Everything that is committed is published.{self._place()}", False
         self._steps.begin()
         if wait_s := self._steps.wait_s(PUBLISHING):
-            return f"Publishing failed and is tried again in {wait_s:.0f} s.", False
-        report = self._steps.attempt(PUBLISHING, lambda: self._turn(store, address), None)
-        if report is None:
-            return " ".join(f"{note}." for note in self._steps.notes), True
-        return str(report), False
+            line, trouble = f"Publishing failed and is tried again in {wait_s:.0f} s", False
+        else:
+            report = self._steps.attempt(PUBLISHING, lambda: self._turn(store, address), None)
+            if report is not None and report.snapshot is not None:
+                self._snapshot = report.snapshot
+                return f"{report}{self._place()}", False
+            line = "; ".join(self._steps.notes) if report is None else str(report).rstrip(".")
+            trouble = report is None
+        return f"{line}; {PublicationLag.of(store.publication_lag(key))}.", trouble
+
+    def _place(self) -> str:
+        """Return the sentence on the table's newest snapshot; empty where there is none."""
+        table = self.stream.table.table_name(self.deployment.catalog.name, self.stream.key)
+        return "" if self._snapshot is None else f" Snapshot {self._snapshot} of {table}."
+
+    def observed(self, cursor: str | None) -> list[dg.AssetObservation]:
+        """Return an observation of the table, once in `OBSERVE_EVERY_S` if it has changed.
+
+        Args:
+            cursor: the snapshot of the observation before, which Dagster keeps.
+
+        Raises:
+            LeaseholdError: the lease store or the catalog does not answer.
+        """
+        if self._snapshot is None or cursor == str(self._snapshot):
+            return []
+        if self.clock() < self._observation_due_s:
+            return []
+        self._observation_due_s = self.clock() + OBSERVE_EVERY_S
+        # It loads PyIceberg, as publishing does.
+        from dagster_leasehold.assets.output.table.group_table import find_table
+
+        store, key = self.deployment.store(), self.stream.key
+        place, catalog = self.deployment.output_folder(key), self.deployment.catalog
+        publication = store.publication(key)
+        table = find_table(store, key, catalog, place)
+        if publication is None or table is None:
+            return []
+        lag = PublicationLag.of(store.publication_lag(key))
+        return [table_observation(self.stream, publication, table[0], lag, self.now())]
 
     def _turn(self, store: LeaseStore, address: str) -> PublishReport:
         """Take the turn and publish until nothing is left, or the tick has had its time.
@@ -134,9 +181,10 @@ class PublishRounds:
         return report
 
 
-def waits_for_publication(store: Publications, key: GroupKey) -> bool:
-    """Return True if something committed is not published; two statements, however old it is."""
-    publication = store.publication(key)
+def waits_for_publication(
+    store: Publications, key: GroupKey, publication: Publication | None
+) -> bool:
+    """Return True if something committed is not published; one statement, however old it is."""
     if publication is not None and (publication.changes_pending or publication.recorded):
         return True
     return bool(store.unpublished(key, limit=1))
@@ -155,13 +203,16 @@ def build_publish_sensor(
         description=f"Appends what was committed of {stream.name} to its table, in order, at most "
         f"once every {stream.table.publish_interval_s:g} s.",
     )
-    def publish(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    def publish(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        observed: list[dg.AssetObservation] = []
         try:
             line, trouble = rounds.tick(instance_address(context.instance))
+            observed = rounds.observed(context.cursor)
         except LeaseholdError as error:
             line, trouble = str(error), True
         if trouble:
             context.log.warning(line)
-        return dg.SkipReason(line)
+        cursor = observed_snapshot(observed[0]) if observed else context.cursor
+        return dg.SensorResult(asset_events=observed, skip_reason=line, cursor=cursor)
 
     return publish

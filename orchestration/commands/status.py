@@ -8,6 +8,7 @@ from dagster_leasehold.lease_store.errors import AssignmentConflict
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.publication_rows import PublicationLag
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
 from dagster_leasehold.lease_store.rules.node_settings import node_row
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.group_rows import Node
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
     from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
-    from dagster_leasehold.lease_store.roles.publications import Publications
     from dagster_leasehold.lease_store.shard_rows import ShardLease
+    from dagster_leasehold.lease_store.store import LeaseStore
 
 
 def status(
@@ -48,7 +49,8 @@ def status(
     refusals = [*not_joined(snapshot, declared, target.settings), *refused_members(snapshot)]
     note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
-    published = publication_state(target.store, key)
+    lag = PublicationLag.of(target.store.publication_lag(key))
+    published = publication_state(target.store, key, lag)
     upkeep = UpkeepReport.load(target.settings.upkeep_file(key.stream, key.group))
     if as_json:
         group_ = described(snapshot.group)
@@ -82,7 +84,7 @@ def status(
         ),
     )
     if published is not None:
-        say(publication_sentence(published))
+        say(publication_sentence(published, lag))
     if hooks:
         show_table(
             f"Batches that on_commit of {key} has not received",
@@ -140,35 +142,35 @@ def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
     }
 
 
-def publication_state(store: Publications, key: GroupKey) -> dict[str, Any] | None:
+def publication_state(
+    store: LeaseStore, key: GroupKey, lag: PublicationLag
+) -> dict[str, Any] | None:
     """Return what of a group's output is in its table, and what waits; None without a table."""
     publication = store.publication(key)
     if publication is None or publication.table is None:
         return None
-    lags = store.publication_lag(key)
+    committed = sum(total.records for total in store.totals(key))
     return {
         "table": str(publication.table),
         "publisher": publication.node,
         "publications": publication.number,
         "snapshot": publication.snapshot,
-        "waiting_batches": sum(lag.batches for lag in lags),
-        "waiting_records": sum(lag.records for lag in lags),
-        "waiting_since": min((lag.oldest_at for lag in lags), default=None),
-        "more_waiting": any(lag.more for lag in lags),
+        "committed_records": committed,
+        "published_records": None if lag.more else committed - lag.records,
+        "waiting_batches": lag.batches,
+        "waiting_records": lag.records,
+        "waiting_since": lag.since,
+        "waiting_seconds": round(lag.seconds(utc_now()), 3),
+        "more_waiting": lag.more,
         "changes_waiting": publication.changes_pending,
     }
 
 
-def publication_sentence(state: dict[str, Any]) -> str:
+def publication_sentence(state: dict[str, Any], lag: PublicationLag) -> str:
     """Return what the command says of a group's table."""
     waiting = "all that is committed is in it"
-    if number := state["waiting_batches"]:
-        least = "at least " if state["more_waiting"] else ""
-        batches = "1 committed batch" if number == 1 else f"{number:,} committed batches"
-        wait = "waits" if number == 1 else "wait"
-        since = f"{state['waiting_since']:%Y-%m-%d %H:%M:%S} UTC"
-        records = counted(state["waiting_records"], "record")
-        waiting = f"{least}{batches} with {records} {wait} since {since}"
+    if state["waiting_batches"]:
+        waiting = f"of {counted(state['committed_records'], 'record')}, {lag}"
     elif state["changes_waiting"]:
         waiting = "it still has output that was rewritten, was withdrawn or has expired"
     publications = counted(state["publications"], "publication")

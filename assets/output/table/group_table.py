@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table.catalogs import OpenTable
 from dagster_leasehold.assets.output.table.maintenance import data_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.other_catalog import open_catalog
@@ -47,6 +49,29 @@ def build_publisher(
         now_ms=now_ms,
         new_id=new_id,
     )
+
+
+def find_table(
+    store: Publications, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
+) -> tuple[OpenTable, PlaceIO] | None:
+    """Return a group's table, and what reads its metadata; None where nothing was published.
+
+    Raises:
+        TableUnavailable: the table or its catalog cannot be reached.
+    """
+    publication = store.publication(key)
+    name = None if publication is None else publication.table
+    if publication is None or name is None:
+        return None
+    io = PlaceIO(place, location_of(place))
+    table = open_catalog(catalog.name, catalog.properties, store, io, lambda: "").find(name)
+    if table is None and publication.number:
+        raise TableUnavailable(
+            f"Catalog {name.catalog} does not show the table {name.namespace}.{name.name} to which "
+            f"{key} publishes: name that catalog with its properties, or look if somebody has "
+            "removed the table."
+        )
+    return None if table is None else (table, io)
 
 
 def files_of_table(

@@ -79,6 +79,7 @@ class PublishReport:
         records: the number of records in their files.
         changes: changes of earlier batches that the table shows now.
         more: True if there is more to publish.
+        snapshot: the id of the table's newest snapshot; None where nothing was published.
         explanation: the reason why nothing was published; or empty.
     """
 
@@ -87,6 +88,7 @@ class PublishReport:
     changes: int = 0
     more: bool = False
     explanation: str = ""
+    snapshot: int | None = None
 
     def and_then(self, later: PublishReport) -> PublishReport:
         """Return the report on both, the later one after this one."""
@@ -96,6 +98,7 @@ class PublishReport:
             self.changes + later.changes,
             later.more,
             later.explanation if not (self.batches or self.changes) else "",
+            later.snapshot or self.snapshot,
         )
 
     def __str__(self) -> str:
@@ -190,7 +193,7 @@ class Publisher:
         failpoints.reach(Failpoint.AFTER_STAGE)
         outcome = self._catalog.publish(turn, self._name, table, staging, planned)
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
-        return self._report(plan, outcome, more=more)
+        return self._report(plan, outcome, planned.snapshot, more=more)
 
     def differences(self) -> tuple[int, list[str]]:
         """Compare the table with what the ledger says is published, file by file.
@@ -240,9 +243,12 @@ class Publisher:
             (self._place / path).remove(missing_ok=True)
         return len(orphans)
 
-    def _report(self, plan: PublicationPlan, outcome: object, *, more: bool) -> PublishReport:
+    def _report(
+        self, plan: PublicationPlan, outcome: object, snapshot: int, *, more: bool
+    ) -> PublishReport:
         if isinstance(outcome, Settled):
-            return PublishReport(plan.batches, plan.records, len(plan.changes), more)
+            changes = len(plan.changes)
+            return PublishReport(plan.batches, plan.records, changes, more, snapshot=snapshot)
         if isinstance(outcome, TurnOver):
             return _LOST
         if isinstance(outcome, Stale):

@@ -226,8 +226,10 @@ def test_status_shows_what_is_committed_and_not_in_the_table(
     shown = run("status", "--json").json["publication"]
     assert (shown["table"], shown["publisher"], shown["publications"]) == (name, "node-a", 1)
     assert (shown["waiting_batches"], shown["waiting_records"]) == (1, 1)
+    assert (shown["committed_records"], shown["published_records"]) == (3, 2)
     assert shown["waiting_since"].endswith("Z")
-    line = f"Table {name}: 1 publication; 1 committed batch with 1 record waits since "
+    assert shown["waiting_seconds"] >= 0
+    line = f"{name}: 1 publication; of 3 records, 1 committed batch with 1 record waits since "
     assert line in run("status").out
     publisher.publish()
     assert run("status", "--json").json["publication"]["waiting_batches"] == 0

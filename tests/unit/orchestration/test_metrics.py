@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from unittest.mock import patch
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.publication_rows import ShardLag
 from dagster_leasehold.orchestration.metrics import StoreCollector
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -89,3 +91,13 @@ def test_one_damaged_shard_hides_no_others_lag() -> None:
     scraped.scripted.damaged = {"0"}
     assert scraped.scrape("lag_known") == {"0": 0, "1": 0, "2": 1}
     assert scraped.scrape("source_up") == {"": 1}
+
+
+def test_what_waits_for_publication_is_counted() -> None:
+    scraped = world()
+    lag = ShardLag(ShardId("0"), 1, 3, 40, START, more=True)
+    with patch.object(MemoryStore, "publication_lag", return_value=[lag, replace(lag, records=2)]):
+        assert scraped.scrape("unpublished_batches") == {"": 6}
+        assert scraped.scrape("unpublished_records") == {"": 42}
+        assert scraped.scrape("publication_lag_seconds") == {"": 90}
+    assert scraped.scrape("publication_lag_seconds") == {"": 0}

@@ -12,10 +12,12 @@ import pytest
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.table_metadata import observed_snapshot
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.sensors.publish import PublishRounds
+from tests.table_engines import duckdb_query
 from tests.unit.assets.consumption_world import NODE, OTHER
 from tests.unit.assets.output.table.publishing_world import Publishing
 
@@ -56,11 +58,11 @@ def scene(tmp_path: Path) -> Scene:
 def test_what_waits_is_published_once_an_interval(scene: Scene) -> None:
     assert scene.tick() == "Everything that is committed is published."
     scene.consume()
-    assert scene.tick() == "Published 6 batches of 21 records."
+    assert scene.tick().startswith("Published 6 batches of 21 records.")
     scene.consume()
     assert scene.tick() == "The next publication is due in 3 s."
     scene.now_s += 2.0
-    assert scene.tick() == "Published 1 batches of 1 records."
+    assert scene.tick().startswith("Published 1 batches of 1 records.")
     assert scene.publishing.published() == scene.publishing.committed()
 
 
@@ -70,6 +72,40 @@ def test_ticks_as_far_apart_as_the_interval_publish_each_time(scene: Scene) -> N
         scene.consume()
         scene.now_s += 4.0 + late_s
         assert scene.tick().startswith("Published")
+
+
+def test_a_tick_names_the_table_and_its_snapshot(scene: Scene) -> None:
+    scene.consume()
+    line = scene.tick()
+    snapshot = scene.publishing.metadata().current_snapshot_id
+    place = f" Snapshot {snapshot} of leasehold.leasehold.orders."
+    assert line.endswith(place)
+    scene.now_s += 5.0
+    assert scene.tick() == f"Everything that is committed is published.{place}"
+
+
+def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> None:
+    """Goal: an observation holds what is to be seen of the table; many snapshots make few."""
+    rounds, shown = scene.rounds[NODE], []
+    cursor = None
+    for _ in range(140):
+        scene.consume()
+        scene.now_s += 4.0
+        scene.tick()
+        for each in rounds.observed(cursor):
+            shown.append(each)
+            cursor = observed_snapshot(each)
+    assert len(shown) == 3, "within 700 s"
+    metadata = shown[-1].metadata
+    rows = duckdb_query(scene.publishing.metadata_at(), "count(*)")
+    assert rows == [(160,)]
+    assert 100 < metadata["dagster/row_count"].value <= 160
+    assert metadata["unpublished_batches"].value == 0
+    assert metadata["dagster/column_schema"].schema.columns[0].name == "shard_id"
+    scene.now_s += 300.0
+    (last,) = rounds.observed(cursor)
+    assert last.metadata["dagster/row_count"].value == 160
+    assert rounds.observed(observed_snapshot(last)) == []
 
 
 def test_two_deployments_take_turns(scene: Scene) -> None:
@@ -103,6 +139,10 @@ def test_a_publication_that_fails_is_tried_again_later(
         line, trouble = scene.rounds[NODE].tick("")
         assert trouble
         assert "the disk is away" in line
+        assert "; 6 committed batches with 21 records wait since " in line
+    scene.now_s += 3.0
+    waiting = "Publishing failed and is tried again in 1 s; 6 committed batches with 21 records "
+    assert scene.tick().startswith(waiting)
     scene.now_s += 600.0
     assert scene.tick().startswith("Published")
     assert scene.publishing.published() == scene.publishing.committed()
@@ -111,7 +151,10 @@ def test_a_publication_that_fails_is_tried_again_later(
 def test_without_a_live_node_nothing_is_published(scene: Scene) -> None:
     scene.consume()
     line, _ = scene.rounds[NODE].tick("another address")
-    assert line == "No node that this deployment serves is alive in the group."
+    assert line.startswith(
+        "No node that this deployment serves is alive in the group; 6 committed batches with 21 "
+        "records wait since "
+    )
 
 
 def test_the_sensor_loads_no_pyiceberg_before_something_waits() -> None:

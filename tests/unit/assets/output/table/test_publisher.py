@@ -11,7 +11,7 @@ from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
-from dagster_leasehold.sensors.publish import waits_for_publication as look
+from dagster_leasehold.sensors.publish import waits_for_publication
 from tests.table_engines import duckdb_files_read, pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
 
@@ -41,14 +41,20 @@ def die_at(point: Failpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failpoints, "reach", reach)
 
 
+def look(publishing: Publishing) -> bool:
+    """The look of the sensor at what waits."""
+    store, key = publishing.store, publishing.world.key
+    return waits_for_publication(store, key, store.publication(key))
+
+
 def test_committed_batches_are_published_and_then_nothing_is_left(publishing: Publishing) -> None:
     publishing.world.consume()
-    assert look(publishing.store, publishing.world.key)
+    assert look(publishing)
     report = publishing.publish()
     assert str(report) == "Published 6 batches of 20 records."
     assert publishing.published() == publishing.committed()
     assert len(publishing.published()) == 20
-    assert not look(publishing.store, publishing.world.key)
+    assert not look(publishing)
     assert publishing.publish().explanation == "Everything that is committed is published."
 
 
@@ -56,7 +62,7 @@ def test_an_idle_look_costs_two_statements(publishing: Publishing) -> None:
     publishing.world.consume()
     publishing.publish()
     before = publishing.store.statements.copy()
-    look(publishing.store, publishing.world.key)
+    look(publishing)
     assert (publishing.store.statements - before).total() == 2
 
 
