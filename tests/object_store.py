@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from typing import Any
 from unittest import mock
 
 from tests.ports import free_port
@@ -34,14 +35,15 @@ PYICEBERG = {
 
 
 @cache
-def serve() -> None:
-    """Start the server, which has Glue as well as S3; it ends with this process."""
+def serve() -> Any:
+    """Start the server, which has Glue as well as S3, and return it; it ends with this process."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=PORT, verbose=False)
     server.start()
     atexit.register(server.stop)
+    return server
 
 
 def new_bucket() -> str:

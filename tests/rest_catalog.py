@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pyiceberg.catalog
+import pytest
 from pyiceberg.catalog.rest import CreateTableRequest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
@@ -23,6 +25,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.table import CommitTableRequest, Table
+from pyiceberg.utils.config import Config
 
 TOKEN = "hush-4711"
 STATUSES = {
@@ -33,10 +36,16 @@ STATUSES = {
 }
 
 
+def give_token(monkeypatch: pytest.MonkeyPatch, token: str = TOKEN) -> None:
+    """Put the token of the catalog `lake` into the environment."""
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TOKEN", token)
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # read when it is imported
+
+
 @contextmanager
-def rest_catalog(folder: Path) -> Generator[str]:
+def rest_catalog(folder: Path, port: int = 0) -> Generator[str]:
     """Serve a catalog whose state is in a folder; yield its URI. It asks for `TOKEN`."""
-    (folder / "service").mkdir()
+    (folder / "service").mkdir(exist_ok=True)
     catalog = SqlCatalog("service", uri=f"sqlite:///{folder}/service/catalog.db", warehouse="none")
 
     class Handler(BaseHTTPRequestHandler):
@@ -69,7 +78,7 @@ def rest_catalog(folder: Path) -> Generator[str]:
             self.end_headers()
             self.wfile.write(content)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

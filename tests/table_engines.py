@@ -12,7 +12,7 @@ import duckdb
 import polars as pl
 from pyiceberg.table import StaticTable
 
-from tests.object_store import PORT
+from tests.object_store import PORT, PYICEBERG
 
 
 @cache
@@ -66,4 +66,9 @@ def pyiceberg_files(metadata: str, where: str) -> list[str]:
 
 def pyiceberg_rows(metadata: str, snapshot: int | None = None) -> list[dict[str, Any]]:
     """Return all rows, or those of an earlier snapshot."""
-    return StaticTable.from_metadata(metadata).scan(snapshot_id=snapshot).to_arrow().to_pylist()
+    return (
+        StaticTable.from_metadata(metadata, PYICEBERG)
+        .scan(snapshot_id=snapshot)
+        .to_arrow()
+        .to_pylist()
+    )

@@ -17,7 +17,6 @@ from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
 from dagster_leasehold.lease_store.publication_rows import (
@@ -153,10 +152,9 @@ class LeaseDatabaseCatalog(TableCatalog):
         if self._seen is None or self._seen.at != at:
             try:
                 metadata = FromInputFile.table_metadata(self.io.new_input(at))
-            except OSError as error:
+            except FileNotFoundError as error:
                 raise TableUnavailable(
-                    f"The metadata {at} cannot be read ({one_line(str(error))}): let this account "
-                    "read it, or restore it from a backup."
+                    f"The table's metadata {at} is gone: restore it from a backup."
                 ) from error
             self._seen = OpenTable(metadata, at)
         return self._seen

@@ -7,13 +7,16 @@ not used, so that output and metadata have one way to disks and stores, and one 
 from __future__ import annotations
 
 import io
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import cast
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from typing_extensions import override
 
+from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.lease_store.errors import LogCorrupt
+from dagster_leasehold.lease_store.errors import LogCorrupt, one_line
 
 
 class PlaceIO(FileIO):
@@ -33,19 +36,20 @@ class PlaceIO(FileIO):
         """Write a new file, durable in content and name.
 
         Raises:
-            OSError: it cannot be written.
+            TableUnavailable: it cannot be written.
         """
         path = self._at(location)
         folder = self._place / self._relative(location).rpartition("/")[0]
-        folder.make_folder(exist_ok=True)
-        file = path.create()
-        try:
-            file.sink.write(content)
-            file.settle()
-        except BaseException:
-            file.abandon()
-            raise
-        folder.sync_folder()
+        with _reached(location, "written"):
+            folder.make_folder(exist_ok=True)
+            file = path.create()
+            try:
+                file.sink.write(content)
+                file.settle()
+            except BaseException:
+                file.abandon()
+                raise
+            folder.sync_folder()
 
     @override
     def new_input(self, location: str) -> InputFile:
@@ -92,7 +96,8 @@ class _Input(InputFile):
         return cast(InputStream, io.BytesIO(self._content()))
 
     def _content(self) -> bytes:
-        content = self._place.content()
+        with _reached(self.location, "read"):
+            content = self._place.content()
         if content is None:
             raise FileNotFoundError(f"There is no {self.location}.")
         return content
@@ -147,3 +152,16 @@ class _Whole(io.BytesIO):
         if file is not None:
             file.put(self.getvalue())
         super().close()
+
+
+@contextmanager
+def _reached(location: str, done: str) -> Generator[None]:
+    """Turn an error of the disk or the store into one that says what follows from it."""
+    try:
+        yield
+    except OSError as error:
+        raise TableUnavailable(
+            f"The table's metadata {location} cannot be {done} ({one_line(str(error))}): see that "
+            "the output can be reached; output goes on being committed where it can be written, "
+            "and the table follows."
+        ) from error

@@ -6,18 +6,16 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import pyiceberg.catalog
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.utils.config import Config
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests import object_store
 from tests.hive_metastore import hive_metastore
-from tests.rest_catalog import TOKEN, rest_catalog
+from tests.rest_catalog import TOKEN, give_token, rest_catalog
 from tests.spark_iceberg import SparkMissing
 from tests.table_engines import duckdb_query
 from tests.unit.assets.output.table.publishing_world import Publishing
@@ -60,8 +58,7 @@ def hive(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 @pytest.fixture
 def rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     """A REST service, whose token is in the environment alone."""
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TOKEN", TOKEN)
-    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # read when it is imported
+    give_token(monkeypatch)
     with rest_catalog(tmp_path) as uri:
         yield uri
 
@@ -194,8 +191,7 @@ def test_a_secret_of_the_environment_opens_the_catalog_and_is_shown_nowhere(
     once(scene, 20)
     publisher = scene.publisher()
     wrong = "wrong-4711"
-    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TOKEN", wrong)
-    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    give_token(monkeypatch, wrong)
     with pytest.raises(
         TableUnavailable, match=r"^Catalog lake cannot be opened \(\w+: [^\n]+$"
     ) as no:
