@@ -30,7 +30,7 @@ QUERY = (
 
 
 def shown(address: str) -> dict[str, Any]:
-    """What the pages show of runs, partitions and code locations."""
+    """Return the runs, partitions and code locations of the pages."""
     body, form = json.dumps({"query": QUERY}).encode(), {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/graphql", body, form)
     with urllib.request.urlopen(request, timeout=60) as reply:

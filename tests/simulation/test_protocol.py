@@ -33,7 +33,7 @@ from dagster_leasehold.simulation.measures import FewestMoves
 from tests.simulation.mutants import MUTANTS, Mutant
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "500"))
-FEW_SEEDS = min(100, SEEDS)
+FEW_SEEDS = min(50, SEEDS)
 STEPS = int(os.environ.get("LEASEHOLD_SIMULATION_STEPS", "2000"))
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SIMULATION_FIRST_SEED", "0"))
 MUTANT_SEEDS_MAX = 200

@@ -49,7 +49,7 @@ class Scene:
         patch.setattr(node_launcher, "server_id", lambda _: "id" if self.answers else None)
 
     def _launch(self, instance: Any, run: dg.DagsterRun, client: Any) -> None:
-        self.told = instance
+        self.there = instance
         self.launched.append(f"{client.host}:{client.port}")
 
     def launch(self, run: dg.DagsterRun) -> list[str]:
@@ -104,10 +104,10 @@ def test_a_run_keeps_its_files_in_the_home_of_its_nodes_host(
         agent.setattr(dg.DagsterInstance, "root_directory", str(host))
         publish(scene.instance, "b", AT)
     scene.launch(tagged())
-    told = scene.told.get_ref()
-    assert told.local_artifact_storage.base_dir == str(host)
-    assert told.compute_log_manager._base_dir == (logs or str(host / "storage"))
-    assert told.storage_data == ref.storage_data
+    there = scene.there.get_ref()
+    assert there.local_artifact_storage.base_dir == str(host)
+    assert there.compute_log_manager._base_dir == (logs or str(host / "storage"))
+    assert there.storage_data == ref.storage_data
 
 
 def test_a_run_of_a_node_without_an_agent_goes_where_dagster_would_run_it(scene: Scene) -> None:
