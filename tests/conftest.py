@@ -40,6 +40,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let tests that share a slow server share a process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.sharing_scheduler import SharingScheduling
+
+    return SharingScheduling(config, log)
+
+
 @pytest.fixture(scope="session")
 def mariadb() -> Generator[MariaDB]:
     """One private MariaDB server for the whole session."""

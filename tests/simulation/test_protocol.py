@@ -99,6 +99,7 @@ def kill(mutant: Mutant) -> SeedOutcome | None:
 _KILLED_AT: dict[str, int] = {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 def test_every_mutant_is_found(mutant: Mutant) -> None:
     """Each breaks one rule; the project's own parts survive the very seed that finds it."""
@@ -111,6 +112,7 @@ def test_every_mutant_is_found(mutant: Mutant) -> None:
     _KILLED_AT[mutant.name] = outcome.seed + 1
 
 
+@pytest.mark.long
 def test_mutants_are_found_within_fifty_seeds_as_a_rule() -> None:
     if len(_KILLED_AT) < len(MUTANTS):
         pytest.skip("asks what the tests of all mutants found in this process")

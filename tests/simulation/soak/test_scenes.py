@@ -13,6 +13,7 @@ def test_a_scene_has_no_finding(name: str) -> None:
     assert SCENES[name].play() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_remedy_that_is_taken_out_is_noticed(mutant: Mutant) -> None:
     findings = mutant.findings()
