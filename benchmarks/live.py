@@ -7,7 +7,8 @@ trigger has the same interval, over files of the same records, one a second.
 
 `above idle` are the cores that are used beyond those of the same deployment at rest; the query has
 no rest. The age is that of the oldest record of a batch when the batch was committed; for the
-query, that of the oldest file. Numbers per hour are of these minutes, multiplied.
+query, that of the oldest file; `visible` is its age when the table showed it. Numbers per hour are
+of these minutes, multiplied.
 
 `--arrivals 10` measures something else: so many single records, at random moments, come to the idle
 deployment of each interval, and their ages at commit are those of the table. They find a run that
@@ -96,7 +97,8 @@ def measure_rival(folder: Path, interval_s: float, rate: int, minutes: float, no
 
 
 def _row(stretch: Stretch, system: str, interval: Any, rate: int, idle: float) -> dict[str, Any]:
-    ages = age_figures(stretch.ages)
+    visible = age_figures(stretch.visible_ages)
+    ages = age_figures(stretch.ages) | {f"visible: {name}": age for name, age in visible.items()}
     return row_of(stretch, system, interval, rate, idle) | ages | {"unread at end": ""}
 
 

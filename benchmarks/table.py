@@ -196,7 +196,7 @@ def main() -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-table-"))
         roots = {"disk": folder}
         if "s3" in chosen.places:
-            roots["s3"] = stack.enter_context(own_object_store())
+            roots["s3"] = stack.enter_context(own_object_store())[0]
         for store, name, shards in product(chosen.stores, chosen.places, chosen.shards):
             which = {"store": store, "place": name, "shards": shards}
             place = output_place(roots[name])

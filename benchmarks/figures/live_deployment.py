@@ -12,9 +12,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from benchmarks.figures.live_records import SHARDS
 from benchmarks.figures.process_tree import MEBIBYTE, CpuClock, memory_bytes, wait_for_orphans
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
@@ -37,6 +39,10 @@ NODES = 2
 PACE = "commit_interval_s"
 PATIENCE_S = 300.0
 POLL_S = 1.0
+
+
+Publication = tuple[datetime, dict[ShardId, int]]
+"""The moment of a publication, and the cursors of the shards after it."""
 
 
 def knows_pace() -> bool:
@@ -57,6 +63,7 @@ class Stretch:
         records: committed records.
         ages: of the oldest record of each batch at its commit, in seconds.
         ages_by_shard: the same, of each shard.
+        visible_ages: of the oldest record of each batch when the table showed it, in seconds.
     """
 
     seconds: float
@@ -67,6 +74,7 @@ class Stretch:
     records: int = 0
     ages: list[float] = field(default_factory=list[float])
     ages_by_shard: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    visible_ages: list[float] = field(default_factory=list[float])
 
     def slowest(self) -> list[float]:
         """Return the ages of the shard that has the highest median."""
@@ -100,6 +108,7 @@ class LiveDeployment:
         self.log = LocalLog.create(load_settings(home=home).log_folder(KEY.stream), SHARDS)
         self._process: subprocess.Popen[bytes] | None = None
         self._cpu = CpuClock()
+        self._publications: list[Publication] = []
 
     @property
     def settings(self) -> Settings:
@@ -189,9 +198,13 @@ class LiveDeployment:
         began, before = datetime.now(UTC), stored(self.settings)
         self._cpu.restart()
         began_s = time.monotonic()
+        self._publications = []
+        store = self._store()
         while (left_s := began_s + seconds - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left_s))
             self._look()
+            self._note_publication(store)
+        store.close()
         length_s, cores = time.monotonic() - began_s, self._cpu.cores()
         memory = memory_bytes(psutil.Process().children(recursive=True)) / MEBIBYTE
         ended = datetime.now(UTC)
@@ -210,12 +223,21 @@ class LiveDeployment:
         bounds = self.log.bounds(shards)
         return sum(int(bounds[shard].end) - int(points[shard] or 0) for shard in shards)
 
+    def _note_publication(self, store: LeaseStore) -> None:
+        """Note how far the newest publication came; two between two looks count as the later."""
+        newest = store.publication(KEY)
+        if newest is not None and newest.at is not None:
+            until = store.published_until(KEY) or {}
+            if not self._publications or self._publications[-1][0] != newest.at:
+                self._publications.append((newest.at, until))
+
     def _add_batches(self, stretch: Stretch, began: datetime, ended: datetime) -> None:
         store = self._store()
         try:
             rows = list(store.each_batch(KEY))
         finally:
             store.close()
+        stretch.visible_ages = visible_ages(rows, self._publications)
         for row in rows:
             if row.committed_at is None or not began <= row.committed_at < ended:
                 continue
@@ -263,6 +285,20 @@ class LiveDeployment:
     def _without_runs(self) -> bool:
         with opened_instance(self.settings) as instance:
             return all(run.is_finished for run in instance.get_runs(limit=20))
+
+
+def visible_ages(rows: Iterable[Batch], publications: Sequence[Publication]) -> list[float]:
+    """Return the ages in seconds of the oldest records of batches when the table showed them.
+
+    The batches of the first publication are left out, since it may have been made long before.
+    """
+    return [
+        (at - first).total_seconds()
+        for row in rows
+        if (first := row.statistics.first_event_time) is not None
+        for (_, before), (at, until) in pairwise(publications)
+        if before.get(row.shard, 0) <= row.sequence < until.get(row.shard, 0)
+    ]
 
 
 def row_of(stretch: Stretch, system: str, interval: Any, rate: int, idle: float) -> dict[str, Any]:

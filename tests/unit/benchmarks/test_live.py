@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from benchmarks.figures.dagster_storage import stored
+from benchmarks.figures.live_deployment import visible_ages
 from benchmarks.figures.live_records import SHARDS, Flow, age_figures
 from benchmarks.figures.live_streaming import batch_files
 from benchmarks.figures.process_tree import cpu_below
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics
 from dagster_leasehold.orchestration.instance import create_instance
 from dagster_leasehold.orchestration.settings import Settings
 
@@ -39,6 +43,20 @@ def test_ages_are_median_95_percent_and_highest():
     assert age_figures([]) == {"age s": "", "95 % s": "", "highest s": ""}
     assert age_figures([3.0]) == {"age s": 3.0, "95 % s": 3.0, "highest s": 3.0}
     assert age_figures(range(101)) == {"age s": 50, "95 % s": 95, "highest s": 100}
+
+
+def test_a_record_is_visible_from_the_publication_that_passed_its_batch() -> None:
+    at = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second) for second in range(20)]
+    shard = ShardId("0")
+
+    def row(sequence: int, first: datetime) -> Batch:
+        seen = BatchStatistics(1, 1, 1, 0, first, first)
+        state, node = BatchState.COMMITTED, NodeName("a")
+        return Batch(shard, sequence, "0", "1", state, 1, "run", node, statistics=seen)
+
+    rows = [row(0, at[0]), row(1, at[1]), row(2, at[4]), row(3, at[12])]
+    publications = [(at[2], {shard: 1}), (at[8], {shard: 3}), (at[13], {shard: 3})]
+    assert visible_ages(rows, publications) == [7.0, 4.0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the times of ended children")
