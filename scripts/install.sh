@@ -69,7 +69,7 @@ fi
 
 case $kind in
 dev) what='.[dev]' ;;
-*) what='.' ;;
+*) what='.[demo]' ;;
 esac
 log="$venv/install.log"
 : >"$log"

@@ -1,4 +1,4 @@
-"""The demo's course: load, start Dagster, split and merge while it consumes, stop, prove."""
+"""The demo's course: load, start Dagster, split and merge while it consumes, stop, prove, query."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.orchestration.demo import report
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
 from dagster_leasehold.orchestration.demo.input import DemoInput, Loader
+from dagster_leasehold.orchestration.demo.query import publish_rest, query_table
 from dagster_leasehold.orchestration.demo.watch import StageDisplay, Watch
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.resources import declared_stream
@@ -84,8 +85,12 @@ class Demo:
             loader = self._consume(expected, store, stream, spark, display)
             with self._timed("stop"):
                 ending.close()
+        with self._timed("publication"):
+            publish_rest(settings, stream)
         with self._timed("proof"):
             proven = self._prove(store, stream, loader)
+        with self._timed("query"):
+            proven = query_table(store, settings, stream, loader.digest.records) and proven
         with self._timed("lease table"):
             # The UI opens with the table and its pictures in place.
             proven = materialize_lease_table(settings, stream) and proven

@@ -55,6 +55,8 @@ def test_it_ends_with_the_table_and_the_proof(demo: Finished) -> None:
     assert f"Records: {RECORDS:,} loaded, {RECORDS:,} committed, each exactly once." in demo.out
     assert "no overlapping tenures, no gap, no overlap" in demo.out
     assert "split shard 0 into 8 and 9, merged 4 and 5 into 10" in demo.out
+    assert "Table leasehold.leasehold.demo, as DuckDB reads it" in demo.out
+    assert f"Table: DuckDB counts {RECORDS:,} records, as many as were committed." in demo.out
     table = demo.out.split("Shards of demo/default")[1].split("Journal and ledger")[0]
     assert max(len(line) for line in table.splitlines()) <= 100
     assert_printed(("demo",), demo.out)

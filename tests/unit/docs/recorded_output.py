@@ -22,6 +22,9 @@ Shards of demo/default
 …
 Journal and ledger: no overlapping tenures, no gap, no overlap, parents before children.
 Records: 20,000 loaded, 20,000 committed, each exactly once.
+Table leasehold.leasehold.demo, as DuckDB reads it
+…
+Table: DuckDB counts 20,000 records, as many as were committed.
 …""",
     ),
     ("ui",): (
