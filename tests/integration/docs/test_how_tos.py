@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,9 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.command_line import main
 from tests.database_server import PASSWORD
 from tests.environment import forget_settings
+from tests.rest_catalog import give_token, rest_catalog
+from tests.spark_iceberg import PROGRAM
+from tests.table_engines import duckdb_with_iceberg
 from tests.unit.docs.test_docs import DOCS, fences
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
@@ -166,6 +170,76 @@ def test_a_replay_after_a_bug(
         os.utime(path, (0, 0))
     assert "Removed 16 files" in printed("vacuum visits")
     assert values(printed("cat visits")) == everything
+
+
+def test_moving_from_a_version_without_tables(home: ConsumedHome, printed: Printed) -> None:
+    create, verify = commands("move-to-tables.md")
+    before = {path: path.read_bytes() for path in home.output.rglob("*.parquet")}
+    assert "the ledger names the same" in joined(printed(create))
+    assert "no violations" in printed(verify)
+    assert {path: path.read_bytes() for path in home.output.rglob("*.parquet")} == before
+    assert "Published 0 batches of 0 records" in printed(create)
+
+
+def test_a_store_that_is_away(
+    home: ConsumedHome, printed: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Method: the folder of the table's metadata cannot be reached; runs write elsewhere."""
+    status, create, verify = commands("store-away.md")
+    away = home.output / "metadata"
+    away.touch()
+    home.append(2)
+    home.consume("run-2")
+    assert main(shlex.split(create)) != 0
+    assert "output goes on being committed" in joined(capsys.readouterr().err)
+    assert "16 committed batches with 48 records wait since" in joined(printed(status))
+    away.unlink()
+    assert "the ledger names the same" in joined(printed(create))
+    assert "no violations" in printed(verify)
+
+
+def test_another_catalog(
+    home: ConsumedHome, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: the page's file of settings, with the address of a stand-in for the service."""
+    (settings,) = fences(DOCS / "how-to/other-catalog.md", "toml")
+    assert "export PYICEBERG_CATALOG__LAKE__TOKEN=" in "".join(
+        fences(DOCS / "how-to/other-catalog.md", "console")
+    )
+    give_token(monkeypatch)
+    with rest_catalog(tmp_path) as uri:
+        Path("leasehold.toml").write_text(settings.replace("https://catalog.example.com", uri))
+        (create,) = commands("other-catalog.md")
+        created = joined(printed(create))
+    assert "to the table leasehold.demo of catalog lake" in created
+    assert "the ledger names the same" in created
+
+
+def test_queries_of_the_table(
+    home: ConsumedHome, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of Python; Spark's is the line that `test_engines` has its Spark run.
+
+    Neither Trino nor Athena runs here: their blocks, and the settings of Spark's JDBC catalog, are
+    what their own documentation prescribes, and are not run.
+    """
+    printed("table create demo")
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL", home.settings.store_url.get_secret_value())
+    connection = duckdb_with_iceberg()
+    monkeypatch.setattr("duckdb.connect", lambda: connection)
+    first, arrow, duckdb, spark = fences(DOCS / "how-to/query-the-table.md", "python")
+    names: dict[str, Any] = {}
+    # DuckDB's extension is loaded from a package here.
+    for block in (first, arrow, duckdb.replace("INSTALL iceberg; LOAD iceberg", "SELECT 1")):
+        exec(block, names)
+    assert names["recent"].num_rows == names["frame"].height == 40
+    assert sorted(names["counts"]) == [(str(shard), 10) for shard in range(4)]
+    assert spark.strip().removeprefix("frame = ") in PROGRAM
+
+
+def joined(text: str) -> str:
+    """Text as one line, wherever the terminal broke it."""
+    return " ".join(text.split())
 
 
 def values(lines: str) -> list[str]:
