@@ -86,6 +86,9 @@ class CatalogSettings:
     properties: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
 
+THE_LEASE_DATABASE = CatalogSettings()
+
+
 def _check_partitioning(partitioning: Sequence[str]) -> None:
     """Check that every file's partition can be told from what the ledger knows of the file.
 

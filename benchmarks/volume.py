@@ -64,7 +64,6 @@ def measured(call: Callable[[], object], repeats: int = REPEATS) -> float:
 
 def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
     """Return every cost in milliseconds, and the memory after each that reads much, in MB."""
-    from dagster_leasehold.assets.output.committed_parts import EventSpan, committed_parts
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.group_rows import Timing
     from dagster_leasehold.lease_store.journal_rows import EventKind
@@ -83,8 +82,6 @@ def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
         incarnation_of=lambda _: INCARNATION,
     )
     collector = StoreCollector(lambda: store)
-    hour = EventSpan(age.middle - HOUR / 2, age.middle + HOUR / 2)
-    window = lambda: committed_parts(store, KEY, Path("/"), span=hour)  # noqa: E731
 
     def status() -> None:
         store.snapshot(KEY)
@@ -95,8 +92,6 @@ def measure(url: str, age: Age, *, verify: bool) -> dict[str, float]:
         "tick_ms": measured(rebalancer.tick),
         "commit_ms": measured(run.commit),
         "journal_ms": measured(lambda: store.journal(KEY, limit=100, newest=True)),
-        "window_ms": measured(window),
-        "window_files": len(window()),
         "status_ms": measured(status),
         "scrape_ms": measured(lambda: list(collector.collect())),
     }

@@ -111,10 +111,10 @@ class PlannedPublication:
 
 @dataclass(frozen=True, slots=True)
 class PublishTurn:
-    """The turn to publish a group's output: a node, and the turn's fencing number."""
+    """The turn to publish a group's output: a node or none, and the turn's fencing number."""
 
     key: GroupKey
-    node: NodeName
+    node: NodeName | None
     epoch: int
 
 

@@ -13,10 +13,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from dagster_leasehold.assets.output.committed_dataset import committed_dataset
-from dagster_leasehold.assets.output.committed_parts import EventSpan
-from dagster_leasehold.assets.output.ledger_view import expired_output
+from dagster_leasehold.assets.errors import OutputUnreadable
+from dagster_leasehold.assets.output.expired_output import expired_output
+from dagster_leasehold.assets.output.table.reading import (
+    EventSpan,
+    PlannedFile,
+    TablePlan,
+    plan_table,
+)
+from dagster_leasehold.assets.output.table.schemas import TIME_COLUMN
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, hour_key
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -25,7 +32,7 @@ from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LedgerAndWindows
+from dagster_leasehold.lease_store.store import LeaseStore
 
 SPANS_MAX = 8
 """The most spans of hours that are asked for one by one; more are one long span."""
@@ -78,12 +85,14 @@ class LateRecords:
         store: the lease store.
         output_root: the folder of the stream's output.
         steps: of the sensor's ticks; an hour or a shard that fails is left out for a while.
+        catalog: of the stream's table.
     """
 
     hourly: HourlyAsset
-    store: LedgerAndWindows
+    store: LeaseStore
     output_root: OutputPlace
     steps: FailingSteps
+    catalog: CatalogSettings
     _next: dict[ShardId, int] | None = None
     _seen: dict[ShardId, str | None] = field(default_factory=dict[ShardId, str | None])
     _ends: dict[datetime, dict[ShardId, int]] = field(
@@ -155,8 +164,8 @@ class LateRecords:
     def count(self, rows: Mapping[datetime, EventWindow]) -> list[EventWindow]:
         """Write late records into the rows of their hours; return the rows that changed.
 
-        An hour whose file cannot be read, or whose row somebody else wrote first, is left to a
-        later tick.
+        An hour whose batches are not published, whose file cannot be read, or whose row somebody
+        else wrote first, is left to a later tick.
         """
         counted: list[EventWindow] = []
         for at in sorted(self._ends.keys() & rows.keys()):
@@ -171,6 +180,8 @@ class LateRecords:
             for shard, end in sorted(self._ends[window.start].items())
             if end > window.covered.get(shard, 0)
         }
+        if ends and not self._published(ends):
+            return None
         late = self._rows(window, ends) if ends else 0
         if not late:
             del self._ends[window.start]
@@ -187,16 +198,45 @@ class LateRecords:
         del self._ends[window.start]
         return written
 
+    def _published(self, ends: Mapping[ShardId, int]) -> bool:
+        cursors = self.store.published_until(self.hourly.stream.key, ends) or {}
+        return all(cursors.get(shard, 0) >= end for shard, end in ends.items())
+
     def _rows(self, window: EventWindow, ends: Mapping[ShardId, int]) -> int:
-        expired = expired_output(self.store, self.hourly.stream.key, ends)
+        """Return the number of records of an hour in batches that its run has not read."""
+        key, span = self.hourly.stream.key, EventSpan(window.start, window.end)
+        plan = plan_table(
+            self.store, key, self.output_root, shards=ends, span=span, catalog=self.catalog
+        )
+        expired = expired_output(self.store, key, ends)
         begins = {shard: each.first_number for shard, each in expired.items()}
-        return committed_dataset(
-            self.store,
-            self.hourly.stream.key,
-            self.output_root,
-            numbers={
-                shard: range(max(window.covered.get(shard, 0), begins.get(shard, 0)), end)
-                for shard, end in ends.items()
-            },
-            span=EventSpan(window.start, window.end),
-        ).count_rows()
+        return sum(
+            self._rows_of(
+                plan,
+                file,
+                range(max(window.covered.get(shard, 0), begins.get(shard, 0)), ends[shard]),
+                span,
+            )
+            for file in plan.files
+            for shard in [file.shard]
+        )
+
+    def _rows_of(self, plan: TablePlan, file: PlannedFile, wanted: range, span: EventSpan) -> int:
+        """Return the number of records of a span in some batches of a file."""
+        own = file.numbers
+        if own is None or own.stop <= wanted.start or own.start >= wanted.stop:
+            return 0
+        dataset, of_span = plan.dataset([file]), span.expression()
+        if wanted.start <= own.start and own.stop <= wanted.stop:
+            return dataset.count_rows(filter=of_span)
+        batches = list(self.store.each_batch(self.hourly.stream.key, file.shard, numbers=own))
+        before = sum(b.statistics.written for b in batches if b.last < wanted.start)
+        within = [b for b in batches if b.sequence in wanted and b.last in wanted]
+        after = sum(b.statistics.written for b in batches if b.sequence >= wanted.stop)
+        rows = sum(b.statistics.written for b in within)
+        if before + rows + after != file.records:
+            raise OutputUnreadable(
+                f"Batches {own.start} to {own[-1]} of shard {file.shard} lie together in "
+                f"{file.path}, and the ledger does not tell their rows apart: replay them."
+            )
+        return dataset.to_table([TIME_COLUMN]).slice(before, rows).filter(of_span).num_rows

@@ -10,7 +10,7 @@ from functools import partial
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.output.ledger_view import expired_output
+from dagster_leasehold.assets.output.expired_output import expired_output
 from dagster_leasehold.assets.partitions import STREAM_TAG
 from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, complete_hours, frontier
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.store import LedgerAndWindows
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work
@@ -194,13 +194,13 @@ class WatermarkRounds:
         return [hour for hour in hours if last is not None and hour_key(hour) <= last]
 
     def _look_late(
-        self, store: LedgerAndWindows, leases: Sequence[ShardLease], *, remembers: bool
+        self, store: LeaseStore, leases: Sequence[ShardLease], *, remembers: bool
     ) -> list[EventWindow]:
         """Settle the hours that were made, and count late records; return the rows that changed."""
         asked, late = self._asked, self._late
         if late is None:
             root = self.deployment.output_folder(self.hourly.stream.key)
-            late = LateRecords(self.hourly, store, root, self._steps)
+            late = LateRecords(self.hourly, store, root, self._steps, self.deployment.catalog)
         first = late.begin(leases, asked.next)
         self._late = late
         if first is not None:

@@ -1,7 +1,7 @@
 """The IO manager that gives committed output to downstream assets, by the type they ask for.
 
-It reads the ledger at the moment the input is loaded. It writes nothing: what a stream's asset
-makes is committed by the ledger, long before Dagster could store a value.
+It reads the published table, once that shows all that was committed when the input is loaded. It
+stores no value: what a stream's asset makes is committed long before Dagster could do so.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.committed_dataset import committed_dataset
-from dagster_leasehold.assets.output.committed_output import read_committed
-from dagster_leasehold.assets.output.committed_parts import ALWAYS, EventSpan
-from dagster_leasehold.assets.output.ledger_view import refuse_expired_times
+from dagster_leasehold.assets.output.committed_output import (
+    Choice,
+    committed_dataset,
+    read_committed,
+)
+from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
+from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError, shown
@@ -52,7 +55,7 @@ class CommittedInput(dg.IOManager):
 
     Args:
         streams: the streams whose output it can load.
-        deployment: gives the ledger and the files.
+        deployment: gives the lease store, the catalog and the files.
     """
 
     def __init__(self, streams: Sequence[ShardStream], deployment: Deployment) -> None:
@@ -103,13 +106,16 @@ class CommittedInput(dg.IOManager):
             refuse_expired_times(self._deployment.store(), stream.key, span.since, span.until)
         column = str((context.definition_metadata or {}).get(TIME_COLUMN_KEY, TIME_COLUMN))
         store, root = self._deployment.store(), self._deployment.output_folder(stream.key)
+        choice = Choice(
+            shards=shards, wait=True, table=stream.table, catalog=self._deployment.catalog
+        )
         if kind == "spark":
             spark: SparkSession = context.resources.spark.spark_session
             return read_committed(
-                spark, store, stream.key, root, shards=shards, span=span, time_column=column
+                spark, store, stream.key, root, span=span, time_column=column, **choice
             )
         dataset = committed_dataset(
-            store, stream.key, root, shards=shards, span=span, time_column=column
+            store, stream.key, root, span=span, time_column=column, **choice
         )
         if kind == "dataset":
             return dataset

@@ -1,243 +1,238 @@
-"""Committed output: the files that the ledger names, in its order, and nothing else.
+"""Committed output, read through the group's published table: Arrow, Spark, plain files, records.
 
-Other files in the output folder were written by attempts that never counted.
+What was committed is in the table some seconds later; who cannot be content with that waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
-from dagster_leasehold.assets.output.attempts import unreadable
-from dagster_leasehold.assets.output.committed_dataset import dataset_of, no_time_column
-from dagster_leasehold.assets.output.committed_parts import (
-    ALWAYS,
-    CommittedPart,
-    EventSpan,
-    committed_parts,
-)
-from dagster_leasehold.assets.output.ledger_view import Heads, at_one_moment, each_committed
-from dagster_leasehold.assets.output.output_file import RECORD_DDL, TIME_COLUMN
+from typing_extensions import Unpack
+
+from dagster_leasehold.assets.errors import OutputUnreadable
+from dagster_leasehold.assets.output.output_file import COMPRESSION, TIME_COLUMN
 from dagster_leasehold.assets.output.store_frames import frame_of
+from dagster_leasehold.assets.output.table.catching_up import catch_up
+from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan, TablePlan, plan_table
 from dagster_leasehold.assets.places.address import Output, output_place
-from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import (
+    THE_LEASE_DATABASE,
+    CatalogSettings,
+    TableSettings,
+)
+from dagster_leasehold.lease_store.durable_files import replacing
+from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
-from dagster_leasehold.lease_store.roles.ledger import Ledger
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS_PER_READ = 256
 
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedRecord:
-    """A record that could not be parsed, as it came.
+class Choice(TypedDict, total=False):
+    """The choice of what is read; all of the newest snapshot by default.
 
     Attributes:
-        batch_id: the batch that holds it.
-        value: its raw bytes; None where the source has none.
-        error: why it could not be parsed.
+        shards: only these shards.
+        snapshot_id: of an earlier snapshot, instead of the newest.
+        wait: True to see all that was committed before the call: it returns once the table shows
+            it, and raises `TableUnavailable` if nothing was published for a minute.
+        table: the stream's settings of its table. With them, who waits publishes by itself what
+            nobody else is publishing; without them, it waits for the deployment.
+        catalog: of the table, if it is not the lease database.
     """
 
-    shard: ShardId
-    batch_id: str
-    cursor: str
-    event_time: datetime | None
-    key: bytes | None
-    value: bytes | None
-    error: str
+    shards: Collection[ShardId] | None
+    snapshot_id: int | None
+    wait: bool
+    table: TableSettings | None
+    catalog: CatalogSettings
 
 
-def quarantined_records(
-    store: Ledger,
+def plan_committed(
+    store: LedgerAndRewrites,
     key: GroupKey,
     output_root: Output,
-    shard: ShardId | None = None,
     *,
-    since: datetime | None = None,
-) -> Iterator[QuarantinedRecord]:
-    """Yield records in quarantine, shard by shard, each shard's in order.
+    span: EventSpan = ALWAYS,
+    **choice: Unpack[Choice],
+) -> TablePlan:
+    """Return the files of committed output that may hold what is chosen.
 
-    With `since`, those whose event time is not before it; one without an event time is included.
+    Args:
+        store: the lease store.
+        key: the consumer group.
+        output_root: the folder of the group's output, or its URI.
+        span: files that hold no record of it are left out.
+        choice: the rest, as `Choice` explains it.
 
     Raises:
-        LogCorrupt: a file that the ledger names is missing or damaged.
+        TableUnavailable: the table or its catalog cannot be reached, or waiting was in vain.
+        OutputUnreadable: there is no such snapshot.
     """
-    for committed in each_committed_file(store, key, output_root, shard, quarantine=True):
-        last = committed.batch.statistics.last_event_time
-        if since is not None and last is not None and last < since:
-            continue
-        for record in _records(committed):
-            if since is None or record.event_time is None or record.event_time >= since:
-                yield record
-
-
-def _records(committed: CommittedFile) -> Iterator[QuarantinedRecord]:
-    import pyarrow as pa
-
-    try:
-        with committed.path.parquet() as file:
-            for batch in file.iter_batches(batch_size=ROWS_PER_READ):
-                yield from (_record(committed, row) for row in batch.to_pylist())
-    except (OSError, pa.ArrowInvalid) as error:
-        raise unreadable(committed.path, error, committed.batch.batch_id) from error
-
-
-def _record(committed: CommittedFile, row: dict[str, Any]) -> QuarantinedRecord:
-    return QuarantinedRecord(
-        shard=committed.shard,
-        batch_id=committed.batch.batch_id,
-        cursor=row["cursor"],
-        event_time=row["event_time"],
-        key=row["key"],
-        value=row["value"],
-        error=row["error"],
+    place, catalog = output_place(output_root), choice.get("catalog", THE_LEASE_DATABASE)
+    if choice.get("wait"):
+        catch_up(store, key, place, table=choice.get("table"), catalog=catalog)
+    shards, snapshot = choice.get("shards"), choice.get("snapshot_id")
+    return plan_table(
+        store, key, place, shards=shards, span=span, snapshot_id=snapshot, catalog=catalog
     )
 
 
-def quarantined_count(store: Ledger, key: GroupKey, shard: ShardId | None = None) -> int:
-    """Return the number of records of committed batches in quarantine."""
-    return sum(batch.statistics.quarantined for batch in store.each_batch(key, shard))
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedFile:
-    """A file of committed output, and the batch that made it visible."""
-
-    shard: ShardId
-    batch: Batch
-    path: OutputPlace
-    file: DataFile
-
-
-def committed_files(
-    store: Ledger,
+def committed_dataset(
+    store: LedgerAndRewrites,
     key: GroupKey,
     output_root: Output,
-    shard: ShardId | None = None,
     *,
-    quarantine: bool = False,
-) -> list[CommittedFile]:
-    """Return the files of committed batches by shard and batch, of one shard or of all.
+    span: EventSpan = ALWAYS,
+    time_column: str = TIME_COLUMN,
+    **choice: Unpack[Choice],
+) -> ds.Dataset:
+    """Return committed output as an Arrow dataset, in order of shard and batch.
 
-    With `quarantine`, those of the records that could not be parsed instead.
-    """
-    return list(each_committed_file(store, key, output_root, shard, quarantine=quarantine))
+    It begins, in each shard, where output has not expired. Its columns are the table's; one that a
+    transform added later is null before. DuckDB reads it as a table.
 
-
-def each_committed_file(
-    store: Ledger,
-    key: GroupKey,
-    output_root: Output,
-    shard: ShardId | None = None,
-    *,
-    quarantine: bool = False,
-) -> Iterator[CommittedFile]:
-    """Yield what `committed_files` returns, shard by shard, each as it was at one moment."""
-    folder = output_place(output_root)
-
-    def read(heads: Heads) -> Iterator[tuple[ShardId, CommittedFile]]:
-        for batch in each_committed(store, key, heads):
-            for file in batch.files:
-                if file.quarantine == quarantine:
-                    path = folder / file.path
-                    yield batch.shard, CommittedFile(batch.shard, batch, path, file)
-
-    shards = [shard] if shard is not None else list(store.heads(key))
-    for each in shards:
-        for files in at_one_moment(store, key, [each], read)[0].values():
-            yield from files
-
-
-def committed_paths(
-    store: Ledger, key: GroupKey, output_root: Output, shard: ShardId | None = None
-) -> list[str]:
-    """Return the paths or URIs of committed output, for DuckDB's `read_parquet` and the like."""
-    return [str(file.path) for file in committed_files(store, key, output_root, shard)]
-
-
-def iter_records(
-    store: Ledger,
-    key: GroupKey,
-    output_root: Output,
-    shard: ShardId | None = None,
-    *,
-    quarantine: bool = False,
-) -> Iterator[pa.RecordBatch]:
-    """Yield committed records as Arrow batches, shard after shard, each shard's in order.
+    Args:
+        store: the lease store.
+        key: the consumer group.
+        output_root: the folder of the group's output, or its URI.
+        span: only records whose event time lies in it.
+        time_column: the column that `span` means, if the transform calls it otherwise.
+        choice: `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
 
     Raises:
-        LogCorrupt: a file that the ledger names is missing or damaged.
+        TableUnavailable: the table or its catalog cannot be reached, or waiting was in vain.
+        OutputUnreadable: there is no such time column, or no such snapshot.
     """
-    import pyarrow as pa
-
-    for committed in each_committed_file(store, key, output_root, shard, quarantine=quarantine):
-        # What was handed out stays right if the file turns out to be damaged further on.
-        try:
-            with committed.path.parquet() as file:
-                yield from file.iter_batches()
-        except (OSError, pa.ArrowInvalid) as error:
-            raise unreadable(committed.path, error, committed.batch.batch_id) from error
+    pruned = span if time_column == TIME_COLUMN else ALWAYS
+    plan = plan_committed(store, key, output_root, span=pruned, **choice)
+    expression = span.expression(time_column)
+    if expression is None:
+        return plan.dataset()
+    _check_time_column(key, time_column, plan.schema.names)
+    return plan.dataset().filter(expression)
 
 
 def read_committed(
     spark: SparkSession,
-    store: Ledger,
+    store: LedgerAndRewrites,
     key: GroupKey,
     output_root: Output,
     *,
-    shards: Collection[ShardId] | None = None,
     span: EventSpan = ALWAYS,
     time_column: str = TIME_COLUMN,
+    **choice: Unpack[Choice],
 ) -> DataFrame:
-    """Return committed output as a Spark DataFrame: what the ledger names at this moment.
+    """Return committed output as a Spark DataFrame, read from the files of the table.
 
     Args:
-        spark: the session.
+        spark: the session; its workers reach the output.
         store: the lease store.
         key: the consumer group.
-        output_root: the folder of the group's output, or its URI; Spark's workers reach it too.
-        shards: only these shards; None is all.
+        output_root: the folder of the group's output, or its URI.
         span: only records whose event time lies in it.
         time_column: the column that `span` means, if the transform calls it otherwise.
+        choice: `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
 
     Raises:
-        OutputUnreadable: there is no such time column.
+        TableUnavailable: the table or its catalog cannot be reached, or waiting was in vain.
+        OutputUnreadable: there is no such time column, or no such snapshot.
     """
     pruned = span if time_column == TIME_COLUMN else ALWAYS
-    parts = committed_parts(store, key, output_root, shards=shards, span=pruned)
-    return parquet_frame(spark, parts, key, span, time_column)
+    plan = plan_committed(store, key, output_root, span=pruned, **choice)
+    return parquet_frame(spark, plan, key, span, time_column)
 
 
 def parquet_frame(
     spark: SparkSession,
-    parts: Sequence[CommittedPart],
+    plan: TablePlan,
     key: GroupKey,
     span: EventSpan = ALWAYS,
     time_column: str = TIME_COLUMN,
 ) -> DataFrame:
-    """Return whole files of committed output as a Spark DataFrame; see `read_committed`."""
+    """Return the records of a span in planned files as a Spark DataFrame."""
     from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-    if not parts:
-        return spark.createDataFrame([], RECORD_DDL)
-    # A transform may have changed over time: a column that came later is null before.
-    if parts[0].path.is_local:
-        paths = [str(part.path) for part in parts]
-        frame = spark.read.option("mergeSchema", "true").parquet(*paths)
+    paths = [file.path for file in plan.files]
+    if not paths:
+        frame = spark.createDataFrame([], from_arrow_schema(plan.schema))
+    elif paths[0].is_local:
+        schema = from_arrow_schema(plan.schema)
+        frame = spark.read.schema(schema).parquet(*(str(path) for path in paths))
     else:
-        frame = frame_of(spark, [part.path for part in parts], dataset_of(parts).schema)
+        frame = frame_of(spark, paths, plan.schema)
     if span.everything:
         return frame
-    if time_column not in frame.columns:
-        raise no_time_column(key, time_column, frame.columns)
+    _check_time_column(key, time_column, frame.columns)
     if span.since is not None:
         frame = frame.where(F.col(time_column) >= F.lit(span.since))
     if span.until is not None:
         frame = frame.where(F.col(time_column) < F.lit(span.until))
     return frame
+
+
+def _check_time_column(key: GroupKey, column: str, columns: Sequence[str]) -> None:
+    if column not in columns:
+        raise OutputUnreadable(
+            f"The output of {key} has no column {shown(column)} to choose times by: it has "
+            f"{', '.join(columns)}."
+        )
+
+
+def committed_paths(
+    store: LedgerAndRewrites, key: GroupKey, output_root: Output, **choice: Unpack[Choice]
+) -> list[str]:
+    """Return the paths or URIs of committed output, for DuckDB's `read_parquet` and the like.
+
+    `choice` is `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
+    """
+    return [str(file.path) for file in plan_committed(store, key, output_root, **choice).files]
+
+
+def iter_records(
+    store: LedgerAndRewrites, key: GroupKey, output_root: Output, **choice: Unpack[Choice]
+) -> Iterator[pa.RecordBatch]:
+    """Yield committed records as Arrow batches, shard after shard, each shard's in order.
+
+    `choice` is `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
+
+    Raises:
+        LogCorrupt: a file that the table names is missing or damaged.
+    """
+    yield from plan_committed(store, key, output_root, **choice).batches()
+
+
+def write_parquet(
+    plan: TablePlan, file: Path, progress: Callable[[int], None] = lambda _: None
+) -> int:
+    """Write all records of planned files, in their order, into a new file; return their number.
+
+    The file appears under its name when it is whole and on the disk; memory holds a few batches.
+
+    Args:
+        plan: the files.
+        file: the new file, in a folder that exists.
+        progress: called with the number of records written so far.
+
+    Raises:
+        LogCorrupt: a file that the table names is missing or damaged.
+        OSError: the file cannot be written.
+    """
+    import pyarrow.parquet as pq
+
+    rows = 0
+    with (
+        replacing(file, durable=True) as sink,
+        pq.ParquetWriter(sink, plan.schema, compression=COMPRESSION) as out,
+    ):
+        for batch in plan.batches():
+            out.write_batch(batch)
+            rows += batch.num_rows
+            progress(rows)
+    return rows

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 
-_NUMBERED = re.compile(r"\.([0-9]+)-([0-9]+)\.[^.]+(?:\.quarantine)?\.parquet")
+_NUMBERED = re.compile(r"(.+)\.([0-9]+)-([0-9]+)\.[^.]+(?:\.quarantine)?\.parquet")
 
 
 class FileNames(Protocol):
@@ -36,7 +36,7 @@ def file_name(shard: ShardId, numbers: range, rest: str, *, quarantine: bool = F
     return f"{shard}.{numbers.start}-{numbers.stop - 1}.{rest}{kind}.parquet"
 
 
-def batches_of(name: str, shard: ShardId) -> range | None:
-    """Return the numbers of the batches in a file of a shard; None for a name without numbers."""
-    match = _NUMBERED.fullmatch(name.removeprefix(shard)) if name.startswith(shard) else None
-    return range(int(match[1]), int(match[2]) + 1) if match else None
+def shard_and_batches(name: str) -> tuple[ShardId, range] | None:
+    """Return the shard and the numbers of the batches in a file; None for a name without them."""
+    match = _NUMBERED.fullmatch(name)
+    return (ShardId(match[1]), range(int(match[2]), int(match[3]) + 1)) if match else None

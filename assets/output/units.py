@@ -18,8 +18,10 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther
+from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.rewrites import Rewrites
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 
 Unit = tuple[Batch, ...]
 Ended = Callable[[str], bool]
@@ -47,6 +49,44 @@ def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
             unit = []
     if unit:
         yield tuple(unit)
+
+
+def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
+    """Yield the units of a shard that hold any of some committed batches, by number.
+
+    A unit that begins before the first of them is looked for backwards, no further than to the
+    next file of output.
+    """
+    before = _carrier(store, key, shard, numbers.start)
+    first = before.sequence if before is not None else numbers.start
+    rows = store.each_batch(key, shard, numbers=range(first, NUMBERS_END))
+    for unit in each_unit(rows):
+        if unit[0].sequence >= numbers.stop:
+            return
+        yield unit
+
+
+def _carrier(store: Ledger, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
+    """Return the row before a number that holds that batch, itself or in its file, or None."""
+    first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
+    if number == 0 or (first is not None and _lists_output(first)):
+        return None
+    own: Batch | None = None
+    passed = 0
+    for row in store.each_batch(key, shard, numbers=range(number), newest_first=True):
+        if row.last >= number:
+            own = row
+        else:
+            passed += row.batches
+            if max((file.batches for file in row.files), default=1) > passed:
+                return row
+        if _lists_output(row):
+            break
+    return own
+
+
+def _lists_output(batch: Batch) -> bool:
+    return any(not file.quarantine for file in batch.files)
 
 
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:

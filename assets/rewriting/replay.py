@@ -23,10 +23,17 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.consuming import sweep
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.errors import RewriteRefused
-from dagster_leasehold.assets.output.ledger_view import expired_output, units_of
+from dagster_leasehold.assets.output.expired_output import expired_output
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
-from dagster_leasehold.assets.output.units import Ended, Unit, rewritable_until, rewriting, swap
+from dagster_leasehold.assets.output.units import (
+    Ended,
+    Unit,
+    rewritable_until,
+    rewriting,
+    swap,
+    units_of,
+)
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.shard_stream import ShardStream

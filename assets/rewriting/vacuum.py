@@ -135,7 +135,7 @@ def _named_by_table(
     # It loads PyIceberg.
     from dagster_leasehold.assets.output.table.group_table import files_of_table
 
-    return files_of_table(store, publication.table, catalog, output_root)
+    return files_of_table(store, key, catalog, output_root)
 
 
 def _attempt(entry: Entry) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,9 +13,10 @@ from dagster_leasehold.assets import errors
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, touch_replaced
 from dagster_leasehold.assets.output.committed_output import parquet_frame
-from dagster_leasehold.assets.output.committed_parts import CommittedPart, EventSpan, listed_parts
-from dagster_leasehold.assets.output.ledger_view import Heads, refuse_expired_times
+from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.output.store_frames import write_frame
+from dagster_leasehold.assets.output.table.catching_up import catch_up
+from dagster_leasehold.assets.output.table.reading import EventSpan, TablePlan, plan_table
 from dagster_leasehold.assets.output.units import Ended
 from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -79,9 +80,25 @@ def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
     ]
 
 
-def next_numbers(heads: Heads) -> dict[ShardId, int]:
-    """Return for each shard with a ledger the number of the batch after its last."""
-    return {shard: head.next_number for shard, head in heads.items() if head.next_number}
+def _planned(
+    deployment: Deployment, stream: ShardStream, span: EventSpan
+) -> tuple[TablePlan, dict[ShardId, int]]:
+    """Plan to read all that is committed of a span; return for each shard what that covers, too.
+
+    It waits until the table shows that, or an hour could be made without some of its records. What
+    is covered is the number before which all batches are in the planned snapshot: they are
+    published in order, so that one that came between the look at the cursors and the plan is there
+    with all before it.
+    """
+    store, key, root = deployment.store(), stream.key, deployment.output_folder(stream.key)
+    catch_up(store, key, root, table=stream.table, catalog=deployment.catalog)
+    numbers = {shard: end for shard, end in (store.published_until(key) or {}).items() if end}
+    plan = plan_table(store, key, root, span=span, catalog=deployment.catalog)
+    refuse_expired_times(store, key, span.since, span.until)
+    for file in plan.files:
+        if file.numbers is not None:
+            numbers[file.shard] = max(numbers.get(file.shard, 0), file.numbers.stop)
+    return plan, numbers
 
 
 def make_window(
@@ -108,6 +125,7 @@ def make_window(
 
     Raises:
         WindowIncomplete: a shard may still deliver records of the window.
+        TableUnavailable: what is committed is not published.
         OutputUnreadable: records of the window may have expired: what was made of it stays.
         TransformError: the transform raised, or returned no DataFrame.
         SparkUnavailable: Spark does not answer.
@@ -123,29 +141,28 @@ def make_window(
         overlapping = store.windows(stream.key, asset, since=start, until=end)
         before = next((window for window in overlapping if window.start == start), None)
         span = EventSpan(start, end)
-        parts, heads = listed_parts(store, stream.key, root, span=span)
-        refuse_expired_times(store, stream.key, start, end)
+        plan, covered = _planned(deployment, stream, span)
         name = attempt_name(run)
         attempt = f"{ATTEMPTS_FOLDER}/{name}"
         files: tuple[DataFile, ...] = ()
         store.begin_window(stream.key, name, run)
         try:
-            if parts:
+            if plan.files:
                 # An hour without records has no columns either that a transform could work on.
                 files = _make_files(
-                    session(), stream, parts, span, transform=transform, root=root, name=attempt
+                    session(), stream, plan, span, transform=transform, root=root, name=attempt
                 )
         except BaseException:
             # A store that does not answer keeps the attempt until a later run finds this one ended.
             with suppress(StoreError):
                 store.end_window(stream.key, name)
             raise
-        window = _window_row(before, asset, start, end, run=run, files=files, heads=heads)
+        window = _window_row(before, asset, start, end, run=run, files=files, covered=covered)
         replaced = before.files if before else ()
         touch_replaced(root, replaced)
         if isinstance(store.put_window(stream.key, window, attempt=name), Changed):
             touch_replaced(root, replaced)
-            return WindowMade(window, len(parts))
+            return WindowMade(window, len(plan.files))
         store.end_window(stream.key, name)
         (root / attempt).remove_folder()
     raise errors.RewriteRefused(
@@ -162,9 +179,9 @@ def _window_row(
     *,
     run: str,
     files: tuple[DataFile, ...],
-    heads: Heads,
+    covered: Mapping[ShardId, int],
 ) -> EventWindow:
-    """Return the row of a window made from all batches below the heads, in place of `before`."""
+    """Return the row of a window that covers batches below some numbers, in place of `before`."""
     return EventWindow(
         asset,
         start,
@@ -174,7 +191,7 @@ def _window_row(
         run=run,
         files=files,
         records=sum(file.records for file in files),
-        covered=next_numbers(heads),
+        covered=covered,
         late=before.late if before else 0,
         made_at=datetime.now(UTC),
     )
@@ -201,7 +218,7 @@ def _check_complete(
 def _make_files(
     spark: SparkSession,
     stream: ShardStream,
-    parts: Sequence[CommittedPart],
+    plan: TablePlan,
     span: EventSpan,
     *,
     transform: Transform,
@@ -209,14 +226,14 @@ def _make_files(
     name: str,
 ) -> tuple[DataFile, ...]:
     (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
-    written = _write(spark, stream, parts, span=span, transform=transform, root=root, name=name)
+    written = _write(spark, stream, plan, span=span, transform=transform, root=root, name=name)
     return _files(root, name) if written is None else written
 
 
 def _write(
     spark: SparkSession,
     stream: ShardStream,
-    parts: Sequence[CommittedPart],
+    plan: TablePlan,
     span: EventSpan,
     *,
     transform: Transform,
@@ -228,7 +245,7 @@ def _write(
 
     folder = root / name
     where = f"The transform of an hour of stream {stream.name}"
-    frame = parquet_frame(spark, parts, stream.key, span)
+    frame = parquet_frame(spark, plan, stream.key, span)
     ship_code_of(transform)
     try:
         output = cast(object, transform(frame))

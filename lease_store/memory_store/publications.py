@@ -45,7 +45,7 @@ class MemoryPublications(MemoryTableChanges, Publications):
 
     @override
     def take_publish_turn(
-        self, key: GroupKey, node: NodeName, incarnation: str, table: TableName
+        self, key: GroupKey, node: NodeName | None, incarnation: str, table: TableName
     ) -> PublishTurn | TurnTaken | PublishesElsewhere:
         with self._rows("take_publish_turn", key) as rows:
             at = rows.publication.table if rows.publication else None

@@ -105,9 +105,9 @@ class Turn:
     of: tuple[NodeName, str] | None = None
     epoch: int = 0
 
-    def is_of(self, node: NodeName, epoch: int) -> bool:
-        """Return True if this is still a node's turn."""
-        return self.of is not None and (self.of[0], self.epoch) == (node, epoch)
+    def is_of(self, node: NodeName | None, epoch: int) -> bool:
+        """Return True if this is still a node's turn, or that of no node."""
+        return (self.of[0] if self.of else None, self.epoch) == (node, epoch)
 
 
 @dataclass(slots=True)
@@ -192,13 +192,13 @@ class GroupRows:
             if batch.state is BatchState.COMMITTED and batch.sequence >= since
         ]
 
-    def next_turn(self, turn: Turn, node: NodeName, incarnation: str) -> Turn | TurnTaken:
-        """Return the turn of a node that wants it, or who else has it."""
-        if not self._alive(node, incarnation):
+    def next_turn(self, turn: Turn, node: NodeName | None, incarnation: str) -> Turn | TurnTaken:
+        """Return the turn of a node or of none that wants it, or who else has it."""
+        if node is not None and not self._alive(node, incarnation):
             return TurnTaken(None)
         if turn.of is not None and turn.of[0] != node and self._alive(*turn.of):
             return TurnTaken(turn.of[0])
-        return Turn((node, incarnation), turn.epoch + 1)
+        return Turn(None if node is None else (node, incarnation), turn.epoch + 1)
 
     def _alive(self, node: NodeName, incarnation: str) -> bool:
         row = self.nodes.get(node)

@@ -66,9 +66,11 @@ class Publications(Protocol):
     # -- the turn -------------------------------------------------------------------------------
 
     def take_publish_turn(
-        self, key: GroupKey, node: NodeName, incarnation: str, table: TableName
+        self, key: GroupKey, node: NodeName | None, incarnation: str, table: TableName
     ) -> PublishTurn | TurnTaken | PublishesElsewhere:
-        """Take the turn to publish a group's output to a table, as a live node.
+        """Take the turn to publish a group's output to a table, as a live node or as no node.
+
+        A turn of no node is for whoever publishes once: anybody may take the next one at any time.
 
         Condition: the turn is free, or is this node's, or its node is not alive any more under
         the incarnation that took it; and the group has published to no other table, nor another

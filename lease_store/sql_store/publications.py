@@ -62,7 +62,7 @@ class SqlPublications(SqlTurns, Publications):
 
     @override
     def take_publish_turn(
-        self, key: GroupKey, node: NodeName, incarnation: str, table: TableName
+        self, key: GroupKey, node: NodeName | None, incarnation: str, table: TableName
     ) -> PublishTurn | TurnTaken | PublishesElsewhere:
         """Take the turn; after a lost reply it is simply taken again."""
 

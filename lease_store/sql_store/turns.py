@@ -28,7 +28,7 @@ class SqlTurns(SqlVerbs):
         tx: Transaction,
         table: Table,
         key: GroupKey,
-        node: NodeName,
+        node: NodeName | None,
         incarnation: str,
         **more: object,
     ) -> int | TurnTaken:
@@ -36,14 +36,16 @@ class SqlTurns(SqlVerbs):
 
         `more` are the values of further columns of the row.
         """
-        if tx.connection.execute(select_alive(key, node, incarnation)).first() is None:
+        alive = node is None or tx.connection.execute(select_alive(key, node, incarnation)).first()
+        if not alive:
             return tx.abandon(TurnTaken(None))
         turn = tx.rows(select_turn(table, key)).first()
         held = turn is not None and turn["lease_id"] is not None
         if turn is not None and held and turn["worker_instance"] != node:
             return tx.abandon(TurnTaken(NodeName(turn["worker_instance"])))
         epoch: int = (turn["epoch"] if turn is not None else 0) + 1
-        values = {"worker_instance": node, "incarnation": incarnation, "epoch": epoch, **more}
+        named = {"worker_instance": node or "", "incarnation": incarnation if node else ""}
+        values = {**named, "epoch": epoch, **more}
         if turn is None:
             self._add_row(tx, table, key_values(key) | values)
         else:
@@ -51,15 +53,15 @@ class SqlTurns(SqlVerbs):
         return epoch
 
     def _has_turn(
-        self, tx: Transaction, table: Table, key: GroupKey, node: NodeName, epoch: int
+        self, tx: Transaction, table: Table, key: GroupKey, node: NodeName | None, epoch: int
     ) -> bool:
         """Return True if the turn is still the node's; its row is locked then."""
         self._group(tx, key)
-        own = lock_rows(table, key, worker_instance=node, epoch=epoch)
+        own = lock_rows(table, key, worker_instance=node or "", epoch=epoch)
         return tx.connection.execute(own).first() is not None
 
     def _end_turn(
-        self, kind: str, table: Table, key: GroupKey, node: NodeName, epoch: int
+        self, kind: str, table: Table, key: GroupKey, node: NodeName | None, epoch: int
     ) -> Settled | TurnOver:
         sent = False
 

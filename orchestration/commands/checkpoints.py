@@ -119,7 +119,7 @@ def _touch_withdrawn(
         CheckpointRefused: the cursor divides a batch.
     """
     from dagster_leasehold.assets.output.attempts import touch_replaced
-    from dagster_leasehold.assets.output.ledger_view import expired_output
+    from dagster_leasehold.assets.output.expired_output import expired_output
 
     rows = {row.shard: row for row in target.store.snapshot(key).shards}
     head, *descendants = concerned(rows, shard)

@@ -107,7 +107,7 @@ def verify(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
     """Prove from journal and ledger that every record was committed once, and by its holder."""
-    from dagster_leasehold.assets.output.ledger_view import expired_output, where_output_begins
+    from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
     from dagster_leasehold.lease_store.rules.verification import audit
 
     target, key = Target.of_group(home, stream, group)

@@ -19,7 +19,7 @@ from dagster_leasehold.orchestration.presentation import say, show_json, show_ta
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from dagster_leasehold.assets.output.committed_output import QuarantinedRecord
+    from dagster_leasehold.assets.output.quarantined import QuarantinedRecord
 
 LIMIT_DEFAULT = 50
 VALUE_SHOWN_MAX = 60
@@ -49,10 +49,7 @@ def list_(
 
     In JSON, bytes that are not text are encoded as base64.
     """
-    from dagster_leasehold.assets.output.committed_output import (
-        quarantined_count,
-        quarantined_records,
-    )
+    from dagster_leasehold.assets.output.quarantined import quarantined_count, quarantined_records
 
     target, key = Target.of_group(home, stream, group)
     wanted = target.named_shard(key, shard)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+    from dagster_leasehold.assets.output.table.reading import TablePlan
 
 SHARDS_DEFAULT = 8
 
@@ -35,6 +35,13 @@ def cat(
         ),
     ] = None,
     group: options.GroupName = None,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait/--no-wait",
+            help="Publish, or wait for, what is committed and not in the stream's table yet.",
+        ),
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines (the default).")
     ] = False,
@@ -42,23 +49,35 @@ def cat(
 ) -> None:
     """Print committed records as JSON lines, in order per shard.
 
+    They are read from the stream's table. What is committed and not in it yet is published first,
+    unless a running deployment is doing so, which is waited for.
     With both `--parquet` and `--json`, a summary of the file is printed as JSON.
     Where a shard's first output has expired, standard error says where it begins.
     """
-    from dagster_leasehold.assets.output.committed_output import iter_records
-    from dagster_leasehold.assets.output.ledger_view import expired_output, where_output_begins
+    from dagster_leasehold.assets.output.committed_output import plan_committed
+    from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
 
     target, key = Target.of_group(home, stream, group)
     wanted = target.named_shard(key, shard)
     shards = None if wanted is None else [wanted]
+    if parquet is not None:
+        _check_new(parquet)
+    plan = plan_committed(
+        target.store,
+        key,
+        target.settings.output_folder(key.stream, key.group),
+        shards=shards,
+        wait=wait,
+        table=target.declared(key.stream).table_settings,
+        catalog=target.settings.catalog_settings,
+    )
     if parquet is None:
-        folder = target.settings.output_folder(key.stream, key.group)
-        for batch in iter_records(target.store, key, folder, shard=wanted):
+        for batch in plan.batches():
             sys.stdout.writelines(json_lines(batch))
         # Asked for last: what expires while it is read is not in what was printed either.
         expired = expired_output(target.store, key, shards)
     else:
-        records = _write_parquet(target, key, wanted, parquet)
+        records = _write_parquet(plan, parquet)
         expired = expired_output(target.store, key, shards)
         tell(
             {"group": str(key), "file": parquet, "records": records, "expired": expired},
@@ -69,26 +88,27 @@ def cat(
         typer.echo(line, err=True)
 
 
-def _write_parquet(target: Target, key: GroupKey, shard: ShardId | None, file: Path) -> int:
-    """Write committed records into a new file, whole or not at all, and return their number.
+def _check_new(file: Path) -> None:
+    """Check that a file can be made under this name.
 
     Raises:
         InvalidSetting: the file is there already, or its folder is not.
     """
-    from dagster_leasehold.assets.output.committed_dataset import committed_dataset, write_parquet
-
     if file.exists():
         raise InvalidSetting(f"The file {file} already exists: name a new one with --parquet.")
     if not file.parent.is_dir():
         raise InvalidSetting(
             f"The folder {file.parent} does not exist: name a file in one that does with --parquet."
         )
-    folder = target.settings.output_folder(key.stream, key.group)
-    shards = None if shard is None else [shard]
-    dataset = committed_dataset(target.store, key, folder, shards=shards)
-    total = sum(batch.statistics.written for batch in target.store.each_batch(key, shard))
+
+
+def _write_parquet(plan: TablePlan, file: Path) -> int:
+    """Write committed records into a new file, whole or not at all, and return their number."""
+    from dagster_leasehold.assets.output.committed_output import write_parquet
+
+    total = sum(planned.records for planned in plan.files)
     with progress(f"writing {file.name}", "records", total) as show:
-        return write_parquet(dataset, file, show)
+        return write_parquet(plan, file, show)
 
 
 def json_lines(batch: pa.RecordBatch) -> Iterator[str]:

@@ -29,7 +29,7 @@ from dagster_leasehold.shard_sources.local_log.lines import check_readable
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.lease_store.roles.groups import Groups
-    from dagster_leasehold.lease_store.store import GroupsAndLedger
+    from dagster_leasehold.lease_store.store import LeaseStore
     from dagster_leasehold.shard_sources.local_log import LocalLog
 
 SHARDS = 8
@@ -137,12 +137,11 @@ class Demo:
             display.stage("everything is consumed; stopping Dagster and Spark")
         return loader
 
-    def _prove(self, store: GroupsAndLedger, stream: ShardStream, loader: Loader) -> bool:
+    def _prove(self, store: LeaseStore, stream: ShardStream, loader: Loader) -> bool:
         from dagster_leasehold.lease_store.rules.verification import verify
 
         report.show_shards(store, stream.key, stream.source)
-        output = self._settings.output_folder(stream.key.stream, stream.key.group)
-        committed = report.committed_digest(store, stream.key, output)
+        committed = report.committed_digest(store, stream, self._settings)
         violations = [str(violation) for violation in verify(store, stream.key)]
         return report.show_proof(loader.digest, committed, violations)
 

@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.store import GroupsAndLedger
+from dagster_leasehold.lease_store.store import GroupsAndLedger, LeaseStore
 from dagster_leasehold.orchestration.demo.input import RecordDigest
 from dagster_leasehold.orchestration.presentation import say, show_table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dagster_leasehold.assets.shard_stream import ShardStream
+    from dagster_leasehold.orchestration.settings import Settings
     from dagster_leasehold.shard_sources.source import ShardSource
 
 
@@ -53,12 +53,14 @@ def show_shards(store: GroupsAndLedger, key: GroupKey, source: ShardSource) -> N
     )
 
 
-def committed_digest(store: Ledger, key: GroupKey, output: OutputPlace) -> RecordDigest:
-    """Return the digest of all committed records, read back as any reader does."""
+def committed_digest(store: LeaseStore, stream: ShardStream, settings: Settings) -> RecordDigest:
+    """Return the digest of all committed records, read back from the stream's table."""
     from dagster_leasehold.assets.output.committed_output import iter_records
 
     digest = RecordDigest()
-    for batch in iter_records(store, key, output):
+    key, catalog = stream.key, settings.catalog_settings
+    output = settings.output_folder(key.stream, key.group)
+    for batch in iter_records(store, key, output, wait=True, table=stream.table, catalog=catalog):
         digest.add(batch.column("value").to_pylist())
     return digest
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform, arrow_transform
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.ledger_output import ledger_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +80,7 @@ def stream_of(settings: Settings) -> ShardStream:
 def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
     """The values of committed output, shard by shard in its order."""
     by_shard: dict[str, list[bytes]] = {}
-    for batch in iter_records(store, KEY, output):
+    for batch in ledger_records(store, KEY, output):
         shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
         for shard, value in zip(shards, values, strict=True):
             by_shard.setdefault(shard, []).append(value)

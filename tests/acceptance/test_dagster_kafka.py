@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
@@ -21,6 +20,7 @@ from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from tests.dagster_deployment import dagster_deployment, wait_for
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
+from tests.ledger_output import ledger_records
 
 TOPIC = "web.orders"
 KEY = GroupKey.parse("default", "orders")
@@ -71,7 +71,7 @@ def checkpoints(store: LeaseStore) -> Mapping[str, str | None]:
 
 def committed(store: LeaseStore, output: Path) -> dict[str, list[bytes]]:
     by_shard: dict[str, list[bytes]] = {}
-    for batch in iter_records(store, KEY, output):
+    for batch in ledger_records(store, KEY, output):
         shards, read = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
         for shard, value in zip(shards, read, strict=True):
             by_shard.setdefault(shard, []).append(value)

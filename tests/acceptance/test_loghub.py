@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.partitions import PROCESS_TAG
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -25,6 +24,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
 from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.ledger_output import ledger_records
 from tests.sls_server.server import SlsServer
 from tests.sls_server.signatures import Request
 from tests.sources.world import START, STEP
@@ -73,7 +73,7 @@ def write(server: SlsServer, shard: int, first: int) -> list[str]:
 
 def committed(store: LeaseStore, output: Path) -> dict[str, list[str]]:
     by_shard: dict[str, list[str]] = {}
-    for batch in iter_records(store, KEY, output):
+    for batch in ledger_records(store, KEY, output):
         shards, values = batch.column("shard_id").to_pylist(), batch.column("value").to_pylist()
         for shard, value in zip(shards, values, strict=True):
             by_shard.setdefault(shard, []).append(json.loads(value)["content"])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.chaos.stream import KEY
+from tests.ledger_output import ledger_records
 
 
 class Proof:
@@ -52,7 +52,7 @@ class Proof:
         for shard, count in written.items():
             values = [
                 value
-                for part in iter_records(self._store, KEY, self._output, shard)
+                for part in ledger_records(self._store, KEY, self._output, shard)
                 for value in part.column("value").to_pylist()
             ]
             if values != expected(shard, 0, count):

@@ -21,6 +21,7 @@ from dagster_leasehold.lease_store.outcomes import (
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PublishedRange,
+    PublishTurn,
     TableColumns,
     TableName,
 )
@@ -61,6 +62,27 @@ def test_one_node_has_the_turn(world: World, tenures: list[Tenure]) -> None:
     row = world.store.publication(world.key)
     assert row is not None
     assert (row.node, row.epoch, row.table) == (B, again.epoch + 1, b.table)
+
+
+def test_who_publishes_once_needs_no_node(world: World, tenures: list[Tenure]) -> None:
+    a = Publisher(world)
+    held = a.take()
+    assert world.store.take_publish_turn(world.key, None, "", a.table) == TurnTaken(A)
+    world.store.end_publish_turn(held)
+    once = world.store.take_publish_turn(world.key, None, "", a.table)
+    assert once == PublishTurn(world.key, None, held.epoch + 1)
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert row.node is None
+    assert world.store.create_table_pointer(once, FIRST) == Settled()
+    commit(world, tenures[0], 0, 1)
+    a.turn = once
+    a.publish()
+    commit(world, tenures[0], 2)
+    planned, b = a.plan(), Publisher(world, B)
+    b.take()
+    assert a.commit(planned) == TurnOver(), "a node fences it at any time"
+    assert b.commit(planned) == Settled()
 
 
 def test_the_turn_of_an_evicted_node_passes(world: World, tenures: list[Tenure]) -> None:

@@ -75,17 +75,15 @@ def find_table(
 
 
 def files_of_table(
-    store: Publications, name: TableName, catalog: CatalogSettings, place: OutputPlace
+    store: Publications, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
 ) -> set[str]:
-    """Return the data files that a snapshot of a table names, as the ledger names them.
+    """Return the data files that a snapshot of a group's table names, as the ledger names them.
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.
     """
-    io = PlaceIO(place, location_of(place))
-    opened = open_catalog(catalog.name, catalog.properties, store, io, lambda: "")
-    table = opened.find(name)
-    return set() if table is None else data_files(io, table)
+    found = find_table(store, key, catalog, place)
+    return set() if found is None else data_files(found[1], found[0])
 
 
 def table_name(settings: TableSettings, catalog: CatalogSettings, key: GroupKey) -> TableName:

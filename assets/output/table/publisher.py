@@ -365,13 +365,14 @@ def turn_of(
         if isinstance(turn, PublishTurn):
             return turn
         if isinstance(turn, PublishesElsewhere):
-            return PublishReport(explanation=_elsewhere(key, name, turn))
+            return PublishReport(explanation=elsewhere(key, name, turn))
         assert isinstance(turn, TurnTaken)
         return PublishReport(explanation=f"Node {turn.node or 'of another deployment'} publishes.")
     return PublishReport(explanation="No node that this deployment serves is alive in the group.")
 
 
-def _elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
+def elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
+    """Return the sentence for a group that publishes to another table than this one."""
     table = f"{other.table.namespace}.{other.table.name} of catalog {other.table.catalog}"
     if other.group == key:
         return (

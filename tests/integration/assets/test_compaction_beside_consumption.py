@@ -13,7 +13,6 @@ import pytest
 
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.partitions import compact_op_name
 from dagster_leasehold.assets.rewriting.merges import LARGE_ENOUGH
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -21,6 +20,7 @@ from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import Limits
+from tests.ledger_output import ledger_paths, ledger_records
 from tests.unit.assets.consumption_world import ArrowSweeper
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -54,7 +54,7 @@ def append(home: ConsumedHome, begin: int, records: int) -> None:
 def values(home: ConsumedHome, shard: ShardId) -> list[bytes]:
     return [
         row
-        for part in iter_records(home.store, KEY, home.place, shard)
+        for part in ledger_records(home.store, KEY, home.place, shard)
         for row in part.column("value").to_pylist()
     ]
 
@@ -140,4 +140,4 @@ def test_small_batches_end_as_files_of_the_target_size(
 
 
 def paths(home: ConsumedHome, shard: ShardId) -> list[Path]:
-    return [Path(path) for path in committed_paths(home.store, KEY, home.place, shard)]
+    return [Path(path) for path in ledger_paths(home.store, KEY, home.place, shard)]

@@ -15,12 +15,12 @@ import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.following import Follow
-from dagster_leasehold.assets.output.committed_output import committed_files, iter_records
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT, RECORDS, WAYS, consume, store_of, stream_of
+from tests.ledger_output import ledger_files, ledger_records
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
@@ -74,7 +74,7 @@ def test_each_record_is_left_once(
     assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
     stream, store = stream_of(home), store_of(home)
     for shard in reports:
-        batches = list(iter_records(store, stream.key, home / "output", shard))
+        batches = list(ledger_records(store, stream.key, home / "output", shard))
         values = pa.Table.from_batches(batches).column("value").to_pylist()
         assert values == [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)]
         ledger = store.batches(stream.key, shard)
@@ -84,25 +84,27 @@ def test_each_record_is_left_once(
             ("24", "30"),
         ]
     assert verify(store, stream.key) == []
-    listed = {file.path.address for file in committed_files(store, stream.key, home / "output")}
+    listed = {file.path.address for file in ledger_files(store, stream.key, home / "output")}
     assert listed <= {*(home / "output").rglob("*.parquet")}
 
 
-def test_spark_reads_what_the_ledger_names_and_nothing_else(
+def test_spark_reads_what_the_table_names_and_nothing_else(
     home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: an orphan beside the output, such as a zombie leaves."""
-    from dagster_leasehold.assets.output.committed_output import committed_paths, read_committed
+    from dagster_leasehold.assets.output.committed_output import Choice, read_committed
+    from tests.ledger_output import ledger_paths
 
     stream, store = stream_of(home), store_of(home)
-    empty = read_committed(connect_session, store, stream.key, home / "output")
+    all_of_it = Choice(wait=True, table=stream.table)
+    empty = read_committed(connect_session, store, stream.key, home / "output", **all_of_it)
     assert (empty.count(), empty.columns[0]) == (0, "shard_id")
     consume(home, spark_folder, "run-1")
-    [path, *_] = committed_paths(store, stream.key, home / "output", ShardId("1"))
+    [path, *_] = ledger_paths(store, stream.key, home / "output", ShardId("1"))
     orphan = Path(path).parent.parent / "orphan"
     orphan.mkdir()
     (orphan / "1.0.parquet").write_bytes(Path(path).read_bytes())
-    frame = read_committed(connect_session, store, stream.key, home / "output")
+    frame = read_committed(connect_session, store, stream.key, home / "output", **all_of_it)
     assert frame.count() == 3 * RECORDS
     only = read_committed(
         connect_session, store, stream.key, home / "output", shards=[ShardId("1")]

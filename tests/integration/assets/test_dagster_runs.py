@@ -13,7 +13,6 @@ import pytest
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.partitions import asset_key, consume_job_name, consume_op_name
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_asset import build_shard_asset
@@ -26,6 +25,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.integration.assets.runs import NODE, RECORDS, store_of, stream_of
+from tests.ledger_output import ledger_records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,7 +105,7 @@ class Scene:
         return records_by_partition
 
     def committed(self, shard: str) -> list[bytes]:
-        batches = iter_records(self.store, self.stream.key, self.home / "output", ShardId(shard))
+        batches = ledger_records(self.store, self.stream.key, self.home / "output", ShardId(shard))
         return [value for batch in batches for value in batch.column("value").to_pylist()]
 
     def sentence(self, result: dg.ExecuteInProcessResult) -> str:

@@ -19,7 +19,7 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.window_run import make_window, window_paths
 from dagster_leasehold.lease_store.group_rows import Timing
 from tests.unit.assets.consumption_world import NODE, World
-from tests.unit.assets.output.test_committed_dataset import NOON, append
+from tests.unit.assets.output.test_committed_output import NOON, append
 
 pytestmark = pytest.mark.spark
 HOUR = timedelta(hours=1)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT
+from tests.ledger_output import ledger_records
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 pytestmark = pytest.mark.long
@@ -58,7 +58,7 @@ def test_a_gap_is_passed_once(tmp_path: Path, point: Failpoint) -> None:
     assert [(gap.start, gap.end) for gap in home.store.gaps(KEY)] == [("10", "15")]
     rows = [
         value
-        for part in iter_records(home.store, KEY, home.place, SHARD)
+        for part in ledger_records(home.store, KEY, home.place, SHARD)
         for value in part.column("value").to_pylist()
     ]
     assert rows == [b"0:%d" % number for number in (*range(10), *range(15, 20))]

@@ -15,7 +15,6 @@ import pyarrow.compute
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.spark.connect_server import ConnectServer
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
@@ -23,6 +22,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits
 from tests.integration.assets.runs import NODE, WAYS, consume_stream, store_of, stream_of
+from tests.ledger_output import ledger_records
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ZERO, ONE, TWO = ShardId("0"), ShardId("1"), ShardId("2")
@@ -127,5 +127,5 @@ def sizes(home: Path, shard: ShardId) -> list[int]:
     """The sizes of a shard's committed values, in order."""
     pc: Any = pyarrow.compute
     store, key = store_of(home), stream_of(home).key
-    batches = iter_records(store, key, home / "output", shard)
+    batches = ledger_records(store, key, home / "output", shard)
     return [n for b in batches for n in pc.binary_length(b.column("value")).to_pylist()]

@@ -10,7 +10,6 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.checks import NO_GAP
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -20,6 +19,7 @@ from dagster_leasehold.orchestration.resources import declared_streams
 from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
+from tests.ledger_output import ledger_records
 
 pytestmark = pytest.mark.spark
 
@@ -112,7 +112,7 @@ class Scene:
 
     def values(self, shard: str) -> list[bytes]:
         output = self.settings.output_folder(KEY.stream, KEY.group)
-        batches = iter_records(self.store, KEY, output, ShardId(shard))
+        batches = ledger_records(self.store, KEY, output, ShardId(shard))
         return [value for batch in batches for value in batch.column("value").to_pylist()]
 
     def owners(self) -> dict[str, str | None]:

@@ -18,13 +18,8 @@ import pytest
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnwritable
 from dagster_leasehold.assets.output.attempts import touch_replaced
-from dagster_leasehold.assets.output.committed_dataset import committed_dataset
-from dagster_leasehold.assets.output.committed_output import (
-    committed_paths,
-    iter_records,
-    read_committed,
-)
-from dagster_leasehold.assets.output.file_names import batches_of
+from dagster_leasehold.assets.output.committed_output import committed_dataset, read_committed
+from dagster_leasehold.assets.output.file_names import shard_and_batches
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.compaction import Compactor
@@ -40,6 +35,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from tests.integration.assets.runs import WAYS
 from tests.integration.assets.sweeping import Sweeping
+from tests.ledger_output import ledger_paths, ledger_records
 from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, store_clock
 from tests.unit.assets.consumption_world import World
 
@@ -67,11 +63,9 @@ class StoreWorld(World):
     clock: StoreClock
 
     def check(self) -> None:
-        """Check that every record is in the output once, for two kinds of readers."""
+        """Check that every record is in the output once."""
         for shard in ("0", "1"):
             assert self.committed(shard) == self.expected(shard, 10)
-        table = committed_dataset(self.store, self.key, str(self.place)).to_table()
-        assert table.column("value").to_pylist() == self.expected("0", 10) + self.expected("1", 10)
 
     def objects(self) -> set[str]:
         return {entry.path for entry in self.place.entries("attempts") if not entry.folder}
@@ -128,10 +122,15 @@ def killed_at(point: Failpoint, work: Callable[[], object]) -> None:
 def test_output_is_committed_read_and_named_by_its_batches(world: StoreWorld) -> None:
     world.consume()
     world.check()
-    paths = committed_paths(world.store, world.key, world.place, ONE)
+    dataset = committed_dataset(
+        world.store, world.key, str(world.place), wait=True, table=world.stream.table
+    )
+    values = dataset.to_table().column("value").to_pylist()
+    assert values == world.expected("0", 10) + world.expected("1", 10)
+    paths = ledger_paths(world.store, world.key, world.place, ONE)
     assert all(path.startswith(f"{world.place}/attempts/") for path in paths)
-    numbers = [batches_of(path.rpartition("/")[2], ONE) for path in paths]
-    assert numbers == [range(n, n + 1) for n in range(3)]
+    numbers = [shard_and_batches(path.rpartition("/")[2]) for path in paths]
+    assert numbers == [(ONE, range(n, n + 1)) for n in range(3)]
     assert not [*world.output.parent.rglob("*.parquet")], "nothing is on the disk"
 
 
@@ -182,7 +181,7 @@ def test_what_was_replaced_is_as_old_as_its_replacement(world: StoreWorld, way: 
     """Goal: a reader that listed a file before the swap reads it to its end."""
     world.consume()
     old = world.objects()
-    reading = iter_records(world.store, world.key, world.place)
+    reading = ledger_records(world.store, world.key, world.place)
     rows = [next(reading)]
     world.clock.pass_by(100 * HOUR)
     getattr(world, way)()
@@ -271,7 +270,14 @@ def test_spark_reads_the_store_and_makes_hours_in_it(
     for shard in (ZERO, ONE):
         world.append(shard, 2)
     world.consume("run-2")
-    frame = read_committed(connect_session, world.store, world.key, str(world.place))
+    frame = read_committed(
+        connect_session,
+        world.store,
+        world.key,
+        str(world.place),
+        wait=True,
+        table=world.stream.table,
+    )
     rows = frame.select("shard_id", "value", "later").collect()
     expected = {*world.expected("0", 12), *world.expected("1", 12)}
     assert (len(rows), {bytes(row.value) for row in rows}) == (24, expected)

@@ -12,7 +12,7 @@ import pytest
 from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
-from dagster_leasehold.assets.output.committed_output import iter_records, quarantined_records
+from dagster_leasehold.assets.output.quarantined import quarantined_records
 from dagster_leasehold.assets.parsing import parse_csv, parse_json
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting.replay import Replayer
@@ -28,6 +28,7 @@ from tests.integration.assets.runs import (
     store_of,
     stream_of,
 )
+from tests.ledger_output import ledger_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,7 +58,7 @@ def test_csv_lines_that_do_not_fit_keep_their_bytes_cursor_and_error(
     log.append(ZERO, [*CSV, *NO_CSV])
     consume(home, spark_folder, "run-2", transform=csv)
     key, output = stream_of(home).key, home / "output"
-    rows = [r for b in iter_records(store, key, output, ZERO) for r in b.to_pylist()][RECORDS:]
+    rows = [r for b in ledger_records(store, key, output, ZERO) for r in b.to_pylist()][RECORDS:]
     assert {row["value"]: (row["id"], row["name"]) for row in rows} == CSV
     bad = list(quarantined_records(store, key, output))
     assert [record.value for record in bad] == NO_CSV
@@ -147,7 +148,7 @@ def test_another_try_puts_mended_records_where_they_belong(
     assert {report.error for report in reports.values()} == {""}
     assert {r.shard for r in quarantined_records(store, stream.key, output)} == {TWO}
     for shard in (ZERO, ONE):
-        rows = [r for b in iter_records(store, stream.key, output, shard) for r in b.to_pylist()]
+        rows = [r for b in ledger_records(store, stream.key, output, shard) for r in b.to_pylist()]
         assert [row["n"] for row in rows] == list(range(RECORDS))
     assert replayer.replay([ZERO], span)[ZERO].batches == 0, "nothing is left to try"
     assert store.snapshot(stream.key).shards == leases

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.lease_store.errors import IntentConflict, LeaseLost
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -17,6 +16,7 @@ from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.shard_sources.source import ReadRange
+from tests.ledger_output import ledger_paths, ledger_records
 from tests.mariadb import MariaDB
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -87,7 +87,7 @@ def batch(home: ConsumedHome, tenure: Tenure, sequence: int, start: int, end: in
 
 
 def committed(home: ConsumedHome) -> list[bytes]:
-    parts = iter_records(home.store, KEY, home.place, SHARD)
+    parts = ledger_records(home.store, KEY, home.place, SHARD)
     return [value for part in parts for value in part.column("value").to_pylist()]
 
 
@@ -104,18 +104,18 @@ def test_consumption_goes_on_from_the_restored_checkpoint(
     dump = backups.dump()
     home.append(12)
     home.consume("run-2")
-    lost = set(committed_paths(home.store, KEY, home.place))
+    lost = set(ledger_paths(home.store, KEY, home.place))
     assert committed(home) == expected(20)
 
     backups.restore(dump)
     assert committed(home) == expected(8)
     assert verify(home.store, KEY) == []
-    lost -= set(committed_paths(home.store, KEY, home.place))
+    lost -= set(ledger_paths(home.store, KEY, home.place))
 
     home.consume("run-3")
     assert committed(home) == expected(20)
     assert verify(home.store, KEY) == []
-    now = set(committed_paths(home.store, KEY, home.place))
+    now = set(ledger_paths(home.store, KEY, home.place))
     assert lost
     assert not lost & now
     removed = vacuum(home.store, KEY, home.place, older_than=timedelta(0)).removed

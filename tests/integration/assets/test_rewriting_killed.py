@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.output.attempts import touch_replaced
-from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
 from dagster_leasehold.assets.rewriting.replay import Replayer
@@ -25,6 +24,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT
+from tests.ledger_output import ledger_paths, ledger_records
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 pytestmark = pytest.mark.long
@@ -74,7 +74,7 @@ def check(home: ConsumedHome, generation: int) -> None:
     assert [batch.generation for batch in batches] == [generation] * BATCHES
     rows = [
         value
-        for part in iter_records(home.store, KEY, home.place, SHARD)
+        for part in ledger_records(home.store, KEY, home.place, SHARD)
         for value in part.column("value").to_pylist()
     ]
     assert rows == [b"0:%d" % number for number in range(RECORDS)]
@@ -122,7 +122,7 @@ def test_all_old_or_all_new(tmp_path: Path, how: str, point: Failpoint) -> None:
     assert home.store.rewrites(KEY) == []
     age(home)
     vacuum(home.store, KEY, home.place, older_than=HOUR)
-    assert files(home) == set(committed_paths(home.store, KEY, home.place))
+    assert files(home) == set(ledger_paths(home.store, KEY, home.place))
     check(home, 1 + swapped if how == "replay" else 1)
     home.store.close()
 
@@ -140,7 +140,7 @@ def test_a_vacuum_that_was_killed_is_repeated(tmp_path: Path, point: Failpoint) 
     assert len(before - files(home)) == int(point is Failpoint.DURING_VACUUM)
     check(home, 1)
     vacuum(home.store, KEY, home.place, older_than=HOUR)
-    assert files(home) == set(committed_paths(home.store, KEY, home.place))
+    assert files(home) == set(ledger_paths(home.store, KEY, home.place))
     check(home, 1)
     home.store.close()
 
@@ -165,13 +165,13 @@ def test_an_expiry_that_was_killed_has_forgotten_nothing(tmp_path: Path, point: 
     check(home, 0)
     vacuum(home.store, KEY, home.place, older_than=HOUR)
     check(home, 0)
-    named = set(committed_paths(home.store, KEY, home.place))
+    named = set(ledger_paths(home.store, KEY, home.place))
     assert forget(home) == BATCHES - 1
     vacuum(home.store, KEY, home.place, older_than=HOUR)
     assert files(home) == named, "a reader may have listed them a moment ago"
     age(home)
     vacuum(home.store, KEY, home.place, older_than=HOUR)
-    assert files(home) == set(committed_paths(home.store, KEY, home.place))
+    assert files(home) == set(ledger_paths(home.store, KEY, home.place))
     assert len(files(home)) == 1
     assert verify(home.store, KEY) == []
     home.store.close()

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.spark.spark_session import spark_environment
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.dagster_deployment import wait_for
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of, unchanged
+from tests.ledger_output import ledger_records
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1200)]
@@ -101,7 +101,7 @@ def test_only_the_address_is_set_and_a_run_works_on_the_cluster(
         assert "Asked to launch executor" in read(tmp_path / f"worker-{number}.log")
     store, key = store_of(home), stream_of(home).key
     values: dict[str, list[bytes]] = {}
-    for batch in iter_records(store, key, home / "output"):
+    for batch in ledger_records(store, key, home / "output"):
         for shard, value in zip(
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         ):

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.spark.connect_server import running, stop
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
+from tests.ledger_output import ledger_records
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1500)]
 PATIENCE_S = 400.0
@@ -81,7 +81,7 @@ def test_a_run_whose_spark_server_dies_says_so_and_the_next_one_commits_each_rec
     again = outcome(start(home, folder, "run-2"))
     assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
     values: dict[str, list[bytes]] = {}
-    for batch in iter_records(store, key, home / "output"):
+    for batch in ledger_records(store, key, home / "output"):
         for shard, value in zip(
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         ):

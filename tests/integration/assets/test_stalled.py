@@ -24,7 +24,6 @@ from dagster_leasehold.assets.consuming import node_consumption, spark_sweeper
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -33,6 +32,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform, holding_tables
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
+from tests.ledger_output import ledger_records
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 STALL_LIMIT_S, DEADLINE_S = 2.0, 240.0
@@ -139,7 +139,7 @@ def test_whatever_stands_still_the_run_lets_go_and_the_next_one_commits_each_rec
     assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
     store, key = store_of(world.home), stream_of(world.home).key
     records: dict[str, list[bytes]] = {}
-    for batch in iter_records(store, key, world.home / "output"):
+    for batch in ledger_records(store, key, world.home / "output"):
         for shard, value in zip(
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         ):

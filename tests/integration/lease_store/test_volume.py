@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 
-from dagster_leasehold.assets.output.committed_parts import EventSpan, committed_parts
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.journal_rows import EventKind
@@ -125,8 +123,6 @@ def work_of(aged: Aged) -> dict[str, Work]:
         observer="test",
         incarnation_of=lambda _: INCARNATION,
     )
-    # More than the first page holds.
-    hours = EventSpan(age.middle, age.middle + timedelta(hours=2))
     other = age.names[-1]
 
     def open_and_close() -> None:
@@ -157,7 +153,6 @@ def work_of(aged: Aged) -> dict[str, Work]:
         "waiting output": lambda: store.publication_lag(KEY),
         "journal": lambda: store.journal(KEY, limit=20, newest=True),
         "journal of a shard": lambda: store.journal(KEY, shard=shard, limit=20, newest=True),
-        "window": lambda: committed_parts(store, KEY, Path("/"), span=hours),
         "heads": lambda: store.heads(KEY),
         "totals": lambda: store.totals(KEY),
         "throughput": lambda: store.throughput(KEY),
@@ -188,15 +183,6 @@ def test_the_count_would_notice(pair: list[Aged]) -> None:
     """The test before is worth something only if reading everything looks expensive."""
     small, large = (aged.cost(lambda aged=aged: aged.store.batches(KEY)) for aged in pair)
     assert large[1] > small[1] * 5
-
-
-def test_an_hour_has_its_own_files_alone(pair: list[Aged]) -> None:
-    for aged in pair:
-        hour = EventSpan(aged.age.middle, aged.age.middle + timedelta(hours=1))
-        parts = committed_parts(aged.store, KEY, Path("/"), span=hour)
-        assert len(parts) == 12 * len(aged.age.names)
-        numbers = {part.first for part in parts}
-        assert numbers == set(range(aged.age.per_shard // 2, aged.age.per_shard // 2 + 12))
 
 
 def test_an_old_history_is_true(pair: list[Aged]) -> None:

@@ -20,7 +20,6 @@ import pytest
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
@@ -33,6 +32,7 @@ from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from dagster_leasehold.shard_sources.source import Limits
+from tests.ledger_output import ledger_records
 from tests.unit.assets.consumption_world import ArrowSweeper
 
 pytestmark = pytest.mark.long
@@ -177,7 +177,7 @@ def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_pa
 
     values = [
         (shard, value)
-        for batch in iter_records(store, stream.key, output)
+        for batch in ledger_records(store, stream.key, output)
         for shard, value in zip(
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         )

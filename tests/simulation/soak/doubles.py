@@ -5,20 +5,51 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dagster_leasehold.assets.output.table.reading import EventSpan, PlannedFile, TablePlan
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.roles.ledger import Ledger
+from dagster_leasehold.shard_sources.source import record_schema
 from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST
 from tests.simulation.soak.run_double import SweeperDouble
 from tests.simulation.soak.virtual_time import VirtualQueue, VirtualTime
 from tests.simulation.soak.world import Shape, World
+
+
+def plan_of_ledger(
+    store: Ledger,
+    key: GroupKey,
+    place: OutputPlace,
+    *,
+    shards: Collection[ShardId],
+    span: EventSpan,
+    **_: Any,
+) -> TablePlan:
+    """Plan a table that shows all that is committed; files are left out by their bounds."""
+    assert span.since is not None
+    assert span.until is not None
+    files = [
+        PlannedFile(
+            batch.shard, range(batch.sequence, batch.last + 1), place / file.path, file.records
+        )
+        for shard in sorted(shards)
+        for batch in store.each_batch(key, shard)
+        for file in batch.files
+        if file.first_event_time is not None
+        and file.last_event_time is not None
+        and file.first_event_time < span.until
+        and file.last_event_time >= span.since
+    ]
+    return TablePlan(tuple(files), record_schema())
 
 
 @contextmanager
@@ -57,6 +88,9 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),
             "dagster_leasehold.assets.consume_job.time": virtual.time(),
             "dagster_leasehold.assets.run_process.process_note": lambda: "a strand of the soak",
+            # Nobody publishes; what is committed counts as published at once.
+            "dagster_leasehold.sensors.late_records.plan_table": plan_of_ledger,
+            "dagster_leasehold.sensors.late_records.LateRecords._published": lambda *_: True,
         }
         for place, double in doubles.items():
             stack.enter_context(mock.patch(place, double))

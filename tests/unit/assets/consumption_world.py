@@ -16,7 +16,6 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.exact_records import add, exact
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
-from dagster_leasehold.assets.output.committed_output import iter_records
 from dagster_leasehold.assets.output.shard_files import ShardFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.assets.places.local_place import local_place
@@ -29,6 +28,7 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
+from tests.ledger_output import ledger_records
 
 NODE = NodeName("a")
 OTHER = NodeName("b")
@@ -182,7 +182,7 @@ class World:
 
     def committed(self, shard: str) -> list[bytes]:
         """The values of a shard's committed records."""
-        batches = list(iter_records(self.store, self.key, self.place, ShardId(shard)))
+        batches = list(ledger_records(self.store, self.key, self.place, ShardId(shard)))
         return pa.Table.from_batches(batches).column("value").to_pylist() if batches else []
 
     def expected(self, shard: str, count: int) -> list[bytes]:

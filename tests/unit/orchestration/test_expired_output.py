@@ -16,8 +16,7 @@ import pytest
 import dagster_leasehold.assets.rewriting.replay
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.attempts import touch_replaced
-from dagster_leasehold.assets.output.committed_dataset import committed_dataset
-from dagster_leasehold.assets.output.ledger_view import refuse_expired_times
+from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind
@@ -180,12 +179,6 @@ def test_metrics_do_not_fall(home: ConsumedHome) -> None:
 
 def test_a_reader_of_what_expired_is_refused(home: ConsumedHome) -> None:
     forget(home)
-    whole = committed_dataset(home.store, KEY, home.place)
-    assert whole.count_rows() == 4
-    rest = committed_dataset(home.store, KEY, home.place, numbers={ZERO: range(2, 9)})
-    assert rest.count_rows() == 2
-    with pytest.raises(OutputUnreadable, match="Ask for batches from 2 on"):
-        committed_dataset(home.store, KEY, home.place, numbers={ZERO: range(1, 3)})
     with pytest.raises(OutputUnreadable, match="cannot be read whole any more"):
         refuse_expired_times(home.store, KEY, None, None)
 

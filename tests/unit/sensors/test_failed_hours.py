@@ -24,7 +24,7 @@ from dagster_leasehold.sensors.asked_hours import (
     OwedHour,
 )
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.unit.assets.output.test_committed_dataset import NOON
+from tests.unit.assets.output.test_committed_output import NOON
 from tests.unit.sensors.test_watermark import Scene, hour
 
 EVERYTHING = OutputExpiry(timedelta(days=-1), list)
@@ -239,7 +239,7 @@ def test_an_hour_whose_late_records_cannot_be_counted_stops_no_other(
     scene.tick()
     from dagster_leasehold.sensors import late_records
 
-    works = late_records.committed_dataset
+    works = late_records.plan_table
 
     def broken(*args: Any, **given: Any) -> Any:
         if given["span"].since == NOON + HOUR:
@@ -247,7 +247,7 @@ def test_an_hour_whose_late_records_cannot_be_counted_stops_no_other(
         return works(*args, **given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(late_records, "committed_dataset", broken)
+        patched.setattr(late_records, "plan_table", broken)
         scene.append("0", 10, 70, 130, 250)
         scene.append("1", 250)
         result = scene.tick()

@@ -12,6 +12,8 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.table.catching_up import catch_up
+from dagster_leasehold.assets.table_settings import THE_LEASE_DATABASE, TableSettings
 from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import (
     HourlyAsset,
@@ -19,7 +21,6 @@ from dagster_leasehold.assets.windows.hourly_asset import (
     LatePolicy,
     hour_key,
 )
-from dagster_leasehold.assets.windows.window_run import next_numbers
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -29,7 +30,7 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.assets.consumption_world import NODE, World
-from tests.unit.assets.output.test_committed_dataset import NOON, compact
+from tests.unit.assets.output.test_committed_output import NOON, compact
 
 MINUTE = timedelta(minutes=1)
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -47,6 +48,7 @@ class Scene:
         given: dict[str, Any] = {"since": NOON} | declaration
         self.hourly = HourlyAsset(self.world.stream, "hourly", lambda frame: frame, **given)
         self.cursor: str | None = None
+        self.publishing = True
         self.in_work: set[datetime] = set()
         self.restart()
 
@@ -64,6 +66,13 @@ class Scene:
     def consume(self) -> None:
         self.world.sync()
         self.world.consume(f"run-{uuid.uuid4()}")
+        if self.publishing:
+            self.publish()
+
+    def publish(self) -> None:
+        """Have all that is committed in the stream's table."""
+        world, table = self.world, TableSettings()
+        catch_up(world.store, world.key, world.place, table=table, catalog=THE_LEASE_DATABASE)
 
     def tick(self) -> dg.SensorResult:
         result = self.rounds.tick(self.cursor, lambda hours: self.in_work & set(hours))
@@ -81,7 +90,8 @@ class Scene:
         start = NOON + hour * HOUR
         former = store.windows(key, "hourly", since=start, until=start + HOUR)
         version = former[0].version + 1 if former else 1
-        covered = next_numbers(store.heads(key))
+        cursors = store.published_until(key) or {}
+        covered = {shard: cursor for shard, cursor in cursors.items() if cursor}
         window = EventWindow(
             "hourly",
             start,
@@ -222,6 +232,21 @@ def test_late_records_are_counted_although_they_were_merged_first(scene: Scene) 
     scene.tick()
     scene.append("0", 7, 8, 70)
     compact(scene.world)
+    scene.publish()
+    scene.tick()
+    assert scene.late() == {"2026-03-01-12:00": 2}
+
+
+def test_late_records_are_counted_once_they_are_published(scene: Scene) -> None:
+    scene.append("0", 5, 65)
+    scene.append("1", 5, 65)
+    scene.tick()
+    scene.make(0)
+    scene.publishing = False
+    scene.append("0", 7, 8, 70)
+    scene.tick()
+    assert scene.late() == {"2026-03-01-12:00": 0}
+    scene.publish()
     scene.tick()
     assert scene.late() == {"2026-03-01-12:00": 2}
 

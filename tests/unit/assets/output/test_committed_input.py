@@ -24,7 +24,7 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from tests.unit.assets.consumption_world import NODE, World
-from tests.unit.assets.output.test_committed_dataset import NOON, append
+from tests.unit.assets.output.test_committed_output import NOON, append
 
 HOURLY = dg.HourlyPartitionsDefinition(start_date=NOON - timedelta(hours=2))
 ALL = dg.AllPartitionMapping()

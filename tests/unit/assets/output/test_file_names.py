@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_leasehold.assets.output.file_names import batches_of, file_name
+from dagster_leasehold.assets.output.file_names import file_name, shard_and_batches
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 SHARDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).map(ShardId)
@@ -17,7 +17,7 @@ def test_numbers_come_back(shard: ShardId, first: int, count: int, quarantine: b
     numbers = range(first, first + count)
     for rest in ("merged", "0000-0123456789abcdef", "00012-7-3"):
         name = file_name(shard, numbers, rest, quarantine=quarantine)
-        assert batches_of(name, shard) == numbers
+        assert shard_and_batches(name) == (shard, numbers)
         assert name.endswith(".quarantine.parquet") == quarantine
 
 
@@ -29,8 +29,7 @@ def test_numbers_come_back(shard: ShardId, first: int, count: int, quarantine: b
         "0.00000-0-0.quarantine.parquet",
         "0.merged.parquet",
         "part-00000-x.snappy.parquet",
-        "1.3-3.merged.parquet",
     ],
 )
-def test_older_names_and_other_shards_have_none(name: str) -> None:
-    assert batches_of(name, ShardId("0")) is None
+def test_older_names_have_none(name: str) -> None:
+    assert shard_and_batches(name) is None

@@ -14,11 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_leasehold.assets.output.committed_output import (
-    committed_files,
-    committed_paths,
-    iter_records,
-)
 from dagster_leasehold.assets.output.units import each_unit, units
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, each_merge
@@ -35,6 +30,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.conformance.published import publish_batches
+from tests.ledger_output import ledger_files, ledger_paths, ledger_records
 from tests.synced import synced
 from tests.unit.assets.consumption_world import NODE, World
 
@@ -71,7 +67,7 @@ class Scene(World):
         return self.store.batches(self.key, shard)
 
     def files(self, shard: ShardId = ZERO) -> int:
-        return len(committed_paths(self.store, self.key, self.place, shard))
+        return len(ledger_paths(self.store, self.key, self.place, shard))
 
     def prune(self) -> None:
         """Fold the rows that compaction has merged away, as if all of them were old."""
@@ -152,7 +148,7 @@ def test_only_published_batches_are_merged(scene: Scene) -> None:
 
 
 def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:
-    reading = iter_records(scene.store, scene.key, scene.place)
+    reading = ledger_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     scene.compact()
     for batch in reading:
@@ -163,7 +159,7 @@ def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:
 def test_duckdb_reads_merged_files_in_order(scene: Scene) -> None:
     duckdb = pytest.importorskip("duckdb")
     scene.compact()
-    paths = committed_paths(scene.store, scene.key, scene.place, ZERO)
+    paths = ledger_paths(scene.store, scene.key, scene.place, ZERO)
     rows = duckdb.sql(f"SELECT value FROM read_parquet({paths!r})").fetchall()
     assert [value for (value,) in rows] == scene.expected("0", 10)
 
@@ -190,7 +186,7 @@ def test_quarantined_records_are_merged_apart(scene: Scene) -> None:
         pq.write_table(table, scene.output / path)
         scene.put(replace(batch, files=(file, DataFile(path, 1, 9, quarantine=True))))
     assert scene.compact(ZERO)[ZERO].files_after == 2
-    (bad,) = committed_files(scene.store, scene.key, scene.place, ZERO, quarantine=True)
+    (bad,) = ledger_files(scene.store, scene.key, scene.place, ZERO, quarantine=True)
     assert pq.read_table(str(bad.path)).column("value").to_pylist() == [b"0:0", b"0:4"]
     assert (bad.file.records, bad.file.batches) == (2, 3)
     assert scene.committed(ZERO) == scene.expected("0", 10)
@@ -205,7 +201,7 @@ def test_columns_that_changed_keep_files_apart(scene: Scene) -> None:
         )
     scene.compact(ZERO)
     assert [len(unit) for unit in units(scene.ledger())] == [3, 2]
-    last = pq.read_table(committed_paths(scene.store, scene.key, scene.place, ZERO)[-1])
+    last = pq.read_table(ledger_paths(scene.store, scene.key, scene.place, ZERO)[-1])
     assert "more" in last.column_names
 
 
@@ -411,7 +407,7 @@ def test_merged_files_are_on_the_disk_under_their_names_before_the_ledger_has_th
     attempts = scene.output / "attempts"
     with synced(monkeypatch) as paths:
         scene.compact(ZERO)
-    (file,) = [Path(path) for path in committed_paths(scene.store, scene.key, scene.place, ZERO)]
+    (file,) = [Path(path) for path in ledger_paths(scene.store, scene.key, scene.place, ZERO)]
     assert paths == [attempts, file, file.parent]
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import RewriteRefused, TransformError
-from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.output.units import units
 from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
@@ -24,6 +23,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.rules.withdrawal import ledger_of
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.conformance.published import publish_batches
+from tests.ledger_output import ledger_paths, ledger_records
 from tests.unit.assets.consumption_world import NODE, ArrowSweeper, World
 
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -77,7 +77,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
-    before, old = scene.ledger(), committed_paths(scene.store, scene.key, scene.place)
+    before, old = scene.ledger(), ledger_paths(scene.store, scene.key, scene.place)
     leases = scene.store.snapshot(scene.key).shards
     reports = scene.replay()
     assert reports[ZERO] == ReplayReport(ZERO, 3, 10, 3 * MARK)
@@ -87,7 +87,7 @@ def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
     ]
     assert scene.generations() == scene.generations(ONE) == [1, 1, 1]
     assert [batch.statistics.written for batch in after] == [MARK] * 3
-    new = committed_paths(scene.store, scene.key, scene.place)
+    new = ledger_paths(scene.store, scene.key, scene.place)
     assert not set(new) & set(old)
     assert all(Path(path).exists() for path in (*new, *old)), "readers may be at the old ones"
     for shard in (ZERO, ONE):
@@ -108,7 +108,7 @@ def test_only_published_batches_are_made_anew(scene: Scene) -> None:
 
 
 def test_a_reader_that_began_before_the_swap_finishes(scene: Scene) -> None:
-    reading = iter_records(scene.store, scene.key, scene.place)
+    reading = ledger_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     scene.replay()
     for batch in reading:
@@ -144,7 +144,7 @@ def test_readers_see_all_old_or_all_new(scene: Scene) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_shard_that_fails_keeps_its_old_output(scene: Scene, failing: int) -> None:
-    old = committed_paths(scene.store, scene.key, scene.place, ZERO)
+    old = ledger_paths(scene.store, scene.key, scene.place, ZERO)
 
     def fail() -> None:
         broken = len(scene.today.sweeps) == failing + 1
@@ -154,7 +154,7 @@ def test_a_shard_that_fails_keeps_its_old_output(scene: Scene, failing: int) -> 
     reports = scene.replay()
     assert (reports[ZERO].error, reports[ZERO].batches) == ("boom.", 0)
     assert reports[ONE].batches == 3, "the other shard goes on"
-    assert committed_paths(scene.store, scene.key, scene.place, ZERO) == old
+    assert ledger_paths(scene.store, scene.key, scene.place, ZERO) == old
     assert scene.generations() == [0, 0, 0]
     assert scene.store.rewrites(scene.key) == []
 

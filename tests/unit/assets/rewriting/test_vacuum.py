@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.assets.output.committed_output import committed_paths, iter_records
 from dagster_leasehold.assets.output.table import group_table
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
@@ -20,6 +19,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Intent, RewriteClaim, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Settled
 from tests.conformance.published import publish_batches
+from tests.ledger_output import ledger_paths, ledger_records
 from tests.unit.assets.consumption_world import NODE
 from tests.unit.assets.rewriting.test_compaction import Scene
 
@@ -55,7 +55,7 @@ def run(scene: Scene, *, dry_run: bool = False) -> VacuumReport:
 
 def test_old_orphans_go_and_committed_files_never(scene: Scene) -> None:
     first, second = orphan(scene, "dead-1"), orphan(scene, "dead-1", "other")
-    committed = committed_paths(scene.store, scene.key, scene.place)
+    committed = ledger_paths(scene.store, scene.key, scene.place)
     age_all(scene)
     planned = run(scene, dry_run=True)
     assert first.exists()
@@ -133,7 +133,7 @@ def test_the_hour_that_is_being_made_stays_however_old(scene: Scene) -> None:
 def test_swapped_files_are_kept_for_readers_that_began_before(scene: Scene) -> None:
     """1. a reader lists old files; 2. compaction swaps; 3. vacuum runs; 4. the reader goes on."""
     age_all(scene)
-    reading = iter_records(scene.store, scene.key, scene.place)
+    reading = ledger_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     scene.compact()
     report = run(scene)
@@ -151,7 +151,7 @@ def test_what_is_swapped_out_while_vacuum_looks_stays_for_its_readers(
 ) -> None:
     """1. vacuum lists; 2. a reader lists; 3. compaction swaps; 4. vacuum asks who is named."""
     age_all(scene)
-    reading = iter_records(scene.store, scene.key, scene.place)
+    reading = ledger_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()
     rewrites = scene.store.rewrites
 
@@ -172,7 +172,7 @@ def test_a_swap_that_had_to_wait_makes_files_new_when_it_happens(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: two hours pass between the moment before the swap and the swap itself."""
-    old = committed_paths(scene.store, scene.key, scene.place)
+    old = ledger_paths(scene.store, scene.key, scene.place)
     rewrite_batches = scene.store.rewrite_batches
 
     def late(*arguments: object, **options: object) -> object:
@@ -243,4 +243,4 @@ def test_vacuum_at_any_time_removes_no_record(tmp_path: Path, seed: int) -> None
     age_all(scene)
     run(scene)
     left = {str(path) for path in scene.output.rglob("*") if path.is_file()}
-    assert left == set(committed_paths(scene.store, scene.key, scene.place))
+    assert left == set(ledger_paths(scene.store, scene.key, scene.place))

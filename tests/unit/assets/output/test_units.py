@@ -1,4 +1,4 @@
-"""Reading a shard in pages while its rows are deleted: each batch is seen once, as of one moment.
+"""Units of output, read in pages while rows are deleted: each batch is seen once.
 
 Method: 200 batches on SQLite, of which one file holds ten around the border of the first page; the
 rows of nine of them are folded into the tenth's row when a reader has taken ten rows of that page.
@@ -6,25 +6,15 @@ rows of nine of them are folded into the tenth's row when a reader has taken ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.committed_output import committed_files
-from dagster_leasehold.assets.output.committed_parts import committed_parts
-from dagster_leasehold.assets.output.ledger_view import (
-    Heads,
-    at_one_moment,
-    each_committed,
-    units_of,
-)
+from dagster_leasehold.assets.output.units import unit_files, units_of
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -89,34 +79,15 @@ def merge(store: LeaseStore) -> None:
     store.release_rewrite(KEY, SHARD, "merge")
 
 
-def parts_of(store: LeaseStore) -> list[str]:
-    wanted = {SHARD: range(AGE.per_shard)}
-    return [part.file.path for part in committed_parts(store, KEY, Path(), numbers=wanted)]
+def test_files_are_listed_once(store: PrunedMeanwhile) -> None:
+    def listed(of: Any) -> list[str]:
+        units = units_of(of, KEY, SHARD, range(AGE.per_shard))
+        return [file.path for unit in units for file in unit_files(unit, quarantine=False)]
 
-
-def listed(store: LeaseStore) -> list[str]:
-    return [each.file.path for each in committed_files(store, KEY, Path())]
-
-
-@pytest.mark.parametrize("read", [parts_of, listed])
-def test_files_are_listed_once(
-    store: PrunedMeanwhile, read: Callable[[LeaseStore], list[str]]
-) -> None:
-    expected = [*read(store._store)]
+    expected = listed(store._store)
     assert len(expected) == len({*expected}) == AGE.per_shard - len(MERGED) + 1
-    assert read(store) == expected  # type: ignore[arg-type]
+    assert listed(store) == expected
     assert store.pruned
-
-
-def test_ranges_of_batches_join(store: PrunedMeanwhile) -> None:
-    def read(heads: Heads) -> Iterator[tuple[ShardId, Batch]]:
-        rows = each_committed(store, KEY, heads)  # type: ignore[arg-type]
-        return ((row.shard, row) for row in rows)
-
-    (rows,) = at_one_moment(store, KEY, None, read)[0].values()  # type: ignore[arg-type]
-    assert store.pruned
-    assert all(one.end == other.start for one, other in pairwise(rows))
-    assert sum(row.batches for row in rows) == AGE.per_shard
 
 
 def test_the_proof_holds(store: PrunedMeanwhile) -> None:
@@ -126,22 +97,6 @@ def test_the_proof_holds(store: PrunedMeanwhile) -> None:
 
 def test_a_folded_row_is_met_by_each_of_its_numbers(store: PrunedMeanwhile) -> None:
     store.prune()
-    first, stop = MERGED.start, MERGED.stop
     for number in MERGED:
         units = list(units_of(store._store, KEY, SHARD, range(number, number + 1)))
-        assert [[row.sequence for row in unit] for unit in units] == [[first]]
-    numbers = {SHARD: range(first, stop + 1)}
-    parts = committed_parts(store._store, KEY, Path(), numbers=numbers)
-    assert [part.first for part in parts] == [first, stop]
-    with pytest.raises(OutputUnreadable, match=f"Batches {first} to {stop - 1} of shard"):
-        committed_parts(store._store, KEY, Path(), numbers={SHARD: range(first + 1, stop)})
-
-
-def test_what_only_looks_unreadable_is_read_again(store: PrunedMeanwhile) -> None:
-    """Rows of two moments look like a merged file with other files beside it, cut in its middle."""
-    numbers = {SHARD: range(MERGED.stop + 3)}
-    parts = committed_parts(store, KEY, Path(), numbers=numbers)  # type: ignore[arg-type]
-    assert store.pruned
-    last = MERGED.stop
-    assert [part.first for part in parts][-4:] == [MERGED.start, last, last + 1, last + 2]
-    assert {part.rows for part in parts} == {None}
+        assert [[row.sequence for row in unit] for unit in units] == [[MERGED.start]]

@@ -1,0 +1,61 @@
+"""Output that has expired: where that of a shard begins now, and what cannot be read any more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+
+from dagster_leasehold.assets.errors import OutputUnreadable
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.roles.ledger import Ledger
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.shard_summary import Expired
+
+SHARDS_NAMED_MAX = 8
+
+
+def expired_output(
+    store: Ledger, key: GroupKey, shards: Collection[ShardId] | None = None
+) -> dict[ShardId, Expired]:
+    """Return what has expired of those of some shards, or of all, that have lost output."""
+    alone = next(iter(shards)) if shards is not None and len(shards) == 1 else None
+    return {
+        summary.shard: summary.expired
+        for summary in store.summaries(key, alone)
+        if summary.shard is not None
+        and summary.expired is not None
+        and (shards is None or summary.shard in shards)
+    }
+
+
+def output_begins(key: GroupKey, shard: ShardId, expired: Expired) -> str:
+    """Return the sentence that says where committed output of a shard begins."""
+    return (
+        f"Committed output of shard {shard} of {key} begins at cursor {expired.begin} "
+        f"(batch {expired.first_number}): {expired.batches:,} batches before it, with "
+        f"{expired.records:,} records, have expired."
+    )
+
+
+def where_output_begins(key: GroupKey, expired: Mapping[ShardId, Expired]) -> list[str]:
+    """Return a sentence for each shard that has lost output, by rank; of many, the first ones."""
+    shards = sorted(expired, key=rank_key)
+    lines = [output_begins(key, shard, expired[shard]) for shard in shards[:SHARDS_NAMED_MAX]]
+    more = len(shards) - len(lines)
+    return [*lines, f"{more} more shards have lost output, too."] if more else lines
+
+
+def refuse_expired_times(
+    store: Ledger, key: GroupKey, since: datetime | None, until: datetime | None
+) -> None:
+    """Refuse to read event times of which records may have expired.
+
+    Raises:
+        OutputUnreadable: they may have.
+    """
+    for shard, expired in expired_output(store, key).items():
+        if expired.may_hold(since, until):
+            raise OutputUnreadable(
+                f"{output_begins(key, shard, expired)} They may have held records of the event "
+                f"times from {since} to {until}, which cannot be read whole any more."
+            )

@@ -1,0 +1,146 @@
+"""Waiting until the table shows what was committed, by publishing it if nobody else does.
+
+Whoever waits may publish by itself, with a turn of no node, which a live node's turn fences at any
+time. So nothing that was committed is out of sight where no daemon runs, and a reader that dies in
+the middle of it, or is frozen, holds nobody up.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
+from dagster_leasehold.lease_store.errors import StoreError, one_line
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.outcomes import PublishesElsewhere
+from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
+
+PATIENCE_S = 60.0
+"""The time for which a reader waits while nothing is published, in seconds."""
+LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All that was committed at one moment, as far as it waits for publication.
+
+    Attributes:
+        ends: of shards with batches that wait, the number behind the last of them.
+        last_change: the number of the last change that waits; 0 for none.
+    """
+
+    ends: Mapping[ShardId, int]
+    last_change: int
+
+    @classmethod
+    def now(cls, store: LedgerAndRewrites, key: GroupKey) -> Committed:
+        """Return what waits now."""
+        waiting = [lag.shard for lag in store.publication_lag(key)]
+        heads = store.heads(key, waiting) if waiting else {}
+        last, page = 0, store.pending_changes(key)
+        while page:
+            last = page[-1].sequence
+            page = store.pending_changes(key, after=last)
+        return cls({shard: head.next_number for shard, head in heads.items()}, last)
+
+    def waiting(self, store: Publications, key: GroupKey) -> tuple[int, int]:
+        """Return the batches of it that wait still, and the number of the first such change."""
+        lags = store.publication_lag(key) if self.ends else ()
+        left = sum(lag.batches for lag in lags if lag.start < self.ends.get(lag.shard, 0))
+        first = store.pending_changes(key, limit=1) if self.last_change else ()
+        change = first[0].sequence if first and first[0].sequence <= self.last_change else 0
+        return left, change
+
+
+def catch_up(
+    store: LedgerAndRewrites,
+    key: GroupKey,
+    place: OutputPlace,
+    *,
+    table: TableSettings | None,
+    catalog: CatalogSettings,
+    patience_s: float = PATIENCE_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once the table shows all that was committed when this was called.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        place: holds the group's output.
+        table: the stream's; with it, this process publishes what nobody else is publishing.
+        catalog: of the table.
+        patience_s: gives up when nothing was published for so long, in seconds.
+        clock: monotonic seconds.
+        sleep: waits for some seconds.
+
+    Raises:
+        TableUnavailable: the table or its catalog cannot be reached, or nobody publishes, and this
+            process may not.
+    """
+    committed = Committed.now(store, key)
+    reason = "no publisher has taken them up"
+    before, since_s = committed.waiting(store, key), clock()
+    left = before
+    while any(left):
+        if table is not None:
+            reason = _publish(store, key, place, table, catalog)
+            left = committed.waiting(store, key)
+        if left != before:
+            before, since_s = left, clock()
+        elif clock() - since_s >= patience_s:
+            raise TableUnavailable(
+                f"Committed output of {key} waits for publication, and for {patience_s:.0f} s "
+                f"nothing was published ({reason}): switch on the sensor {key.stream}_publish, or "
+                f"run `leasehold table create {key.stream}`."
+            )
+        if any(left):
+            sleep(LOOK_EVERY_S)
+            left = committed.waiting(store, key)
+
+
+def _publish(
+    store: LedgerAndRewrites,
+    key: GroupKey,
+    place: OutputPlace,
+    settings: TableSettings,
+    catalog: CatalogSettings,
+) -> str:
+    """Publish what waits if nobody has the turn; return a reason why something may be left."""
+    from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+    from dagster_leasehold.assets.output.table.publisher import elsewhere
+
+    name = table_name(settings, catalog, key)
+    try:
+        turn = store.take_publish_turn(key, None, "", name)
+    except StoreError as error:
+        # An account that may only read waits for whoever may write.
+        return f"this account cannot publish: {one_line(str(error)).rstrip('.')}"
+    if isinstance(turn, PublishesElsewhere):
+        raise TableUnavailable(elsewhere(key, name, turn))
+    if not isinstance(turn, PublishTurn):
+        return f"node {turn.node} has the turn to publish"
+    publisher = build_publisher(
+        store=store,
+        key=key,
+        settings=settings,
+        catalog=catalog,
+        place=place,
+        now_ms=lambda: time.time_ns() // 1_000_000,
+        new_id=uuid.uuid4,
+    )
+    try:
+        report = publisher.publish(turn)
+        while report.more and not report.explanation:
+            report = publisher.publish(turn)
+    except OSError as error:
+        return f"this account cannot write to {place}: {one_line(str(error))}"
+    return report.explanation or "more was committed meanwhile"

@@ -1,0 +1,245 @@
+"""The published table as readers go through it: the plan of a scan, and its files in order.
+
+PyIceberg chooses files by the bounds that the table has of them, so that a reader costs what it
+reads. Their names say which batches they hold, which is their order within a shard. A name of a
+version before tables says nothing; the ledger tells the place of such a file, until compaction
+has given its records to one with a name of today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster_leasehold.assets.errors import OutputUnreadable
+from dagster_leasehold.assets.output.attempts import unreadable
+from dagster_leasehold.assets.output.file_names import shard_and_batches
+from dagster_leasehold.assets.output.table.columns import stored_schema
+from dagster_leasehold.assets.output.table.schemas import (
+    SHARD_COLUMN,
+    TIME_COLUMN,
+    shard_field,
+    time_field,
+)
+from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.table_settings import THE_LEASE_DATABASE, CatalogSettings
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
+from dagster_leasehold.lease_store.times import time_text
+from dagster_leasehold.shard_sources.source import record_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+
+@dataclass(frozen=True, slots=True)
+class EventSpan:
+    """Event times `[since, until)`; None is no bound. Both need a time zone.
+
+    Raises:
+        InvalidSetting: a time has no zone.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for time in (self.since, self.until):
+            if time is not None and time.tzinfo is None:
+                raise InvalidSetting(
+                    f"The event time {time_text(time)} has no time zone: give one, such as UTC."
+                )
+
+    @property
+    def everything(self) -> bool:
+        """True if nothing is left out."""
+        return self.since is None and self.until is None
+
+    def expression(self, column: str = TIME_COLUMN) -> ds.Expression | None:
+        """Return the span as Arrow's filter on a column; None if nothing is left out."""
+        import pyarrow.dataset as ds
+
+        field: Any = ds.field(column)
+        sides: list[Any] = []
+        if self.since is not None:
+            sides.append(field >= self.since)
+        if self.until is not None:
+            sides.append(field < self.until)
+        return None if not sides else sides[0] if len(sides) == 1 else sides[0] & sides[1]
+
+
+ALWAYS = EventSpan()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A data file that a reader is to open.
+
+    Attributes:
+        numbers: of the batches whose records it holds; None for a file of a version before tables
+            that the ledger names no more.
+        records: their number.
+    """
+
+    shard: ShardId
+    numbers: range | None
+    path: OutputPlace
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """The files of one snapshot that may hold what a reader wants, by shard and batch.
+
+    Attributes:
+        schema: the table's columns, in the types of Arrow; a file lacks those that came later.
+    """
+
+    files: tuple[PlannedFile, ...]
+    schema: pa.Schema
+
+    def dataset(self, files: Iterable[PlannedFile] | None = None) -> ds.Dataset:
+        """Return the dataset of these files, or of all, in their order."""
+        import pyarrow.dataset as ds
+
+        chosen = self.files if files is None else tuple(files)
+        if not chosen:
+            return ds.dataset(self.schema.empty_table())
+        format_, system = ds.ParquetFileFormat(), chosen[0].path.arrow()[0]
+        shard: Any = ds.field(SHARD_COLUMN)
+        known = SHARD_COLUMN in self.schema.names
+        fragments: list[Any] = [
+            format_.make_fragment(
+                file.path.arrow()[1],
+                system,
+                partition_expression=shard == str(file.shard) if known else None,
+            )
+            for file in chosen
+        ]
+        return ds.FileSystemDataset(fragments, self.schema, format_, system)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of the files, in their order; memory holds a few batches.
+
+        Raises:
+            LogCorrupt: a file is missing or damaged.
+        """
+        import pyarrow as pa
+
+        for file in self.files:
+            # What was handed out stays right if the file turns out to be damaged further on.
+            try:
+                yield from self.dataset([file]).to_batches(batch_readahead=2)
+            except (OSError, pa.ArrowInvalid) as error:
+                raise unreadable(file.path, error) from error
+
+
+def plan_table(
+    store: LedgerAndRewrites,
+    key: GroupKey,
+    place: OutputPlace,
+    *,
+    shards: Collection[ShardId] | None = None,
+    span: EventSpan = ALWAYS,
+    snapshot_id: int | None = None,
+    catalog: CatalogSettings = THE_LEASE_DATABASE,
+) -> TablePlan:
+    """Plan a scan of a group's table as it is now; without a table, there is nothing to read.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        place: holds the group's output.
+        shards: only these shards; None is all.
+        span: leave out files that hold no record of it; other records stay in what is planned.
+        snapshot_id: of an earlier snapshot of the table.
+        catalog: of the table.
+
+    Raises:
+        TableUnavailable: the table or its catalog cannot be reached.
+        OutputUnreadable: the table has no such snapshot, or somebody else has written to it.
+    """
+    # It loads PyIceberg.
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.table import DataScan
+
+    from dagster_leasehold.assets.output.table.group_table import find_table
+
+    found = find_table(store, key, catalog, place)
+    if found is None or (snapshot_id is None and found[0].metadata.current_snapshot() is None):
+        return TablePlan((), record_schema())
+    scan, (table, io) = cast(Any, DataScan), found
+    metadata = table.metadata
+    if snapshot_id is not None and metadata.snapshot_by_id(snapshot_id) is None:
+        raise OutputUnreadable(
+            f"The table of {key} has no snapshot {snapshot_id}: it keeps the "
+            f"{len(metadata.snapshots)} newest, from {metadata.snapshots[0].snapshot_id} on."
+        )
+    schema = scan(metadata, io, snapshot_id=snapshot_id).projection()
+    wanted = _row_filter(schema, shards, span)
+    tasks = scan(metadata, io, wanted, snapshot_id=snapshot_id).plan_files()
+    root, own = f"{metadata.location}/", shard_field(metadata.schema())
+    files: list[PlannedFile] = []
+    for task in tasks:
+        path: str = task.file.file_path.removeprefix(root)
+        named = shard_and_batches(path.rpartition("/")[2])
+        bound = (task.file.lower_bounds or {}).get(own.field_id) if own is not None else None
+        if task.delete_files or (named is None and bound is None):
+            raise OutputUnreadable(
+                f"Somebody else has changed {path} in the table of {key}: read it with an engine."
+            )
+        # A shard may be called as if numbers followed: what the table says of it counts.
+        shard = ShardId(bound.decode()) if bound is not None else named[0] if named else None
+        assert shard is not None
+        if shards is None or shard in shards:
+            numbers = named[1] if named and named[0] == shard else None
+            files.append(PlannedFile(shard, numbers, place / path, task.file.record_count))
+    arrow = stored_schema(schema_to_pyarrow(schema, include_field_ids=False))
+    return TablePlan(tuple(_in_order(store, key, place, files)), arrow)
+
+
+def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan) -> Any:
+    """Return PyIceberg's filter, as far as the table knows the columns that it is on."""
+    from pyiceberg import expressions
+
+    # A type checker takes their constructors for those of models.
+    of: Any = expressions
+    chosen = of.AlwaysTrue()
+    if shards is not None and shard_field(schema) is not None:
+        chosen = of.In(SHARD_COLUMN, [str(shard) for shard in shards])
+    if time_field(schema) is not None:
+        for compared, time in ((of.GreaterThanOrEqual, span.since), (of.LessThan, span.until)):
+            if time is not None:
+                chosen = of.And(chosen, compared(TIME_COLUMN, time.astimezone(UTC).isoformat()))
+    return chosen
+
+
+def _in_order(
+    store: LedgerAndRewrites, key: GroupKey, place: OutputPlace, files: list[PlannedFile]
+) -> list[PlannedFile]:
+    """Return files by shard and batch.
+
+    Those that neither their names nor the ledger know come first, as the table has them: they are
+    of an earlier snapshot, from before there were such names.
+    """
+    nameless = {file.shard for file in files if file.numbers is None}
+    places = {
+        str(place / file.path): range(batch.sequence, batch.last + 1)
+        for shard in nameless
+        for batch in store.each_batch(key, shard)
+        for file in batch.files
+    }
+
+    def of_ledger(file: PlannedFile) -> PlannedFile:
+        numbers = file.numbers or places.get(str(file.path))
+        return PlannedFile(file.shard, numbers, file.path, file.records)
+
+    def place_of(file: PlannedFile) -> tuple[ShardId, int, str]:
+        named = "" if file.numbers is None else file.path.name
+        return file.shard, -1 if file.numbers is None else file.numbers.start, named
+
+    return sorted(map(of_ledger, files) if nameless else files, key=place_of)
