@@ -29,7 +29,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
-from dagster_leasehold.shard_sources.lag import Lags, UnreadTimes, lags_of
+from dagster_leasehold.shard_sources.lag import Lags, StandingShards, UnreadTimes, lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
 
 TAKEOVER_EDGES = frozenset({4, 9})
@@ -76,7 +76,9 @@ class StoreCollector(Collector):
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = utc_now
     _changes: dict[GroupKey, _Changes] = field(default_factory=dict[GroupKey, _Changes])
-    _unread: dict[GroupKey, UnreadTimes] = field(default_factory=dict[GroupKey, UnreadTimes])
+    _looks: dict[GroupKey, tuple[UnreadTimes, StandingShards]] = field(
+        default_factory=dict[GroupKey, tuple[UnreadTimes, StandingShards]]
+    )
     _lock: Lock = field(default_factory=Lock)
 
     def collect(self) -> Iterable[Metric]:
@@ -108,11 +110,16 @@ class StoreCollector(Collector):
         families.publication_lag.add_metric(of, waiting.seconds(self.now()))
         for acknowledged, count in store.gap_counts(key).items():
             families.gaps.add_metric([*of, "yes" if acknowledged else "no"], count)
+        families.paused.add_metric(of, int(snapshot.group.paused))
         source = self.source(key)
         if source is not None:
             lags = lags_of(source, snapshot.shards)
-            times = self._unread.setdefault(key, UnreadTimes(self.clock))
-            families.add_lags(of, lags, lags.seconds(times.of(source, lags.behind), self.now()))
+            unread, standing = self._looks.setdefault(
+                key, (UnreadTimes(self.clock), StandingShards(self.clock))
+            )
+            families.add_lags(of, lags, lags.seconds(unread.of(source, lags.behind), self.now()))
+            for shard, seconds in standing.seconds(lags).items():
+                families.standing.add_metric([*of, shard], seconds)
         report = self.upkeep(key)
         if report is not None:
             families.add_upkeep(of, report)
@@ -138,11 +145,22 @@ class _Families:
         self.lag_seconds_known = gauge(
             "leasehold_lag_seconds_known", "1 if that age is known, else 0", OF_SHARD
         )
+        self.standing = gauge(
+            "leasehold_shard_standing_seconds",
+            "Time for which a shard has not moved although records are unread",
+            OF_SHARD,
+        )
+        self.paused = gauge("leasehold_group_paused", "1 if the group is paused, else 0", OF_GROUP)
         self.shards = gauge("leasehold_shards", "Shards by state", (*OF_GROUP, "state"))
         self.watermark = gauge(
             "leasehold_watermark_timestamp_seconds", "Event time that a shard has reached", OF_SHARD
         )
         self.members = gauge("leasehold_node_member", "1 if the node is a member, else 0", OF_NODE)
+        self.takes_runs = gauge(
+            "leasehold_node_takes_runs",
+            "1 if the node is a member, its code server answers and its daemon ticks, else 0",
+            OF_NODE,
+        )
         self.held = gauge("leasehold_node_shards", "Shards that a node may consume", OF_NODE)
         self.gaps = gauge(
             "leasehold_gaps",
@@ -222,6 +240,7 @@ class _Families:
         for node in nodes:
             labels = [*of, str(node.name)]
             self.members.add_metric(labels, int(node.member))
+            self.takes_runs.add_metric(labels, int(node.member and node.accepts_runs))
             self.beats.add_metric(labels, node.lease_id)
             self.held.add_metric(labels, held[node.name])
 

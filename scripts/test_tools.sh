@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sees to it that the servers of MariaDB and MySQL, Chromium and a Kinesis server are here, which
+# Sees to it that the servers of MariaDB and MySQL, Chromium, Prometheus and a Kinesis server are here, which
 # the tests start themselves.
 set -eu
 . "$(dirname "$0")/system_packages.sh"
@@ -49,6 +49,8 @@ mariadb "MariaDB's client" 'my_print_defaults'
 # Without MySQL's own server the tests that need it are skipped and say so.
 "$(dirname "$0")/fetch_mysql.sh" || true
 need "Chromium" 'chromium chromium-browser google-chrome' chromium chromium-browser
+# Without Prometheus the tests that need it are skipped and say so.
+command -v promtool >/dev/null 2>&1 || system_install prometheus || true
 # kinesalite comes by npm, into a cache folder; without it the tests that need it are skipped and
 # say so. Node is the machine's own, or the one that the type checker's package brings.
 "$(dirname "$0")/../.venv/bin/python" -m tests.kinesis_servers

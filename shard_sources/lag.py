@@ -90,6 +90,44 @@ class UnreadTimes:
         return {shard: last.time for shard, last in seen.items() if last.time is not None}
 
 
+@dataclass(slots=True)
+class StandingShards:
+    """The time for which shards of one group have stood still although something is unread.
+
+    It counts from the first look that showed both, so that a record after an idle night begins a
+    new count.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    clock: Clock = time.monotonic
+    _since: dict[ShardId, tuple[str, float]] = field(
+        default_factory=dict[ShardId, tuple[str, float]]
+    )
+
+    def seconds(self, lags: Lags) -> dict[ShardId, float]:
+        """Return the seconds of each shard, 0 of those that moved or have nothing unread.
+
+        A shard that the source did not answer for is left out, and its count goes on.
+        """
+        now_s = self.clock()
+        standing: dict[ShardId, float] = {}
+        for shard, count in lags.records.items():
+            place = lags.behind.get(shard)
+            if count is None and place is None:
+                continue
+            cursor, since_s = self._since.get(shard, ("", now_s))
+            if count == 0 or place is None:
+                self._since.pop(shard, None)
+                standing[shard] = 0.0
+                continue
+            self._since[shard] = (place, since_s if cursor == place else now_s)
+            standing[shard] = now_s - self._since[shard][1]
+        self._since = {shard: self._since[shard] for shard in lags.records.keys() & self._since}
+        return standing
+
+
 def unread_times(source: ShardSource, behind: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
     """Return the times of the records at these cursors; an error leaves its shard out."""
     steps = FailingSteps(lambda: 0.0)

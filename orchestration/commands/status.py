@@ -116,8 +116,8 @@ def _shard_row(lease: ShardLease, lags: Lags, ages: Mapping[ShardId, float]) -> 
 def _shown_values(shard: dict[str, Any]) -> list[Any]:
     """Return a shard's row for the table: the lag is a number, an age or both, as far as known."""
     age = shard["lag_seconds"]
-    known = [shard["lag"], f"{age:,.0f} s" if age else None]
-    lag = ", ".join(str(part) for part in known if part is not None) or None
+    parts = [shard["lag"], f"{age:,.0f} s" if age else None]
+    lag = ", ".join(str(part) for part in parts if part is not None) or None
     row = {name: value for name, value in shard.items() if name != "lag_seconds"}
     return list((row | {"lag": lag}).values())
 

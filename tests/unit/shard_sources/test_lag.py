@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.lag import lags_at, unread_times
+from dagster_leasehold.shard_sources.lag import Lags, StandingShards, lags_at, unread_times
 from tests.sources.world import START
 from tests.unit.sensors.streams import ScriptedSource
 
@@ -41,3 +41,21 @@ def test_a_source_that_is_away_leaves_every_age_unknown() -> None:
     lags = lags_at(source, {ZERO: "5"})
     assert (lags.records, lags.seconds({}, START)) == ({ZERO: None}, {})
     assert lags.trouble == "The source does not answer."
+
+
+def test_a_shard_stands_still_from_the_look_that_shows_it_on() -> None:
+    now_s = 0.0
+    standing = StandingShards(lambda: now_s)
+
+    def look(count: int | None, cursor: str | None) -> float | None:
+        behind = {} if cursor is None else {ZERO: cursor}
+        return standing.seconds(Lags({ZERO: count}, behind)).get(ZERO)
+
+    assert look(5, "7") == 0
+    now_s = 30.0
+    assert [look(6, "7"), look(None, "7")] == [30, 30], "counted or not, they are unread"
+    assert look(None, None) is None, "the source did not answer"
+    now_s = 40.0
+    assert [look(6, "7"), look(4, "9"), look(0, None)] == [40, 0, 0]
+    now_s = 9_000.0
+    assert look(1, "9") == 0, "a record after a quiet time begins a new count"
