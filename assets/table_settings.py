@@ -37,7 +37,7 @@ class TableSettings:
             rewrite the table how to sort. It counts when the table is made.
         properties: Iceberg's table properties.
         snapshots_kept: the newest snapshots that stay readable.
-        publish_interval_s: the shortest time between two publications, in seconds.
+        publish_interval_s: the shortest time between publications, in seconds, on average.
 
     Raises:
         InvalidSetting: a value has no meaning.

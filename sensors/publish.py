@@ -62,7 +62,7 @@ class PublishRounds:
     _steps: FailingSteps = field(init=False)
     _publisher: Publisher | None = None
     _snapshot: int | None = None
-    _published_s: float = float("-inf")
+    _due_s: float = float("-inf")
     _observation_due_s: float = float("-inf")
     _cleaning_due_s: float = float("-inf")
     _busy: Lock = field(default_factory=Lock)
@@ -79,8 +79,7 @@ class PublishRounds:
         Raises:
             LeaseholdError: the lease store does not answer.
         """
-        interval_s = self.stream.table.publish_interval_s
-        wait_s = self._published_s + interval_s - TICK_EARLY_S - self.clock()
+        wait_s = self._due_s - TICK_EARLY_S - self.clock()
         if wait_s > 0:
             return f"The next publication is due in {wait_s:.0f} s.", False
         # Dagster gives up on a tick that takes too long, but its thread goes on here.
@@ -167,7 +166,10 @@ class PublishRounds:
                 now_ms=lambda: time.time_ns() // 1_000_000,
                 new_id=uuid.uuid4,
             )
-        began_s = self._published_s = self.clock()
+        began_s, interval_s = self.clock(), self.stream.table.publish_interval_s
+        # Counted from when it was due: after a tick that came late, the next one may be in time.
+        kept = began_s - self._due_s < interval_s
+        self._due_s = (self._due_s if kept else began_s) + interval_s
         try:
             report = self._publisher.publish(turn)
             while report.more and self.clock() - began_s < TICK_BUDGET_S:

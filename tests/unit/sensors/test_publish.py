@@ -74,6 +74,25 @@ def test_ticks_as_far_apart_as_the_interval_publish_each_time(scene: Scene) -> N
         assert scene.tick().startswith("Published")
 
 
+def test_a_tick_that_comes_late_does_not_cost_the_next_one(scene: Scene) -> None:
+    """Goal: what is committed is in the table an interval later, whenever the ticks come."""
+    for gap_s in (5.0, 6.4, 3.6, 8.0, 2.0):
+        scene.consume()
+        scene.now_s += gap_s - 1.0
+        assert scene.tick().startswith("Published")
+
+
+def test_the_interval_is_kept_on_the_average(scene: Scene) -> None:
+    rounds = scene.rounds[NODE]
+    rounds.stream = replace(rounds.stream, table=TableSettings(publish_interval_s=7.0))
+    published = 0
+    for _ in range(14):
+        scene.consume()
+        scene.now_s += 4.0
+        published += scene.tick().startswith("Published")
+    assert 9 <= published <= 70 / 7 + 1
+
+
 def test_a_tick_names_the_table_and_its_snapshot(scene: Scene) -> None:
     scene.consume()
     line = scene.tick()
