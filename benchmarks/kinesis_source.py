@@ -107,7 +107,7 @@ def main() -> None:
     per_turn = arguments.shards * RECORDS_PER_CALL
     records = max(1, arguments.records // per_turn) * per_turn
     try:
-        kinesis_servers.kinesalite_folder()
+        kinesis_servers.npm_folder(kinesis_servers.KINESALITE)
     except kinesis_servers.ServerMissing as missing:
         sys.exit(f"There is no server to read from: {missing}.")
     with scratch_folder() as folder, spark_session(folder / "spark") as session:

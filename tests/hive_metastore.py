@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.ports import free_port
-from tests.spark_iceberg import environment, variables
+from tests.spark_iceberg import spark_python, variables
 
 START_TIMEOUT_S = 120
 # Its flags for tests would make the tables of locks, too, but refuse the locks of PyIceberg.
@@ -41,23 +41,28 @@ def hive_metastore(folder: Path) -> Generator[str]:
     """Run a metastore whose database is in a folder; yield its URI.
 
     Raises:
-        SparkMissing: Spark cannot be installed here.
+        PackagesMissing: Spark cannot be installed here.
     """
-    python, port = environment() / "bin/python", free_port()
-    command = [str(python), "-c", PROGRAM, str(folder), str(port)]
+    port = free_port()
+    command = [spark_python(), "-c", PROGRAM, str(folder), str(port)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=variables(), stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        _wait(process, port, folder / "log")
+        wait_for_port(process, port, folder / "log")
         yield f"thrift://127.0.0.1:{port}"
     finally:
         process.kill()  # Java ends when its standard input does
         process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait until a server takes connections.
+
+    Raises:
+        RuntimeError: it does not; its own words.
+    """
     until = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < until and process.poll() is None:
         try:
@@ -66,4 +71,4 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             time.sleep(0.1)
         else:
             return
-    raise RuntimeError(f"The metastore did not start:\n{log.read_text('utf-8')[-2000:]}")
+    raise RuntimeError(f"{process.args} did not start:\n{log.read_text('utf-8')[-2000:]}")

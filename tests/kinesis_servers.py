@@ -57,14 +57,14 @@ def node_command(program: str) -> list[str]:
 
 
 @cache
-def kinesalite_folder() -> Path:
-    """Where kinesalite is installed; installed now if it is not.
+def npm_folder(package: str) -> Path:
+    """Where a package of npm's is installed; installed now if it is not.
 
     Raises:
         ServerMissing: npm is not here, or could not install it.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "leasehold" / re.sub(r"[^a-z0-9.]", "-", KINESALITE)
+    folder = root / "leasehold" / re.sub(r"[^a-z0-9.]", "-", package)
     done = folder / "installed"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(str(folder) + ".lock"):
@@ -73,14 +73,14 @@ def kinesalite_folder() -> Path:
         command = [*node_command("npm"), "install", "--no-audit", "--no-fund", "--ignore-scripts"]
         try:
             subprocess.run(
-                [*command, "--prefix", str(folder), KINESALITE],
+                [*command, "--prefix", str(folder), package],
                 check=True,
                 capture_output=True,
                 text=True,
                 timeout=INSTALL_TIMEOUT_S,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise ServerMissing(f"npm could not install {KINESALITE}: {error}") from None
+            raise ServerMissing(f"npm could not install {package}: {error}") from None
         done.touch()
     return folder
 
@@ -89,7 +89,7 @@ class Kinesalite:
     """One process of kinesalite, which ends with this one."""
 
     def __init__(self) -> None:
-        command = [*node_command("node"), str(KINESALITE_SCRIPT), str(kinesalite_folder())]
+        command = [*node_command("node"), str(KINESALITE_SCRIPT), str(npm_folder(KINESALITE))]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -254,6 +254,6 @@ def client(url: str) -> Any:
 
 if __name__ == "__main__":
     try:
-        kinesalite_folder()
+        npm_folder(KINESALITE)
     except ServerMissing as missing:
         sys.stderr.write(f"Some tests of Kinesis will be skipped: {missing}.\n")

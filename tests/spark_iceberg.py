@@ -10,17 +10,11 @@ import json
 import os
 import pickle
 import subprocess
-import sys
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from tests.database_server import cache_folder
+from tests.own_environments import own_environment
 
 PACKAGES = ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.2")
-INSTALL_TIMEOUT_S = 240
 PROGRAM = """
 import json
 import pickle
@@ -56,33 +50,13 @@ for line in sys.stdin:
 """
 
 
-class SparkMissing(Exception):
-    """That Spark cannot be installed here."""
-
-
-@cache
-def environment() -> Path:
-    """Return the folder of the environment; it is made now if it is not there.
+def spark_python() -> str:
+    """Return the Python that has it.
 
     Raises:
-        SparkMissing: the packages cannot be installed.
+        PackagesMissing: Spark cannot be installed here.
     """
-    folder = cache_folder("spark-3.5-iceberg")
-    done = folder / "installed"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not done.exists():
-            try:
-                _run(sys.executable, "-m", "venv", "--clear", str(folder))
-                _run(str(folder / "bin/pip"), "install", "--quiet", *PACKAGES)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise SparkMissing(f"pip could not install {PACKAGES}: {error}") from None
-            done.touch()
-    return folder
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_TIMEOUT_S)
+    return str(own_environment("spark-3.5-iceberg", PACKAGES) / "python")
 
 
 def variables() -> dict[str, str]:
@@ -95,9 +69,8 @@ class SparkReader:
     """One process with a session that reads tables by the locations of their metadata."""
 
     def __init__(self) -> None:
-        python = environment() / "bin/python"
         self._process = subprocess.Popen(
-            [str(python), "-c", PROGRAM],
+            [spark_python(), "-c", PROGRAM],
             env=variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

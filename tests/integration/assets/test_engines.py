@@ -24,7 +24,8 @@ from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from tests.object_store import ENVIRONMENT, PYICEBERG, new_bucket
-from tests.spark_iceberg import SparkMissing, SparkReader
+from tests.own_environments import PackagesMissing
+from tests.spark_iceberg import SparkReader
 from tests.table_engines import (
     duckdb_files_read,
     duckdb_with_iceberg,
@@ -185,7 +186,7 @@ def polars(at: str, span: Span) -> tuple[list[Row], int | None]:
 def spark_reader() -> Generator[SparkReader]:
     try:
         reader = SparkReader()
-    except SparkMissing as error:
+    except PackagesMissing as error:
         pytest.skip(f"Spark with Iceberg's runtime is not here: {error}")
     yield reader
     reader.stop()

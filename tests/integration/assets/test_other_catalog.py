@@ -15,8 +15,8 @@ from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests import object_store
 from tests.hive_metastore import hive_metastore
+from tests.own_environments import PackagesMissing
 from tests.rest_catalog import TOKEN, give_token, rest_catalog
-from tests.spark_iceberg import SparkMissing
 from tests.table_engines import duckdb_query
 from tests.unit.assets.output.table.publishing_world import Publishing
 from tests.unit.assets.output.table.test_publisher import Killed, die_at
@@ -51,7 +51,7 @@ def hive(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     try:
         with hive_metastore(tmp_path_factory.mktemp("hive")) as uri:
             yield uri
-    except SparkMissing as error:
+    except PackagesMissing as error:
         pytest.skip(f"There is no Hive metastore: {error}")
 
 
