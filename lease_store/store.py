@@ -70,7 +70,3 @@ class GroupsAndRetention(Groups, Retention, Protocol):
 
 class LedgerAndRewrites(Ledger, Rewrites, Publications, Protocol):
     """The roles for whoever replaces committed output by other files."""
-
-
-class LedgerAndWindows(Ledger, Windows, Protocol):
-    """The roles for whoever compares committed output with what was made of it by the hour."""

@@ -11,7 +11,7 @@ from dagster_leasehold.simulation.stage import Stage
 
 READS = frozenset(
     {"groups", "pulse", "snapshot", "progress", "review", "batches", "pending_events", "journal",
-     "gaps", "waiting_events", "heads", "totals", "each_batch", "batches_within", "batches_since",
+     "gaps", "waiting_events", "heads", "totals", "each_batch", "batches_since",
      "each_entry", "gap_counts", "throughput"}
 )  # fmt: skip
 CALL_S = 0.002

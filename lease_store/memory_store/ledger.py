@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 
 from typing_extensions import override
 
@@ -18,7 +17,6 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
 from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
-from dagster_leasehold.lease_store.rules.event_spans import may_hold
 from dagster_leasehold.lease_store.rules.ledger import next_in_line
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
@@ -84,16 +82,6 @@ class MemoryLedger(MemoryRows, Ledger):
             ]
         wanted.sort(key=lambda batch: batch.shard)
         return reversed(wanted) if newest_first else iter(wanted)
-
-    @override
-    def batches_within(
-        self, key: GroupKey, since: datetime | None, until: datetime | None
-    ) -> Iterator[Batch]:
-        return (
-            batch
-            for batch in self.each_batch(key)
-            if any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
-        )
 
     @override
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:

@@ -14,7 +14,6 @@ version has moved once more.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime
 from itertools import islice
 from typing import Protocol
 
@@ -76,15 +75,6 @@ class Ledger(Protocol):
     ) -> list[Batch]:
         """Return all that `each_batch` gives, at once: for a ledger that is known to be small."""
         return list(self.each_batch(key, shard, state))
-
-    def batches_within(
-        self, key: GroupKey, since: datetime | None, until: datetime | None
-    ) -> Iterator[Batch]:
-        """Return committed batches that list a file which may hold times of `[since, until)`.
-
-        In no order. A file whose bounds the ledger does not know may hold any time.
-        """
-        ...
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
         """Return committed batches of these shards from the given numbers on, in order.

@@ -44,25 +44,6 @@ def span_of(files: Iterable[DataFile]) -> int | None:
     return _number(level, first >> level)
 
 
-def spans_within(since: datetime | None, until: datetime | None) -> list[tuple[int, int]]:
-    """Return the runs of slices, first and last, that output of `[since, until)` may belong to."""
-    first = 0 if since is None else _slice(since)
-    # The end does not belong to the window, but its slice may begin before it.
-    last = (1 << (_TIME_BITS - _SLICE_BITS)) - 1 if until is None else _slice(until)
-    runs = [(UNKNOWN_SPAN, UNKNOWN_SPAN)]
-    for level in range(_TIME_BITS - _SLICE_BITS + 1):
-        runs.append((_number(level, first >> level), _number(level, last >> level)))
-    return runs
-
-
-def may_hold(file: DataFile, since: datetime | None, until: datetime | None) -> bool:
-    """Return True if a file can have records of `[since, until)`, by its bounds in the ledger."""
-    first, last = file.first_event_time, file.last_event_time
-    before = since is not None and last is not None and last < since
-    after = until is not None and first is not None and first >= until
-    return not (before or after)
-
-
 def _slice(time: datetime) -> int:
     return ((time - _BEGIN) // _MICROSECOND) >> _SLICE_BITS
 

@@ -103,14 +103,12 @@ class Listing:
         rows: the statement, without an order.
         place: the columns; together they tell one row from another.
         backwards: from the last row to the first.
-        bounds: the first and the last value of the first column; None is all.
     """
 
     kind: str
     rows: sa.Select[Any]
     place: tuple[sa.ColumnElement[Any], ...]
     backwards: bool = False
-    bounds: tuple[int, int] | None = None
 
     def after(self, last: Sequence[Any] | None) -> list[sa.Select[Any]]:
         """Return the rows after one, as statements to run in turn; all rows for None.
@@ -120,16 +118,14 @@ class Listing:
         """
         order = [column.desc() if self.backwards else column for column in self.place]
         ordered = self.rows.order_by(*order)
-        within = () if self.bounds is None else (self.place[0].between(*self.bounds),)
         if last is None:
-            return [ordered.where(*within)]
+            return [ordered]
         runs: list[sa.Select[Any]] = []
         for at in reversed(range(len(self.place))):
             same = (self.place[before] == last[before] for before in range(at))
             column = self.place[at]
             beyond = column < last[at] if self.backwards else column > last[at]
-            # Beside an equality, SQLite would take the bounds for a reason to use another index.
-            runs.append(ordered.where(*same, beyond, *(() if at else within)))
+            runs.append(ordered.where(*same, beyond))
         return runs
 
 
@@ -149,14 +145,6 @@ def batches_of(
         batch.c.sequence < numbers.stop,
     )
     return Listing("batches", rows, (batch.c.sequence,), backwards=newest_first)
-
-
-def batches_of_span(key: GroupKey, first: int, last: int) -> Listing:
-    """Committed ledger rows of one run of slices of event time."""
-    rows = _of_state(BatchState.COMMITTED).where(of_group(batch, key))
-    place = (batch.c.event_span, batch.c.shard_id, batch.c.sequence)
-    rows = rows.add_columns(batch.c.event_span)
-    return Listing("batches_within", rows, place, bounds=(first, last))
 
 
 def _of_state(state: BatchState | None) -> sa.Select[Any]:

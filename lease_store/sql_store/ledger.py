@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -21,7 +20,6 @@ from dagster_leasehold.lease_store.ledger_rows import (
     Throughput,
 )
 from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
-from dagster_leasehold.lease_store.rules.event_spans import may_hold, spans_within
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
@@ -97,20 +95,6 @@ class SqlLedger(SqlVerbs, Ledger):
         )
         rows = self._each(key, before, mapping.batch_from, limit=1) if number else iter(())
         return (batch for batch in rows if batch.last >= number)
-
-    @override
-    def batches_within(
-        self, key: GroupKey, since: datetime | None, until: datetime | None
-    ) -> Iterator[Batch]:
-        batches = chain.from_iterable(
-            self._each(key, statements.batches_of_span(key, first, last), mapping.batch_from)
-            for first, last in spans_within(since, until)
-        )
-        return (
-            batch
-            for batch in batches
-            if any(may_hold(file, since, until) for file in batch.files if not file.quarantine)
-        )
 
     @override
     def each_entry(

@@ -82,8 +82,8 @@ def files_of_table(
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.
     """
-    found = find_table(store, key, catalog, place)
-    return set() if found is None else data_files(found[1], found[0])
+    published = find_table(store, key, catalog, place)
+    return set() if published is None else data_files(published[1], published[0])
 
 
 def table_name(settings: TableSettings, catalog: CatalogSettings, key: GroupKey) -> TableName:

@@ -357,9 +357,12 @@ def _entries(form: FileForm, files: Sequence[tuple[ShardId, DataFile]]) -> list[
 
 
 def turn_of(
-    store: Publications, key: GroupKey, name: TableName, nodes: Mapping[NodeName, str]
+    store: Publications,
+    key: GroupKey,
+    name: TableName,
+    nodes: Mapping[NodeName, str] | Mapping[None, str],
 ) -> PublishTurn | PublishReport:
-    """Take the turn as one of these nodes, by name and incarnation; or say why not."""
+    """Take the turn as one of these nodes, by name and incarnation, or as none; or say why not."""
     for node, incarnation in nodes.items():
         turn = store.take_publish_turn(key, node, incarnation, name)
         if isinstance(turn, PublishTurn):

@@ -111,12 +111,12 @@ class TablePlan:
             return ds.dataset(self.schema.empty_table())
         format_, system = ds.ParquetFileFormat(), chosen[0].path.arrow()[0]
         shard: Any = ds.field(SHARD_COLUMN)
-        known = SHARD_COLUMN in self.schema.names
+        has_shard = SHARD_COLUMN in self.schema.names
         fragments: list[Any] = [
             format_.make_fragment(
                 file.path.arrow()[1],
                 system,
-                partition_expression=shard == str(file.shard) if known else None,
+                partition_expression=shard == str(file.shard) if has_shard else None,
             )
             for file in chosen
         ]
@@ -169,11 +169,13 @@ def plan_table(
 
     from dagster_leasehold.assets.output.table.group_table import find_table
 
-    found = find_table(store, key, catalog, place)
-    if found is None or (snapshot_id is None and found[0].metadata.current_snapshot() is None):
+    published = find_table(store, key, catalog, place)
+    if published is None:
         return TablePlan((), record_schema())
-    scan, (table, io) = cast(Any, DataScan), found
+    (table, io), scan = published, cast(Any, DataScan)
     metadata = table.metadata
+    if snapshot_id is None and metadata.current_snapshot() is None:
+        return TablePlan((), record_schema())
     if snapshot_id is not None and metadata.snapshot_by_id(snapshot_id) is None:
         raise OutputUnreadable(
             f"The table of {key} has no snapshot {snapshot_id}: it keeps the "

@@ -68,6 +68,13 @@ def test_a_file_that_the_table_lacks_is_named(
     assert "7 files differ" in capsys.readouterr().out
 
 
+def test_no_node_needs_to_be_alive(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
+    for node in home.store.snapshot(KEY).nodes:
+        home.store.evict(KEY, node.name, node.lease_id, observer="test", reason="gone")
+    assert main(["table", "create", "demo", "--home", str(home.settings.home)]) == 0
+    assert "Published 6 batches of 20 records" in capsys.readouterr().out
+
+
 def test_it_waits_for_whoever_publishes_and_says_so(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,16 +229,16 @@ def test_types_that_were_widened_are_those_of_the_table(world: World) -> None:
     def keeps(number: pa.DataType, *more: str) -> Any:
         struct = pa.struct([("a", number), *((name, pa.string()) for name in more)])
 
-        def kept(rows: pa.RecordBatch) -> pa.RecordBatch:
+        def more_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
             listed = pa.array([[{"a": 1}]] * len(rows), pa.list_(struct))
             return rows.append_column("n", pa.array([1] * len(rows), number)).append_column(
                 "listed", listed
             )
 
-        return kept
+        return more_columns
 
-    for run, kept in enumerate((keeps(pa.int32()), keeps(pa.int64(), "later"))):
-        world.sweeper.keeps = kept
+    for run, change in enumerate((keeps(pa.int32()), keeps(pa.int64(), "later"))):
+        world.sweeper.keeps = change
         append(world, ONE, 2, begin=10 + 2 * run)
         world.consume(f"wider-{run}")
     table = dataset(world, shards=[ONE]).to_table()
