@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from dagster_leasehold.assets.output.committed_dataset import committed_dataset
+from dagster_leasehold.assets.output.committed_output import committed_dataset
 from dagster_leasehold.assets.places import store_place
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
