@@ -14,6 +14,7 @@ import dagster as dg
 
 from dagster_leasehold.assets import lease_pictures as pictures
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -35,11 +36,11 @@ PICTURE_ROWS_MAX = 20_000
 
 def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
     """Return the key of the stream's lease table; no stream can have a key of two parts."""
-    return dg.AssetKey(["leases", stream.name])
+    return dg.AssetKey(["leases", f"{stream.name}_leases"])
 
 
 def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
-    """Return the asset `leases/<stream>`; materializing it only reads."""
+    """Return the asset `leases/<stream>_leases`; materializing it only reads."""
     key = lease_asset_key(stream)
     spec = dg.AssetSpec(
         key,
@@ -47,6 +48,7 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         "shards of its consumer group at the moment of materialization.",
         kinds={"table"},
         group_name="streams",
+        deps=[log_asset_key(stream)],
     )
     check = dg.AssetCheckSpec(
         JOURNAL_VERIFIED,

@@ -12,6 +12,7 @@ from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.placement import Placement, Placer
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.event_storage import stored_together
+from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT
 from dagster_leasehold.assets.partitions import NODE_TAG, asset_key, asset_op_name, shard_partitions
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
@@ -56,6 +57,7 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         "`to` in the config, to replay what is committed of it.",
         kinds={"pyspark", "parquet"},
         group_name="streams",
+        deps=[log_asset_key(stream)],
         partitions_def=partitions,
         metadata={"consumer_group": str(stream.key), **definition_metadata(stream, deployment)},
     ).with_io_manager_key(COMMITTED_OUTPUT)

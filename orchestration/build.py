@@ -10,6 +10,7 @@ import dagster as dg
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.lease_asset import build_lease_asset
+from dagster_leasehold.assets.log_asset import build_log_asset
 from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
 from dagster_leasehold.assets.partitions import compact_job_name, consume_job_name, definition_name
 from dagster_leasehold.assets.shard_asset import build_shard_asset
@@ -38,7 +39,7 @@ def build_definitions(
     *,
     hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
-    """Return the asset, lease table, checks, job, sensors and schedule of each stream.
+    """Return the log, asset, lease table, checks, job, sensors and schedule of each stream.
 
     Args:
         streams: to consume.
@@ -58,13 +59,14 @@ def build_definitions(
     for stream in streams if settings.expected_nodes is not None else ():
         stream.check_nodes(settings.node_names)
     deployment = deployment_of(settings)
-    assets: list[dg.AssetsDefinition] = []
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = []
     jobs: list[dg.JobDefinition] = []
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
     # Dagster copies sensors while it loads them, and warns of a parameter that it set itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
     for stream in streams:
+        assets.append(build_log_asset(stream))
         assets.append(build_shard_asset(stream, deployment))
         assets.append(build_lease_asset(stream, deployment))
         job = build_consume_job(stream, deployment)

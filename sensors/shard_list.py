@@ -1,13 +1,19 @@
-"""The sensor that carries a source's shard list into the lease tables and Dagster's partitions."""
+"""The sensor that carries a source's shard list into the lease tables and Dagster's partitions.
+
+Now and then it observes the log as well: the bounds of its shards, and what is unread of them.
+"""
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.log_asset import log_observation
 from dagster_leasehold.assets.partitions import definition_name, shard_partitions
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
@@ -17,12 +23,16 @@ from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import GroupsAndShards
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
+from dagster_leasehold.shard_sources.lag import lags_of, unread_times
 
 PARTITIONS_OF_TICK_MAX = 500
 """The most new partitions that the tick itself names: a tick of MySQL has room for 64 KB, and the
 daemon needs a statement for each. More are added at once and only counted."""
 TICKS_BETWEEN_REPEATS = 4
+OBSERVE_EVERY_S = 300.0
+"""The shortest time between two observations of a stream's log, in seconds."""
 
 
 @dataclass(slots=True)
@@ -31,6 +41,48 @@ class _Synced:
 
     digest: str = ""
     ticks: int = 0
+
+
+@dataclass(slots=True)
+class LogWatch:
+    """The observations of a stream's log, few enough to be stored for good.
+
+    Attributes:
+        stream: the declaration.
+        deployment: gives the checkpoints.
+        clock: monotonic seconds.
+        now: the time at which the age of unread records is counted.
+    """
+
+    stream: ShardStream
+    deployment: Deployment
+    clock: Clock
+    now: Callable[[], datetime] = utc_now
+    _due_s: float = float("-inf")
+    _last: str = ""
+
+    def look(self) -> list[dg.AssetObservation]:
+        """Return an observation once in `OBSERVE_EVERY_S`, if anything has changed since the last.
+
+        Raises:
+            LeaseholdError: the lease store does not answer.
+        """
+        if self.clock() < self._due_s:
+            return []
+        # Noted first: a look that takes too long for a tick costs that tick, and not all later.
+        self._due_s = self.clock() + OBSERVE_EVERY_S
+        source, leases = (
+            self.stream.source,
+            self.deployment.store().snapshot(self.stream.key).shards,
+        )
+        lags = lags_of(source, leases)
+        ages = lags.seconds(unread_times(source, lags.behind), self.now())
+        observed = log_observation(self.stream, leases, lags, ages)
+        digest = hashlib.sha256(repr(observed.metadata).encode()).hexdigest()
+        if digest == self._last:
+            return []
+        self._last = digest
+        return [observed]
 
 
 def sync_listing(
@@ -62,6 +114,7 @@ def build_shard_list_sensor(
     partitions = shard_partitions(stream)
     memory = _Synced()
     steps = FailingSteps(clock)
+    watch = LogWatch(stream, deployment, clock)
 
     def sync(listing: list[ShardListing]) -> str:
         """Carry the list into the lease tables, if it is new."""
@@ -93,6 +146,8 @@ def build_shard_list_sensor(
         except LeaseholdError as error:
             context.log.warning(str(error))
             return dg.SkipReason(str(error))
+        # Not where the lease tables have just failed: partitions can be added all the same.
+        observed = steps.attempt("looking at the log", watch.look, []) if done else []
         partitioned = set(context.instance.get_dynamic_partitions(stream.name))
         missing = [row.shard for row in listing if row.shard not in partitioned]
         troubles = steps.notes
@@ -104,9 +159,11 @@ def build_shard_list_sensor(
             failpoints.reach(Failpoint.BEFORE_PARTITIONS)
         if len(missing) > PARTITIONS_OF_TICK_MAX:
             context.instance.add_dynamic_partitions(stream.name, missing)
-            return dg.SensorResult(skip_reason=explanation)
+            return dg.SensorResult(asset_events=observed, skip_reason=explanation)
         requests = [partitions.build_add_request(missing)] if missing else []
-        return dg.SensorResult(dynamic_partitions_requests=requests, skip_reason=explanation)
+        return dg.SensorResult(
+            dynamic_partitions_requests=requests, asset_events=observed, skip_reason=explanation
+        )
 
     return shard_list
 

@@ -32,11 +32,13 @@ class Lags:
         records: the unread records of each shard; None where the source cannot tell.
         behind: the places of the readers of those shards that may have some.
         trouble: a sentence where the source did not answer; empty otherwise.
+        bounds: of the shards, where it did.
     """
 
     records: Mapping[ShardId, int | None]
     behind: Mapping[ShardId, str]
     trouble: str = ""
+    bounds: Mapping[ShardId, ShardBounds] = field(default_factory=dict[ShardId, ShardBounds])
 
     def seconds(self, times: Mapping[ShardId, datetime], now: datetime) -> dict[ShardId, float]:
         """Return the age of the oldest unread record of each shard, where it is known.
@@ -188,4 +190,4 @@ def lags_at(source: ShardSource, cursors: Mapping[ShardId, str | None]) -> Lags:
         count = partial(source.lag, shard, places[shard], extent)
         lags[shard] = steps.attempt(what, count, None)
     behind = {shard: place for shard, place in places.items() if lags[shard] != 0}
-    return Lags(lags, behind, "; ".join(steps.notes))
+    return Lags(lags, behind, "; ".join(steps.notes), bounds)

@@ -90,7 +90,7 @@ def test_a_sensor_is_switched_off_and_on(scene: Scene, page: Page) -> None:
 
 
 def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Page) -> None:
-    page.goto(f"{scene.url}/assets/leases/{STREAM}?view=overview")
+    page.goto(f"{scene.url}/assets/leases/{STREAM}_leases?view=overview")
     before = newest_run(scene)
     page.get_by_role("button", name="Materialize").first.click()
     wait_for("the launch", lambda: newest_run(scene) != before, SHOWN_S)
@@ -98,7 +98,7 @@ def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Pa
     picture = page.get_by_role("img", name="Who held which shard")
 
     def held() -> bool:
-        page.goto(f"{scene.url}/assets/leases/{STREAM}?view=overview")
+        page.goto(f"{scene.url}/assets/leases/{STREAM}_leases?view=overview")
         page.get_by_text("Metadata", exact=True).first.wait_for()
         page.wait_for_timeout(1_000)
         return rows.filter(has_text="already_alloc").count() >= len(SHARDS)

@@ -155,7 +155,7 @@ def test_a_group_that_does_not_exist_is_one_sentence() -> None:
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "has no consumer group 'default'" in failure.step_failure_data.error.message
-    assert lease_asset_key(stream) == dg.AssetKey(["leases", stream.name])
+    assert lease_asset_key(stream) == dg.AssetKey(["leases", f"{stream.name}_leases"])
 
 
 def test_the_newest_part_of_a_long_journal_begins_with_who_held_what() -> None:

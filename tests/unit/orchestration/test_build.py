@@ -29,8 +29,11 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     assert asset.partitions_def.name == "orders.eu"
     assert asset.backfill_policy is None
     assert {check.name for check in asset.check_keys} == {NO_GAP, LAG, QUARANTINE_RATE}
-    leases = repository.assets_defs_by_key[dg.AssetKey(["leases", "orders.eu"])]
+    leases = repository.assets_defs_by_key[dg.AssetKey(["leases", "orders.eu_leases"])]
     assert {check.name for check in leases.check_keys} == {JOURNAL_VERIFIED}
+    log = dg.AssetKey(["logs", "orders.eu_log"])
+    assert repository.asset_graph.get(log).is_external
+    assert repository.asset_graph.get(log).child_keys == {key, leases.key}
     assert repository.has_job("consume_orders_eu")
     sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
     running = dg.DefaultSensorStatus.RUNNING

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 import pytest
 
+from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -117,3 +118,41 @@ def test_lease_tables_that_raise_keep_no_partition_from_being_added(instance, mo
     )
     tick(sensor, instance)
     assert [row.shard for row in store.snapshot(stream.key).shards] == ["0", "1"]
+
+
+def test_the_log_is_observed_now_and_then_if_something_has_changed(instance):
+    stream, source = scripted_stream(3)
+    source.ends = {"0": 5, "1": 70, "2": 0}
+    deployment, _ = memory_deployment()
+    now = [0.0]
+    sensor = build_shard_list_sensor(stream, deployment, lambda: now[0])
+
+    def observed() -> list[dg.AssetObservation]:
+        now[0] += 15.0
+        result = tick(sensor, instance)
+        apply(result, instance)
+        return list(result.asset_events)
+
+    (first,) = observed()
+    assert first.asset_key == log_asset_key(stream)
+    assert first.metadata["lag"].value == 75
+    assert first.metadata["shards_behind"].value == 2
+    rows = first.metadata["bounds"].records
+    assert [(row.data["shard"], row.data["end"], row.data["lag"]) for row in rows] == [
+        ("1", "70", "70"),
+        ("0", "5", "5"),
+        ("2", "0", "0"),
+    ]
+    assert [each for _ in range(60) for each in observed()] == [], "nothing has changed"
+    source.ends["0"] = 6
+    (later,) = [each for _ in range(20) for each in observed()]
+    assert later.metadata["lag"].value == 76
+
+
+def test_a_source_that_does_not_answer_is_observed_as_unknown(instance):
+    stream, source = scripted_stream(2)
+    source.damaged = {"0"}
+    deployment, _ = memory_deployment()
+    (seen,) = tick(build_shard_list_sensor(stream, deployment), instance).asset_events
+    assert seen.metadata["lag_known"].value is False
+    assert "lag" not in seen.metadata
