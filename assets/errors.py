@@ -44,6 +44,18 @@ class TableUnavailable(LeaseholdError):
     """A published table, or its catalog, cannot be reached or is not the stream's."""
 
 
+class TableMetadataGone(TableUnavailable):
+    """The newest metadata of a table is gone, at a location that the lease database names."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(
+            f"There is no {at}, the newest metadata of the table by the lease database, which was "
+            "restored from an older copy, perhaps: have the table follow the ledger with "
+            "`leasehold table create --adopt`."
+        )
+        self.at = at
+
+
 class OutputUnwritable(LeaseholdError):
     """Output of a shard cannot be written where it belongs."""
 

@@ -106,16 +106,24 @@ def _movement(entry: JournalEntry) -> str:
 def verify(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
-    """Prove from journal and ledger that every record was committed once, and by its holder."""
+    """Prove that every record was committed once, by its holder, and that the table shows it.
+
+    Journal and ledger are read, and the published table is compared with the ledger, file by file.
+    """
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
+    from dagster_leasehold.assets.output.table.group_table import comparison_of
     from dagster_leasehold.lease_store.rules.verification import audit
 
     target, key = Target.of_group(home, stream, group)
     with progress("reading journal and ledger", "batches") as report:
         proof = audit(target.store, key, progress=report)
     expired = expired_output(target.store, key)
+    place = target.settings.output_folder(key.stream, key.group)
+    comparison = comparison_of(target.store, key, target.settings.catalog_settings, place)
+    table = comparison.compare() if comparison else None
     if as_json:
-        show_json({"group": str(key), "violations": proof.violations, "expired": expired})
+        violations = {"violations": proof.violations, "expired": expired}
+        show_json({"group": str(key), **violations, "table": table})
     else:
         for line in where_output_begins(key, expired):
             say(line)
@@ -125,5 +133,10 @@ def verify(
             f"{key}: {proof.tenures:,} tenures and {proof.batches:,} committed batches, "
             f"{len(proof.violations) or 'no'} violations."
         )
-    if proof.violations:
+        if table:
+            for difference in table.differences:
+                say(f"DIFFERENCE: {difference}")
+            number = len(table.differences) or "no"
+            say(f"{key}: {table.files:,} files in the table, {number} differences.")
+    if proof.violations or (table and table.differences):
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,6 +37,14 @@ def create(
     *,
     module: options.StreamModule = None,
     group: options.GroupName = None,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="First have the table show what the ledger says is published, and nothing else: "
+            "after one of the two was restored, removed or made anew.",
+        ),
+    ] = False,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
@@ -61,34 +69,32 @@ def create(
         new_id=uuid.uuid4,
     )
     turn = _turn(target, name, publisher)
-    batches = records = 0
     try:
         with presentation.progress("publishing", "batches") as show:
-            more = True
-            while more:
-                report = publisher.publish(turn)
-                batches, records = batches + report.batches, records + report.records
-                more = report.more
-                show(batches)
-        files, differences = publisher.differences()
+            report = publisher.adopt(turn) if adopt else publisher.publish(turn)
+            while report.more:
+                report = report.and_then(publisher.publish(turn))
+                show(report.batches)
+        comparison = publisher.comparison.compare()
     finally:
         target.store.end_publish_turn(turn)
-    table = f"{name.namespace}.{name.name} of catalog {name.catalog}"
+    differences = comparison.differences
     verdict = (
-        f"{len(differences)} files differ: {', '.join(differences[:DIFFERENCES_SHOWN_MAX])}"
+        f"it differs from the ledger: {' '.join(differences[:DIFFERENCES_SHOWN_MAX])}"
         if differences
-        else "the ledger names the same"
+        else "the ledger names the same."
     )
     presentation.tell(
         {
             "table": [name.catalog, name.namespace, name.name],
-            "batches": batches,
-            "records": records,
-            "files": files,
+            "batches": report.batches,
+            "records": report.records,
+            "files": comparison.files,
             "differences": differences,
         },
-        f"Published {batches:,} batches of {records:,} records to the table {table}.",
-        f"The table has {files:,} files; {verdict}.",
+        f"Published {report.batches:,} batches of {report.records:,} records to the table "
+        f"{name.namespace}.{name.name} of catalog {name.catalog}.",
+        f"The table has {comparison.files:,} files; {verdict}",
         as_json=as_json,
     )
     if differences:

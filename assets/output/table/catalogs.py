@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import TableMetadataGone
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
 from dagster_leasehold.lease_store import failpoints
@@ -153,9 +153,7 @@ class LeaseDatabaseCatalog(TableCatalog):
             try:
                 metadata = FromInputFile.table_metadata(self.io.new_input(at))
             except FileNotFoundError as error:
-                raise TableUnavailable(
-                    f"The table's metadata {at} is gone: restore it from a backup."
-                ) from error
+                raise TableMetadataGone(at) from error
             self._seen = OpenTable(metadata, at)
         return self._seen
 

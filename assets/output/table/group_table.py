@@ -7,6 +7,7 @@ from uuid import UUID
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.catalogs import OpenTable
+from dagster_leasehold.assets.output.table.comparison import TableComparison
 from dagster_leasehold.assets.output.table.maintenance import data_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.other_catalog import open_catalog
@@ -72,6 +73,22 @@ def find_table(
             "removed the table."
         )
     return None if table is None else (table, io)
+
+
+def comparison_of(
+    store: LedgerAndRewrites, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
+) -> TableComparison | None:
+    """Return the comparison of a group's table with its ledger; None where nobody publishes.
+
+    Raises:
+        TableUnavailable: the catalog cannot be opened.
+    """
+    publication = store.publication(key)
+    if publication is None or publication.table is None:
+        return None
+    io = PlaceIO(place, location_of(place))
+    opened = open_catalog(catalog.name, catalog.properties, store, io, lambda: "")
+    return TableComparison(store, key, publication.table, opened, io)
 
 
 def files_of_table(

@@ -65,15 +65,18 @@ def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
     }
 
 
-def current_files(io: PlaceIO, table: OpenTable) -> dict[str, int]:
-    """Return the records of each data file of the newest snapshot, as the ledger names them."""
+def current_files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[str, int]]:
+    """Yield the path of each file of the newest snapshot, as the ledger names it, and its records.
+
+    Raises:
+        OSError: a manifest cannot be read.
+    """
     root = f"{table.metadata.location}/"
     current = table.metadata.current_snapshot()
-    return {
-        entry.data_file.file_path.removeprefix(root): entry.data_file.record_count
-        for manifest in (current.manifests(io) if current else ())
-        for entry in manifest.fetch_manifest_entry(io)
-    }
+    for manifest in current.manifests(io) if current else ():
+        for entry in manifest.fetch_manifest_entry(io):
+            file = entry.data_file
+            yield file.file_path.removeprefix(root), file.record_count
 
 
 def _metadata_files(io: PlaceIO, table: OpenTable) -> Iterator[str]:

@@ -18,17 +18,19 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import TableMetadataGone, TableUnavailable
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, OpenTable, TableCatalog
 from dagster_leasehold.assets.output.table.columns import Column
+from dagster_leasehold.assets.output.table.comparison import TableComparison, lineage_trouble
 from dagster_leasehold.assets.output.table.data_files import FileForm
 from dagster_leasehold.assets.output.table.footers import described
-from dagster_leasehold.assets.output.table.maintenance import current_files, old_metadata, unnamed
+from dagster_leasehold.assets.output.table.maintenance import old_metadata, unnamed
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publication import (
     PublicationPlan,
     ShardFile,
+    SnapshotPlan,
     plan_publication,
 )
 from dagster_leasehold.assets.output.table.staging import (
@@ -166,60 +168,49 @@ class Publisher:
             StoreError: the lease store does not answer.
         """
         failpoints.reach(Failpoint.AFTER_PUBLISH_TURN)
-        publication = self._store.publication(self._key)
         # Looked at once. 1. What an earlier turn had sent to the catalog is not in the table yet.
         # 2. It arrives. 3. What waits is staged behind it, and would be in the table twice. Staged
         # behind the snapshot of the look instead, it is refused by the catalog.
+        before = self._store.publication(self._key)
         table = self._catalog.find(self._name)
-        if publication is not None and publication.recorded:
-            self._settle(turn, publication, table)
+        now = self._settled(turn, before, table)
+        if now is None or now.epoch != turn.epoch:
+            return _LOST
+        if trouble := lineage_trouble(self._name, now, table):
+            raise TableUnavailable(trouble)
         changes = self._store.pending_changes(self._key)
         backlog = self._store.unpublished(self._key)
         plan = plan_publication(backlog, changes, changes_max=CHANGES_PER_PUBLICATION)
         if not plan.snapshots:
             return PublishReport(explanation="Everything that is committed is published.")
-        plan = self._with_columns(plan)
-        columns = [dict(column) for column in self._agreement.agree(()).columns]
-        if table is None:
-            made = self._catalog.create(turn, self._name, self._new_table(columns))
-            if isinstance(made, TurnOver):
-                return _LOST
-            table = made
-            if table.metadata.snapshots:
-                reason = "Somebody else has made the table meanwhile: what waits is planned anew."
-                return PublishReport(explanation=reason, more=True)
-        self._check_location(table)
-        planned, staging = self._staged(table, plan, columns)
-        failpoints.reach(Failpoint.AFTER_STAGE)
-        outcome = self._catalog.publish(turn, self._name, table, staging, planned)
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
-        return self._report(plan, outcome, planned.snapshot, more=more)
+        return self._carry_out(turn, table, plan, more=more)
 
-    def differences(self) -> tuple[int, list[str]]:
-        """Compare the table with what the ledger says is published, file by file.
+    def adopt(self, turn: PublishTurn) -> PublishReport:
+        """Have the table show what counts as published, whoever changed it, in one snapshot.
 
-        Returns the number of the table's files, and the paths that one of the two names and the
-        other does not, or with another number of records. What is committed or changed while this
-        goes on may show as a difference.
+        What it lacks is put in, and what the ledger does not name is taken out. A table that is
+        gone, or whose metadata is, is made anew. No file is written or removed.
 
         Raises:
-            TableUnavailable: the catalog does not answer.
+            TableUnavailable: the catalog or the output cannot be reached.
+            StoreError: the lease store does not answer.
         """
-        cursors = self._store.published_until(self._key) or {}
-        committed = {
-            file.path: file.records
-            for batch in self._store.each_batch(self._key)
-            if batch.sequence < cursors.get(batch.shard, 0)
-            for file in batch.files
-            if not file.quarantine
-        }
-        table = self._catalog.find(self._name)
-        published = {} if table is None else current_files(self._io, table)
-        return len(published), sorted(
-            path
-            for path in committed.keys() | published.keys()
-            if committed.get(path) != published.get(path)
-        )
+        gone = ""
+        before = self._store.publication(self._key)
+        try:
+            table = self._catalog.find(self._name)
+        except TableMetadataGone as error:
+            table, gone = None, error.at
+        self._settled(turn, before, table)
+        added, removed = self.comparison.corrections(table)
+        plan = PublicationPlan((SnapshotPlan(Operation.OVERWRITE, added, removed),))
+        return self._carry_out(turn, table, plan, more=True, instead_of=gone)
+
+    @property
+    def comparison(self) -> TableComparison:
+        """The comparison of the table with the ledger."""
+        return TableComparison(self._store, self._key, self._name, self._catalog, self._io)
 
     def remove_orphans(self, turn: PublishTurn, *, older_than: timedelta) -> int:
         """Remove files of metadata that nothing names; return their number.
@@ -243,30 +234,59 @@ class Publisher:
             (self._place / path).remove(missing_ok=True)
         return len(orphans)
 
-    def _report(
-        self, plan: PublicationPlan, outcome: object, snapshot: int, *, more: bool
+    def _carry_out(
+        self,
+        turn: PublishTurn,
+        table: OpenTable | None,
+        plan: PublicationPlan,
+        *,
+        more: bool,
+        instead_of: str = "",
     ) -> PublishReport:
+        """Stage a plan behind a table as it was seen, and commit it.
+
+        Args:
+            turn: of publishing.
+            table: None where there is none.
+            plan: the next publication.
+            more: True if there is more to publish than the plan.
+            instead_of: where the pointer is, if the metadata there is gone; the table begins anew.
+        """
+        plan = self._with_columns(plan)
+        columns = [dict(column) for column in self._agreement.agree(()).columns]
+        if instead_of:
+            table = OpenTable(self._new_table(columns), instead_of)
+        elif table is None:
+            made = self._catalog.create(turn, self._name, self._new_table(columns))
+            if isinstance(made, TurnOver):
+                return _LOST
+            table = made
+            if table.metadata.snapshots:
+                return _MADE
+        _check_location(table, self._name, self._location)
+        planned, staging = self._staged(table, plan, columns)
+        failpoints.reach(Failpoint.AFTER_STAGE)
+        outcome = self._catalog.publish(turn, self._name, table, staging, planned)
         if isinstance(outcome, Settled):
-            changes = len(plan.changes)
-            return PublishReport(plan.batches, plan.records, changes, more, snapshot=snapshot)
+            counts = (plan.batches, plan.records, len(plan.changes))
+            return PublishReport(*counts, more, snapshot=planned.snapshot)
         if isinstance(outcome, TurnOver):
             return _LOST
-        if isinstance(outcome, Stale):
-            reason = "The ledger has changed meanwhile: what waits is planned anew."
-            return PublishReport(explanation=reason, more=True)
-        reason = "Somebody else has committed to the table meanwhile: what waits is planned anew."
-        return PublishReport(explanation=reason, more=True)
+        return _STALE if isinstance(outcome, Stale) else _MOVED
 
-    def _settle(self, turn: PublishTurn, publication: Publication, table: OpenTable | None) -> None:
-        """Settle what an earlier turn left under way, if it is in the table as it was seen."""
+    def _settled(
+        self, turn: PublishTurn, publication: Publication | None, table: OpenTable | None
+    ) -> Publication | None:
+        """Settle what is in the table as it was seen; return the state, read after the table."""
         ids = {
             snapshot.summary[PUBLICATION_KEY]
             for snapshot in (table.metadata.snapshots if table else ())
             if snapshot.summary is not None
         }
-        for each in publication.recorded:
+        for each in publication.recorded if publication else ():
             if each.id in ids:
                 self._store.commit_publication(turn, each)
+        return self._store.publication(self._key)
 
     def _with_columns(self, plan: PublicationPlan) -> PublicationPlan:
         """Return the plan with all that is to be known of its files; agree on their columns.
@@ -298,14 +318,6 @@ class Publisher:
         own = {GROUP_KEY: str(self._key)}
         properties = NEW_TABLE_PROPERTIES | dict(self._settings.properties) | own
         return new_metadata(self._location, columns, properties, self._new_id())
-
-    def _check_location(self, table: OpenTable) -> None:
-        if table.metadata.location.rstrip("/") != self._location:
-            raise TableUnavailable(
-                f"The table {self._name.namespace}.{self._name.name} lies at "
-                f"{table.metadata.location}, and the stream's output at {self._location}: set the "
-                "setting output back, or give the stream another table name."
-            )
 
     def _staged(
         self, table: OpenTable, plan: PublicationPlan, columns: list[Column]
@@ -350,6 +362,25 @@ class Publisher:
 
 
 _LOST = PublishReport(explanation="Another node has taken over.")
+_STALE = PublishReport(
+    explanation="The ledger has changed meanwhile: what waits is planned anew.", more=True
+)
+_MOVED = PublishReport(
+    explanation="Somebody else has committed to the table meanwhile: what waits is planned anew.",
+    more=True,
+)
+_MADE = PublishReport(
+    explanation="Somebody else has made the table meanwhile: what waits is planned anew.", more=True
+)
+
+
+def _check_location(table: OpenTable, name: TableName, location: str) -> None:
+    if table.metadata.location.rstrip("/") != location:
+        raise TableUnavailable(
+            f"The table {name.namespace}.{name.name} lies at {table.metadata.location}, and the "
+            f"stream's output at {location}: set the setting output back, or give the stream "
+            "another table name."
+        )
 
 
 def _entries(form: FileForm, files: Sequence[tuple[ShardId, DataFile]]) -> list[Any]:

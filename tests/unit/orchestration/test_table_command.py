@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -58,14 +59,42 @@ def test_the_files_are_added_and_agree_with_the_ledger(
     assert values == sorted(b"%d:%d" % (shard, n) for shard in range(2) for n in range(10))
 
 
-def test_a_file_that_the_table_lacks_is_named(
+def test_verify_compares_table_and_ledger(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with patch(
-        "dagster_leasehold.assets.output.table.publisher.current_files", lambda *_: {"x": 1}
-    ):
-        assert main(["table", "create", "demo", "--home", str(home.settings.home)]) == 1
-    assert "7 files differ" in capsys.readouterr().out
+    """Method: the ledger forgets what was published, past every rule."""
+    at = ["--home", str(home.settings.home)]
+    assert main(["verify", *at, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["table"] is None
+    assert main(["table", "create", *at]) == 0
+    assert main(["verify", *at]) == 0
+    assert "demo/default: 6 files in the table, no differences." in capsys.readouterr().out
+    with sqlite3.connect(home.settings.home / "leases.db") as database:
+        database.execute("UPDATE batch SET files = '[]' WHERE shard_id = '0' AND sequence = 0")
+    assert main(["verify", *at]) == 1
+    output = capsys.readouterr().out
+    assert "no violations" in output
+    assert output.count("DIFFERENCE") == 1
+    assert "is too much in the table." in output
+    assert main(["verify", *at, "--json"]) == 1
+    (difference,) = json.loads(capsys.readouterr().out)["table"]["differences"]
+    assert difference in output
+    assert main(["table", "create", *at]) == 1
+    assert f"it differs from the ledger: {difference}" in capsys.readouterr().out
+
+
+def test_a_table_is_adopted_on_request(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--home", str(home.settings.home)]
+    assert main(["table", "create", *at]) == 0
+    with sqlite3.connect(home.settings.home / "leases.db") as database:
+        database.execute("UPDATE publication SET recent = '[]'")
+    assert main(["table", "create", *at]) != 0
+    assert "is not one of this lease store" in capsys.readouterr().err
+    assert main(["verify", *at]) == 1
+    assert main(["table", "create", "--adopt", *at]) == 0
+    assert main(["verify", *at]) == 0
 
 
 def test_no_node_needs_to_be_alive(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:

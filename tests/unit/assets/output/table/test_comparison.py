@@ -1,0 +1,124 @@
+"""Table and ledger are compared while both go on: each lasting difference is told, and no other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from dagster_leasehold.assets.output.table import comparison
+from dagster_leasehold.assets.output.table.comparison import Comparison
+from dagster_leasehold.assets.table_settings import CatalogSettings
+from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from tests.unit.assets.output.table.publishing_world import Publishing
+from tests.unit.assets.output.table.test_publishing_incidents import Incidents
+
+READS = ("publication", "published_until", "pending_changes", "table_pointer", "each_batch")
+
+
+def compared(publishing: Publishing) -> Comparison:
+    return publishing.publisher().comparison.compare()
+
+
+def somebody_elses(publishing: Publishing) -> Any:
+    """The table as another engine has it, which writes to it, too."""
+    catalog: Any = load_catalog(publishing.catalog.name, **publishing.catalog.properties)
+    return catalog.load_table("leasehold.orders")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Publishing:
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": "none"}
+    return Publishing(tmp_path, catalog=CatalogSettings("lake", properties))
+
+
+def test_what_is_committed_and_not_yet_published_is_no_difference(tmp_path: Path) -> None:
+    publishing = Publishing(tmp_path)
+    turn = publishing.turn()
+    assert isinstance(turn, PublishTurn)
+    assert compared(publishing) == Comparison(0, ()), "before there is a table"
+    publishing.world.consume()
+    assert compared(publishing) == Comparison(0, ())
+    publishing.publish()
+    publishing.world.append(publishing.world.ids[0], 5)
+    publishing.world.consume("run-2")
+    assert compared(publishing) == Comparison(6, ())
+
+
+def test_files_that_somebody_else_removed_or_doubled_are_named(lake: Publishing) -> None:
+    lake.world.consume()
+    lake.publish()
+    first, second = lake.world.ids[:2]
+    removed = [f for b in lake.world.store.batches(lake.world.key, first) for f in b.files]
+    doubled = next(lake.world.store.each_batch(lake.world.key, second)).files[0]
+    somebody_elses(lake).delete(f"shard_id = '{first}'")
+    place = f"file://{lake.world.output}/{doubled.path}"
+    somebody_elses(lake).add_files([place], check_duplicate_files=False)
+    outcome = compared(lake)
+    assert outcome.files == 6 - len(removed) + 1
+    assert sorted(outcome.differences) == sorted(
+        [
+            *(
+                f"The file {file.path} of {file.records} records is missing in the table."
+                for file in removed
+            ),
+            f"The file {doubled.path} of {doubled.records} records is too much in the table.",
+        ]
+    )
+
+
+def test_of_very_many_differences_some_are_named(
+    lake: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "DIFFERENCES_MAX", 1)
+    lake.world.consume()
+    lake.publish()
+    somebody_elses(lake).delete()
+    first, last = compared(lake).differences
+    assert "is missing in the table" in first
+    assert last == "More files differ than these."
+
+
+def test_a_publication_that_waits_to_be_settled_counts(
+    lake: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.world.consume()
+    with monkeypatch.context() as patched:
+        patched.setattr(lake.store, "commit_publication", lambda *_: None)
+        lake.publish()
+    assert compared(lake) == Comparison(6, ())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_that_goes_on_meanwhile_looks_like_a_difference(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: before each read of the store somebody may consume, publish, rewrite or go back."""
+    incidents = Incidents(tmp_path, seed, monkeypatch)
+    store: Any = incidents.world.store
+    chance = random.Random(seed)
+    busy = False
+
+    def happens(verb: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal busy
+            if not busy and chance.random() < 0.4:
+                busy = True
+                steps = (incidents.consume, incidents.publish, incidents.compact, incidents.force)
+                chance.choice(steps)()
+                busy = False
+            return verb(*arguments, **options)
+
+        return call
+
+    for _ in range(3):
+        incidents.consume()
+        incidents.publish()
+        with monkeypatch.context() as patched:
+            for verb in READS:
+                patched.setattr(store, verb, happens(getattr(store, verb)))
+            assert compared(incidents.publishing).differences == ()
