@@ -6,9 +6,10 @@ then publishes a batch of every shard, a few times: the median time of it, and t
 this process. What a reader plans is measured with PyIceberg: all, and one hour of event time. `s3`
 is moto's server in a process of its own, which shares the cores.
 
-`--publications 100 1000 10000` measures something else: a table to which so many publications were
-made, one after the other, each with a batch of every shard; its metadata without the data files'
-entries, and the median of the last ones. Orphans are removed 720 publications apart, as in an hour.
+`--publications 100 1000 10000 --stores sqlite --places disk --shards 4` measures something else: a
+table to which so many publications were made, one after the other, each with a batch of every
+shard: its metadata, and the median of the last ones. Orphans are removed 720 publications apart, as
+in an hour.
 """
 
 from __future__ import annotations

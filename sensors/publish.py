@@ -168,8 +168,8 @@ class PublishRounds:
             )
         began_s, interval_s = self.clock(), self.stream.table.publish_interval_s
         # Counted from when it was due: after a tick that came late, the next one may be in time.
-        kept = began_s - self._due_s < interval_s
-        self._due_s = (self._due_s if kept else began_s) + interval_s
+        in_time = began_s - self._due_s < interval_s
+        self._due_s = (self._due_s if in_time else began_s) + interval_s
         try:
             report = self._publisher.publish(turn)
             while report.more and self.clock() - began_s < TICK_BUDGET_S:
