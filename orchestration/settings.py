@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -52,7 +53,8 @@ class Settings(pydantic.BaseModel):
 
     Attributes:
         home: the folder of the embedded default: log, lease store, output, Dagster's home.
-        output: the folder or URI of all committed output; by default `output` in the home.
+        output: the folder or URI of all committed output; by default `output` in the home, from
+            which other relative folders count as well.
         database_url: SQLAlchemy URL of the lease store; None means the home's own: a MariaDB if
             `leasehold up` made one, else SQLite.
         nodes: the nodes that this deployment keeps alive by itself, if there are no agents.
@@ -189,7 +191,10 @@ class Settings(pydantic.BaseModel):
         Raises:
             InvalidSetting: its address is not supported.
         """
-        return output_place(self.output or self.home / "output")
+        if self.output and re.match(r"[A-Za-z0-9]+:", self.output):
+            return output_place(self.output)
+        # Processes of one deployment, and those who look at it, begin in different folders.
+        return output_place(self.home.absolute() / (self.output or "output"))
 
     def output_folder(self, stream: StreamName, group: str) -> OutputPlace:
         """Return the place of committed output of a stream and group."""

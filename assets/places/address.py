@@ -9,10 +9,11 @@ from urllib.parse import unquote, urlsplit
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.places.store_place import StorePlace
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting
 
 STORES = ("s3", "gs", "abfss", "hdfs")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_SLASHES_MISSING = re.compile(rf"(?i)({'|'.join((*STORES, 'file'))}):(?!//)")
 # Azure writes the container before the account's host, with an @ between them.
 _ROOTS = {
     "s3": r"[A-Za-z0-9][A-Za-z0-9._-]+",
@@ -40,13 +41,18 @@ def output_place(address: Output) -> OutputPlace:
     """
     if isinstance(address, OutputPlace):
         return address
+    if isinstance(address, str) and (begun := _SLASHES_MISSING.match(address)):
+        raise InvalidSetting(
+            f"The output begins with {begun[0]} and no two slashes: write {begun[0]}// for a URI, "
+            f"or ./{begun[0]} for a folder of that name."
+        )
     if isinstance(address, Path) or not _SCHEME.match(address):
         return local_place(Path(address))
     parts = urlsplit(address)
     if parts.scheme == "file":
         if parts.netloc:
             raise InvalidSetting(
-                f"The output {shown(address)} names a host: use file:///FOLDER, with three slashes."
+                "The URI of the output names a host: use file:///FOLDER, with three slashes."
             )
         return local_place(Path(unquote(parts.path)))
     if parts.scheme not in STORES:

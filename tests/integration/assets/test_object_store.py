@@ -248,7 +248,7 @@ def test_sweeps_of_both_ways_write_into_the_store(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["arrow", pytest.param("frames", marks=pytest.mark.long)])
 def test_a_store_that_is_away_fails_shards_in_one_sentence(
     way: str, connect_session: Any, tmp_path: Path
 ) -> None:

@@ -59,7 +59,15 @@ def expected(count: int) -> list[bytes]:
     return sorted(b"%d:%d" % (shard, number) for shard in range(2) for number in range(count))
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
+# One real process shows that a killed one is what the short tests of the publisher play.
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(each, marks=() if each is Failpoint.BEFORE_PUBLISH else pytest.mark.long)
+        for each in POINTS
+    ],
+    ids=lambda point: point.label,
+)
 def test_a_publisher_that_was_killed_is_followed_by_the_next(
     tmp_path: Path, point: Failpoint
 ) -> None:

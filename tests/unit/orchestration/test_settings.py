@@ -33,6 +33,17 @@ def test_without_anything_the_embedded_default_is_in_the_working_directory() -> 
     assert settings.timing.beat_s == pytest.approx(settings.timing.timeout_s / 3)
 
 
+def test_a_relative_output_is_found_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "leasehold.toml").write_text('output = "lake/out"')
+    for folder in (tmp_path, home):
+        monkeypatch.chdir(folder)
+        assert load_settings(home=home).output_root.address == home / "lake" / "out"
+
+
 def test_an_option_wins_over_the_environment_and_that_over_the_home_and_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

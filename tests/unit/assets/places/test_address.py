@@ -59,6 +59,9 @@ def test_stores_travel_and_join_as_uris(address: str) -> None:
         ("gs://-hunter2/out", "gs://BUCKET"),
         ("ftp://host/hunter2", "cannot be kept in ftp://"),
         ("file://host/folder", "three slashes"),
+        ("file://name:hunter2@host/folder", "three slashes"),
+        ("s3:/bucket/hunter2", "write s3:// for a URI"),
+        ("File:hunter2", "write File:// for a URI"),
     ],
 )
 def test_what_is_refused_and_not_repeated(address: str, sentence: str) -> None:
