@@ -150,7 +150,10 @@ def test_a_move_to_mysql(
 def test_a_replay_after_a_bug(
     visits: ConsumedHome, printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug refused what was read last: the replay brings it in, and the vacuum ends the rest."""
+    """A bug refused what was read last: the replay brings it in.
+
+    The vacuum removes the quarantine files, which no snapshot of the table names.
+    """
     monkeypatch.setattr(
         dagster_leasehold.assets.rewriting.replay, "SparkSweeper", lambda **_: visits.sweeper
     )
@@ -168,7 +171,7 @@ def test_a_replay_after_a_bug(
     assert values(printed("cat visits")) == everything
     for path in visits.output.rglob("*.parquet"):
         os.utime(path, (0, 0))
-    assert "Removed 16 files" in printed("vacuum visits")
+    assert "Removed 4 files" in printed("vacuum visits")
     assert values(printed("cat visits")) == everything
 
 
