@@ -50,7 +50,7 @@ def log_observation(
         ages: of the oldest unread record of each shard in seconds, where known.
     """
     counted = [lag for lag in lags.records.values() if lag is not None]
-    known = len(counted) == len(lags.records)
+    complete = len(counted) == len(lags.records)
     most = sorted(leases, key=lambda lease: lags.records.get(lease.shard) or 0, reverse=True)
     rows = [
         dg.TableRecord(
@@ -71,8 +71,8 @@ def log_observation(
         metadata={
             "shards": len(leases),
             "shards_behind": len(lags.behind),
-            "lag_known": known,
-            **({"lag": sum(counted)} if known else {}),
+            "lag_known": complete,
+            **({"lag": sum(counted)} if complete else {}),
             **({"lag_seconds": round(max(ages.values()), 3)} if ages else {}),
             **({"bounds": dg.MetadataValue.table(rows[:SHARDS_SHOWN_MAX])} if rows else {}),
         },

@@ -49,8 +49,8 @@ def agreed_schema(store: Publications, stream: ShardStream) -> dict[str, Any]:
     """Return the columns of a stream's table, where its definition does not tell them."""
     publication = store.publication(stream.key)
     columns = [] if publication is None else list(publication.columns.columns)
-    known = not columns or (stream.transform is None and columns == RAW_COLUMNS)
-    return {} if known else column_schema(columns)
+    declared = not columns or (stream.transform is None and columns == RAW_COLUMNS)
+    return {} if declared else column_schema(columns)
 
 
 def table_observation(

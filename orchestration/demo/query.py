@@ -48,12 +48,12 @@ def query_table(
     pointer = store.table_pointer(name)
     rows = [] if pointer is None else _rows(pointer.location)
     show_table(f"Table {name}, as DuckDB reads it", "shard_id, >records, first, last", rows)
-    found = sum(row[1] for row in rows)
-    if found == committed:
-        say(f"Table: DuckDB counts {found:,} records, as many as were committed.")
+    count = sum(row[1] for row in rows)
+    if count == committed:
+        say(f"Table: DuckDB counts {count:,} records, as many as were committed.")
     else:
-        say(f"Table: DuckDB counts {found:,} records, and {committed:,} were committed.")
-    return found == committed
+        say(f"Table: DuckDB counts {count:,} records, and {committed:,} were committed.")
+    return count == committed
 
 
 def _rows(metadata: str) -> list[tuple[Any, ...]]:
