@@ -90,6 +90,10 @@ COMMANDS = {
     "metrics": Place(
         "metrics", "Serve Prometheus metrics of all groups of the lease store until Ctrl-C."
     ),
+    "doctor": Place(
+        "doctor",
+        "Check a deployment from this host: database, output, Spark, sources, Dagster and nodes.",
+    ),
     "simulate": Place(
         "simulate",
         "Simulate a consumer group under virtual time, and check every promise at every step.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
-from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store import database_report, open_store
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -115,6 +117,21 @@ def test_a_node_deletes_old_history_and_nothing_else(server: DatabaseServer, dat
     assert prune_all(world) > 0
     assert verify(world.store, world.key) == []
     world.store.close()
+
+
+def test_the_doctor_names_each_right_that_is_missing(server: DatabaseServer, database: str) -> None:
+    url = SecretStr(f"mysql+pymysql://node:{server.password}@127.0.0.1:{server.port}/{database}")
+    assert set(database_report.PRUNED) == PRUNED
+    assert database_report.database_report(url).refused == ()
+    revoked = f"DELETE ON `{database}`.`gap`"
+    server.execute(f"REVOKE {revoked} FROM 'node'@'127.0.0.1'")
+    try:
+        report = database_report.database_report(url)
+    finally:
+        server.execute(f"GRANT {revoked} TO 'node'@'127.0.0.1'")
+    assert report.refused == ("DELETE on gap",)
+    assert report.server.startswith(("MariaDB 1", "MySQL 8", "MySQL 9"))
+    assert abs(report.now - datetime.now(UTC)) < timedelta(minutes=1)
 
 
 def test_a_node_without_that_grant_says_so_once(server: DatabaseServer, database: str) -> None:

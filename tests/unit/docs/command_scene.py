@@ -64,6 +64,11 @@ def settled(text: str) -> str:
     text = re.sub(r"(?<=T12:00:00)\.\d{6}", ".000000", text)
     text = re.sub(r"\b[0-9a-f]{32}\b", "0123456789abcdef" * 2, text)
     text = text.replace(str(Path.cwd()), "/srv/requests")
+    versions = "here Python 3.12.3, pyspark 4.1.1, pyarrow 21.0.0, dagster-leasehold 0.2.0."
+    text = re.sub("here Python .*", versions, text)
+    text = re.sub(r"SQLite [\d.]+\d", "SQLite 3.45.1", text)
+    text = re.sub(r"(?<= in )\d+(?= ms)", "3", text)
+    text = re.sub(r"\d+\.\d s from the database", "0.0 s from the database", text)
     return re.sub(r"after \d+\.\d s", "after 0.0 s", text)
 
 
@@ -107,6 +112,7 @@ def _look(scene: Scene, home: ConsumedHome) -> None:
     home.sweeper.refuses = lambda value: b"request" in value
     home.consume("5f2a9c31")
     scene.run("status")
+    scene.run("doctor")
     home.store.register(KEY, Node(NodeName("b"), 0, "b-1"), observer="test")
     scene.run("plan --explain")
     scene.run("journal --limit 6")

@@ -1,0 +1,309 @@
+"""`leasehold doctor`: a deployment as this host reaches it, one line for each part."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dagster_leasehold.lease_store import schema
+from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.orchestration import presentation
+from dagster_leasehold.orchestration.commands.options import Home, Json
+from dagster_leasehold.orchestration.commands.target import Target, listed
+from dagster_leasehold.orchestration.supervision import preflight
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+CLOCK_APART_S = 5.0
+ENTRIES_READ = 1_000
+SHARDS_LOOKED_AT = 1
+
+
+class Health(StrEnum):
+    """The health of one part."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The finding of one check.
+
+    Attributes:
+        part: of the deployment.
+        health: of the part.
+        text: what was seen; where it is not well, what to do about it.
+    """
+
+    part: str
+    health: Health
+    text: str
+
+
+Check = Callable[[], Iterator[Finding]]
+
+
+def doctor(
+    spark: Annotated[
+        bool,
+        typer.Option("--spark", help="Start a Spark session, and look into one of its workers."),
+    ] = False,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Check a deployment from this host: database, output, Spark, sources, Dagster and nodes.
+
+    Nothing is changed; one small file is written to the output and removed. Each part is a line,
+    with what to do where it is not well. Exits with 1 if a check failed.
+    """
+    target = Target.at(home)
+    checks = {
+        "database": lambda: database(target),
+        "clock": lambda: clocks(target, utc_now),
+        "output": lambda: output(target),
+        "catalog": lambda: catalog(target),
+        "spark": lambda: spark_runtime(target, started=spark),
+        "source": lambda: sources(target),
+        "dagster": lambda: dagster(target, time.time),
+        "nodes": lambda: nodes(target),
+    }
+    findings = [each for part, check in checks.items() for each in findings_of(part, check)]
+    failed = any(each.health is Health.FAILED for each in findings)
+    if as_json:
+        presentation.show_json({"healthy": not failed, "findings": findings})
+    else:
+        for each in findings:
+            presentation.say(f"{each.health:<8} {each.part}: {each.text}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def findings_of(part: str, check: Check) -> list[Finding]:
+    """Return the findings of a check; an error is one, and ends that check alone."""
+    findings: list[Finding] = []
+    try:
+        findings += check()
+    except Exception as error:
+        findings.append(Finding(part, Health.FAILED, sentence_of(error)))
+    return findings
+
+
+def database(target: Target) -> Iterator[Finding]:
+    """Yield version, schema, rights and transport of the lease store's database."""
+    from dagster_leasehold.lease_store.database_report import database_report
+
+    target.store.close()
+    report = database_report(target.settings.store_url)
+    session = "" if report.server.startswith("SQLite") else ", READ COMMITTED, with time-outs"
+    tls = ", TLS" if "ssl_ca" in target.settings.store_url.get_secret_value() else ""
+    yield Finding("database", Health.OK, f"{report.server}{session}{tls}.")
+    try:
+        schema.check(report.revision, "this deployment")
+    except StoreError as error:
+        yield Finding("schema", Health.FAILED, str(error))
+        return
+    yield Finding("schema", Health.OK, f"revision {report.revision}.")
+    if report.refused:
+        refused = f"the account may not do this: {listed(report.refused)}. Grant it."
+        yield Finding("privileges", Health.FAILED, refused)
+
+
+def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
+    """Yield how far the clocks are apart, and if the journal's times have jumped back."""
+    from dagster_leasehold.lease_store.database_report import database_report
+
+    apart_s = abs((database_report(target.settings.store_url).now - now()).total_seconds())
+    back_s = 0.0
+    for group in target.store.groups():
+        entries = target.store.journal(group.key, limit=ENTRIES_READ, newest=True)
+        times = [entry.at for entry in sorted(entries, key=lambda entry: entry.sequence)]
+        for before, after in pairwise(times):
+            back_s = max(back_s, (before - after).total_seconds())
+    if apart_s > CLOCK_APART_S or back_s > CLOCK_APART_S:
+        text = (
+            f"this host and the database are {apart_s:.0f} s apart, and times in the journal go "
+            f"back by {back_s:.0f} s at most. No decision depends on it, but the times that people "
+            "read are wrong: look at NTP on the hosts."
+        )
+        yield Finding("clock", Health.WARNING, text)
+        return
+    yield Finding("clock", Health.OK, f"{apart_s:.1f} s from the database's.")
+
+
+def output(target: Target) -> Iterator[Finding]:
+    """Write, sync, read and remove a small file where output is kept."""
+    settings = target.settings
+    root, content = settings.output_root, uuid.uuid4().bytes
+    if root.is_local:
+        preflight.require_room(settings.home, preflight.HOME_BYTES)
+    file = root / f"doctor-{content.hex()}"
+    began_s = time.monotonic()
+    try:
+        root.make_folder(exist_ok=True)
+        file.put(content)
+        root.sync_folder()
+        same = file.content() == content
+        file.remove()
+    except OSError as error:
+        text = f"{root} takes no file ({sentence_of(error)}): name another place, or mend this one."
+        yield Finding("output", Health.FAILED, text)
+        return
+    took_ms = (time.monotonic() - began_s) * 1000
+    if not same:
+        text = f"{root} gives other bytes back than were written: do not use it."
+        yield Finding("output", Health.FAILED, text)
+        return
+    text = f"{root} takes a file and gives it back in {took_ms:.0f} ms."
+    yield Finding("output", Health.OK, text)
+
+
+def catalog(target: Target) -> Iterator[Finding]:
+    """Yield if the published tables of all groups are found."""
+    from dagster_leasehold.assets.output.table.group_table import find_table
+
+    settings, tables, without = target.settings, list[str](), list[str]()
+    for group in target.store.groups():
+        place = settings.output_folder(group.key.stream, group.key.group)
+        table = find_table(target.store, group.key, settings.catalog_settings, place)
+        (tables if table else without).append(str(group.key))
+    text = f"{presentation.counted(len(tables), 'table')} in the catalog {settings.catalog}"
+    text += f"; not published yet: {listed(without)}." if without else "."
+    yield Finding("catalog", Health.OK, text)
+
+
+def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
+    """Yield the versions of Spark and Python here, and in a worker where a session is `started`."""
+    import platform
+    from importlib.metadata import version
+
+    preflight.check_folder()
+    preflight.check_spark(target.settings)
+    here = [platform.python_version(), *(version(name) for name in _PACKAGES)]
+    names = ["Python", *_PACKAGES]
+    text = ", ".join(f"{name} {number}" for name, number in zip(names, here, strict=True))
+    yield Finding("spark", Health.OK, f"{target.settings.spark}; here {text}.")
+    if not started:
+        return
+    from dagster_leasehold.orchestration.resources import spark_of
+
+    there = worker_versions(spark_of(target.settings).spark_session)
+    other = [
+        f"{name} {one} here and {two} there"
+        for name, one, two in zip(names, here, there, strict=True)
+        if one != two
+    ]
+    if other:
+        text = f"its packages are not those of this host: {listed(other)}. Install the same there."
+        yield Finding("spark worker", Health.FAILED, text)
+        return
+    yield Finding("spark worker", Health.OK, "it has the Python and the packages of this host.")
+
+
+_PACKAGES = ("pyspark", "pyarrow", "dagster-leasehold")
+
+
+def worker_versions(session: object) -> list[str]:
+    """Return the versions of Python and of our packages in a worker of a Spark session."""
+    packages = _PACKAGES
+
+    def look(batches: Iterator[object]) -> Iterator[object]:
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
+
+        import pyarrow as pa
+
+        found = [platform.python_version()]
+        for name in packages:
+            try:
+                found.append(version(name))
+            except PackageNotFoundError:
+                found.append("none")
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"version": found})
+
+    frame = session.range(0, 1, 1, 1)  # pyright: ignore
+    return [row.version for row in frame.mapInArrow(look, "version string").collect()]
+
+
+def sources(target: Target) -> Iterator[Finding]:
+    """Yield for each declared stream if its shards can be listed and read."""
+    from dagster_leasehold.shard_sources.source import Limits
+
+    def one(name: str) -> Iterator[Finding]:
+        source = target.stream(name).source
+        shards = [listing.shard for listing in source.list_shards()]
+        for shard, bounds in source.bounds(shards[:SHARDS_LOOKED_AT]).items():
+            source.plan(shard, bounds.begin, Limits(records_max=1))
+        yield Finding(
+            f"source of {name}",
+            Health.OK if shards else Health.WARNING,
+            f"{presentation.counted(len(shards), 'shard')}; it can be read.",
+        )
+
+    for declared in target.settings.streams:
+        yield from findings_of(f"source of {declared.name}", lambda each=declared.name: one(each))
+
+
+def dagster(target: Target, now: Callable[[], float]) -> Iterator[Finding]:
+    """Yield the state of Dagster's daemon, of our sensors, and of the launcher."""
+    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+
+    if not (target.settings.dagster_home / "dagster.yaml").exists():
+        text = f"there is no instance in {target.settings.dagster_home}: `leasehold up` makes one."
+        yield Finding("dagster", Health.WARNING, text)
+        return
+    with opened_instance(target.settings) as instance:
+        yield _daemon(instance, now())
+        launcher = type(instance.run_launcher).__name__
+        fits = not target.settings.agents or launcher == "NodeRunLauncher"
+        text = (
+            f"{launcher}." if fits else f"{launcher} sends no run to an agent: see operations.md."
+        )
+        yield Finding("launcher", Health.OK if fits else Health.FAILED, text)
+        states = instance.all_instigator_state()
+        off = sorted(each.instigator_name for each in states if each.status.value == "STOPPED")
+        text = f"switched off: {listed(off)}. Switch on what should run." if off else "none is off."
+        yield Finding("sensors", Health.WARNING if off else Health.OK, text)
+
+
+def _daemon(instance: DagsterInstance, now_s: float) -> Finding:
+    beats = instance.get_daemon_heartbeats()
+    beat = beats.get("SENSOR")
+    if beat is None:
+        text = "it has never run the sensors here: start it."
+        return Finding("daemon", Health.FAILED, text)
+    age_s = now_s - beat.timestamp
+    tolerance_s = 300.0
+    if age_s > tolerance_s:
+        text = f"it has run no sensors for {age_s:.0f} s: start it, or read its log."
+        return Finding("daemon", Health.FAILED, text)
+    return Finding("daemon", Health.OK, f"it ran the sensors {max(0.0, age_s):.0f} s ago.")
+
+
+def nodes(target: Target) -> Iterator[Finding]:
+    """Yield for each group its members, and those of them that take no runs."""
+    for group in target.store.groups():
+        members = [node for node in target.store.pulse(group.key).nodes if node.member]
+        silent = [str(node.name) for node in members if not node.accepts_runs]
+        part = f"nodes of {group.key}"
+        if not members:
+            text = "nobody is a member: start `leasehold up`, or an agent with `leasehold node`."
+            yield Finding(part, Health.FAILED, text)
+        elif silent:
+            text = f"these take no runs: {listed(silent)}. See their code servers and the daemon."
+            yield Finding(part, Health.WARNING, text)
+        else:
+            yield Finding(part, Health.OK, f"{presentation.counted(len(members), 'member')}.")
