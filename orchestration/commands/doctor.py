@@ -225,14 +225,14 @@ def worker_versions(session: object) -> list[str]:
 
         import pyarrow as pa
 
-        found = [platform.python_version()]
+        versions = [platform.python_version()]
         for name in packages:
             try:
-                found.append(version(name))
+                versions.append(version(name))
             except PackageNotFoundError:
-                found.append("none")
+                versions.append("none")
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"version": found})
+            yield pa.RecordBatch.from_pydict({"version": versions})
 
     frame = session.range(0, 1, 1, 1)  # pyright: ignore
     return [row.version for row in frame.mapInArrow(look, "version string").collect()]
