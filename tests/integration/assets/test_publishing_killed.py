@@ -59,23 +59,13 @@ def expected(count: int) -> list[bytes]:
     return sorted(b"%d:%d" % (shard, number) for shard in range(2) for number in range(count))
 
 
-# One real process shows that a killed one is what the short tests of the publisher play.
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param(each, marks=() if each is Failpoint.BEFORE_PUBLISH else pytest.mark.long)
-        for each in POINTS
-    ],
-    ids=lambda point: point.label,
-)
-def test_a_publisher_that_was_killed_is_followed_by_the_next(
-    tmp_path: Path, point: Failpoint
-) -> None:
-    home = ConsumedHome(tmp_path / "home")
+def play(folder: Path, point: Failpoint, url: str | None = None) -> None:
+    """Kill a publisher at a step, and have the next one, and the one after it, publish."""
+    home = ConsumedHome(folder / "home", database_url=url)
     home.append(RECORDS)
     home.consume("run-1")
     killed = subprocess.run(
-        [sys.executable, "-m", __name__, str(tmp_path / "home")],
+        [sys.executable, "-m", __name__, str(folder / "home"), *([url] if url else [])],
         env={**os.environ, ENVIRONMENT_VARIABLE: point.label},
         cwd=PROJECT,
         capture_output=True,
@@ -93,5 +83,35 @@ def test_a_publisher_that_was_killed_is_followed_by_the_next(
     home.store.close()
 
 
+# One real process shows that a killed one is what the short tests of the publisher play.
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(each, marks=() if each is Failpoint.BEFORE_PUBLISH else pytest.mark.long)
+        for each in POINTS
+    ],
+    ids=lambda point: point.label,
+)
+def test_a_publisher_that_was_killed_is_followed_by_the_next(
+    tmp_path: Path, point: Failpoint
+) -> None:
+    play(tmp_path, point)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param("mariadb_url", marks=pytest.mark.mariadb),
+        pytest.param("mysql_url", marks=pytest.mark.mysql),
+    ],
+)
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
+def test_so_it_is_on_a_server(
+    tmp_path: Path, point: Failpoint, url: str, request: pytest.FixtureRequest
+) -> None:
+    play(tmp_path, point, request.getfixturevalue(url))
+
+
 if __name__ == "__main__":
-    publish(ConsumedHome(Path(sys.argv[1])))
+    publish(ConsumedHome(Path(sys.argv[1]), database_url=(*sys.argv[2:], None)[0]))
