@@ -42,7 +42,8 @@ from dagster_leasehold.assets.output.table.group_table import (
     table_name,
 )
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
-from dagster_leasehold.assets.output.table.publisher import Publisher, turn_of
+from dagster_leasehold.assets.output.table.publish_turns import turn_of
+from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace

@@ -31,7 +31,8 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors import EVERY_LOOP_S
 
 if TYPE_CHECKING:
-    from dagster_leasehold.assets.output.table.publisher import Publisher, PublishReport
+    from dagster_leasehold.assets.output.table.publish_turns import PublishReport
+    from dagster_leasehold.assets.output.table.publisher import Publisher
 
 TICK_BUDGET_S = 20.0
 """The seconds after which a tick begins no further publication: Dagster gives a tick 60 s."""
@@ -147,7 +148,7 @@ class PublishRounds:
         """
         # PyIceberg takes a third of a second to load, and is not needed where nothing waits.
         from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
-        from dagster_leasehold.assets.output.table.publisher import turn_of
+        from dagster_leasehold.assets.output.table.publish_turns import turn_of
         from dagster_leasehold.lease_store.publication_rows import PublishTurn
 
         key, settings, catalog = self.stream.key, self.stream.table, self.deployment.catalog

@@ -107,7 +107,7 @@ def _turn(target: Target, name: TableName, publisher: Publisher) -> PublishTurn:
     Raises:
         TableUnavailable: another node has it all the time.
     """
-    from dagster_leasehold.assets.output.table.publisher import turn_of
+    from dagster_leasehold.assets.output.table.publish_turns import turn_of
     from dagster_leasehold.lease_store.publication_rows import PublishTurn
 
     reason = ""

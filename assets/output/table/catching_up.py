@@ -116,7 +116,7 @@ def _publish(
 ) -> str:
     """Publish what waits if nobody has the turn; return a reason why something may be left."""
     from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
-    from dagster_leasehold.assets.output.table.publisher import elsewhere
+    from dagster_leasehold.assets.output.table.publish_turns import elsewhere
 
     name = table_name(settings, catalog, key)
     try:

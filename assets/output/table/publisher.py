@@ -12,8 +12,8 @@ means for each catalog is told in `table.catalogs` and `table.other_catalog`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -33,6 +33,13 @@ from dagster_leasehold.assets.output.table.publication import (
     SnapshotPlan,
     plan_publication,
 )
+from dagster_leasehold.assets.output.table.publish_turns import (
+    LOST,
+    MADE,
+    MOVED,
+    STALE,
+    PublishReport,
+)
 from dagster_leasehold.assets.output.table.staging import (
     Operation,
     SnapshotContent,
@@ -43,22 +50,16 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
-from dagster_leasehold.lease_store.outcomes import (
-    PublishesElsewhere,
-    Settled,
-    Stale,
-    TurnOver,
-    TurnTaken,
-)
+from dagster_leasehold.lease_store.outcomes import Settled, Stale, TurnOver
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     Publication,
     PublishTurn,
     TableName,
 )
-from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION, Publications
+from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
@@ -70,46 +71,6 @@ NEW_TABLE_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PublishReport:
-    """The outcome of one turn.
-
-    Attributes:
-        batches: those that are in the table now, and were not before.
-        records: the number of records in their files.
-        changes: changes of earlier batches that the table shows now.
-        more: True if there is more to publish.
-        snapshot: the id of the table's newest snapshot; None where nothing was published.
-        explanation: the reason why nothing was published; or empty.
-    """
-
-    batches: int = 0
-    records: int = 0
-    changes: int = 0
-    more: bool = False
-    explanation: str = ""
-    snapshot: int | None = None
-
-    def and_then(self, later: PublishReport) -> PublishReport:
-        """Return the report on both, the later one after this one."""
-        return PublishReport(
-            self.batches + later.batches,
-            self.records + later.records,
-            self.changes + later.changes,
-            later.more,
-            later.explanation if not (self.batches or self.changes) else "",
-            later.snapshot or self.snapshot,
-        )
-
-    def __str__(self) -> str:
-        """Return the report as the sensor's tick shows it."""
-        if self.explanation:
-            return self.explanation
-        changes = f", and {self.changes} changes of earlier ones" if self.changes else ""
-        rest = " More is left to the next publication." if self.more else ""
-        return f"Published {self.batches} batches of {self.records:,} records{changes}.{rest}"
 
 
 class Publisher:
@@ -175,7 +136,7 @@ class Publisher:
         table = self._catalog.find(self._name)
         now = self._settled(turn, before, table)
         if now is None or now.epoch != turn.epoch:
-            return _LOST
+            return LOST
         if trouble := lineage_trouble(self._name, now, table):
             raise TableUnavailable(trouble)
         changes = self._store.pending_changes(self._key)
@@ -259,10 +220,10 @@ class Publisher:
         elif table is None:
             made = self._catalog.create(turn, self._name, self._new_table(columns))
             if isinstance(made, TurnOver):
-                return _LOST
+                return LOST
             table = made
             if table.metadata.snapshots:
-                return _MADE
+                return MADE
         _check_location(table, self._name, self._location)
         planned, staging = self._staged(table, plan, columns)
         failpoints.reach(Failpoint.AFTER_STAGE)
@@ -271,8 +232,8 @@ class Publisher:
             counts = (plan.batches, plan.records, len(plan.changes))
             return PublishReport(*counts, more, snapshot=planned.snapshot)
         if isinstance(outcome, TurnOver):
-            return _LOST
-        return _STALE if isinstance(outcome, Stale) else _MOVED
+            return LOST
+        return STALE if isinstance(outcome, Stale) else MOVED
 
     def _settled(
         self, turn: PublishTurn, publication: Publication | None, table: OpenTable | None
@@ -361,19 +322,6 @@ class Publisher:
         return self._new_id().int >> 66
 
 
-_LOST = PublishReport(explanation="Another node has taken over.")
-_STALE = PublishReport(
-    explanation="The ledger has changed meanwhile: what waits is planned anew.", more=True
-)
-_MOVED = PublishReport(
-    explanation="Somebody else has committed to the table meanwhile: what waits is planned anew.",
-    more=True,
-)
-_MADE = PublishReport(
-    explanation="Somebody else has made the table meanwhile: what waits is planned anew.", more=True
-)
-
-
 def _check_location(table: OpenTable, name: TableName, location: str) -> None:
     if table.metadata.location.rstrip("/") != location:
         raise TableUnavailable(
@@ -385,32 +333,3 @@ def _check_location(table: OpenTable, name: TableName, location: str) -> None:
 
 def _entries(form: FileForm, files: Sequence[tuple[ShardId, DataFile]]) -> list[Any]:
     return [form.data_file(shard, file) for shard, file in files]
-
-
-def turn_of(
-    store: Publications,
-    key: GroupKey,
-    name: TableName,
-    nodes: Mapping[NodeName, str] | Mapping[None, str],
-) -> PublishTurn | PublishReport:
-    """Take the turn as one of these nodes, by name and incarnation, or as none; or say why not."""
-    for node, incarnation in nodes.items():
-        turn = store.take_publish_turn(key, node, incarnation, name)
-        if isinstance(turn, PublishTurn):
-            return turn
-        if isinstance(turn, PublishesElsewhere):
-            return PublishReport(explanation=elsewhere(key, name, turn))
-        assert isinstance(turn, TurnTaken)
-        return PublishReport(explanation=f"Node {turn.node or 'of another deployment'} publishes.")
-    return PublishReport(explanation="No node that this deployment serves is alive in the group.")
-
-
-def elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
-    """Return the sentence for a group that publishes to another table than this one."""
-    table = f"{other.table.namespace}.{other.table.name} of catalog {other.table.catalog}"
-    if other.group == key:
-        return (
-            f"The group publishes to the table {table}: name it in the settings, as "
-            f"{name.namespace}.{name.name} of catalog {name.catalog} is another one."
-        )
-    return f"Group {other.group} publishes to the table {table}: give this stream another name."

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
-from dagster_leasehold.assets.output.table.publisher import PublishReport, turn_of
+from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from pyiceberg.table.metadata import TableMetadataUtil
 
 from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
-from dagster_leasehold.assets.output.table.publisher import PublishReport, turn_of
+from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.publication_rows import PublishTurn

@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
-from dagster_leasehold.assets.output.table.publisher import PublishReport, turn_of
+from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings

@@ -1,0 +1,93 @@
+"""The turn to publish a group's output: who has it, and the report on what was done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.outcomes import PublishesElsewhere, TurnTaken
+from dagster_leasehold.lease_store.publication_rows import PublishTurn, TableName
+from dagster_leasehold.lease_store.roles.publications import Publications
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """The outcome of one turn.
+
+    Attributes:
+        batches: those that are in the table now, and were not before.
+        records: the number of records in their files.
+        changes: changes of earlier batches that the table shows now.
+        more: True if there is more to publish.
+        snapshot: the id of the table's newest snapshot; None where nothing was published.
+        explanation: the reason why nothing was published; or empty.
+    """
+
+    batches: int = 0
+    records: int = 0
+    changes: int = 0
+    more: bool = False
+    explanation: str = ""
+    snapshot: int | None = None
+
+    def and_then(self, later: PublishReport) -> PublishReport:
+        """Return the report on both, the later one after this one."""
+        return PublishReport(
+            self.batches + later.batches,
+            self.records + later.records,
+            self.changes + later.changes,
+            later.more,
+            later.explanation if not (self.batches or self.changes) else "",
+            later.snapshot or self.snapshot,
+        )
+
+    def __str__(self) -> str:
+        """Return the report as the sensor's tick shows it."""
+        if self.explanation:
+            return self.explanation
+        changes = f", and {self.changes} changes of earlier ones" if self.changes else ""
+        rest = " More is left to the next publication." if self.more else ""
+        return f"Published {self.batches} batches of {self.records:,} records{changes}.{rest}"
+
+
+LOST = PublishReport(explanation="Another node has taken over.")
+STALE = PublishReport(
+    explanation="The ledger has changed meanwhile: what waits is planned anew.", more=True
+)
+MOVED = PublishReport(
+    explanation="Somebody else has committed to the table meanwhile: what waits is planned anew.",
+    more=True,
+)
+MADE = PublishReport(
+    explanation="Somebody else has made the table meanwhile: what waits is planned anew.", more=True
+)
+
+
+def turn_of(
+    store: Publications,
+    key: GroupKey,
+    name: TableName,
+    nodes: Mapping[NodeName, str] | Mapping[None, str],
+) -> PublishTurn | PublishReport:
+    """Take the turn as one of these nodes, by name and incarnation, or as none; or say why not."""
+    for node, incarnation in nodes.items():
+        turn = store.take_publish_turn(key, node, incarnation, name)
+        if isinstance(turn, PublishTurn):
+            return turn
+        if isinstance(turn, PublishesElsewhere):
+            return PublishReport(explanation=elsewhere(key, name, turn))
+        assert isinstance(turn, TurnTaken)
+        return PublishReport(explanation=f"Node {turn.node or 'of another deployment'} publishes.")
+    return PublishReport(explanation="No node that this deployment serves is alive in the group.")
+
+
+def elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
+    """Return the sentence for a group that publishes to another table than this one."""
+    table = f"{other.table.namespace}.{other.table.name} of catalog {other.table.catalog}"
+    if other.group == key:
+        return (
+            f"The group publishes to the table {table}: name it in the settings, as "
+            f"{name.namespace}.{name.name} of catalog {name.catalog} is another one."
+        )
+    return f"Group {other.group} publishes to the table {table}: give this stream another name."
