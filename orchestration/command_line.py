@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "verify": Place(
         "inspection",
-        "Prove from journal and ledger that every record was committed once, and by its holder.",
+        "Prove that every record was committed once, by its holder, and that the table shows it.",
     ),
     "cat": Place("records", "Print committed records as JSON lines, in order per shard."),
     "load": Place(

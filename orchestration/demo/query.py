@@ -63,7 +63,7 @@ def _rows(metadata: str) -> list[tuple[Any, ...]]:
     with duckdb.connect(config={"allow_unsigned_extensions": "true"}) as connection:
         for name in EXTENSIONS:
             (extension,) = Path(str(files(_package(name)))).rglob("*.duckdb_extension")
-            connection.execute(f"LOAD '{extension}'")
+            connection.load_extension(str(extension))
         connection.execute("SET TimeZone = 'UTC'")
         return connection.execute(QUERY, [metadata]).fetchall()
 
