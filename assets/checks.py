@@ -22,7 +22,7 @@ QUARANTINE_RATE_MAX = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ShardCheck:
-    """The outcome of one check of one shard."""
+    """The outcome of one check of one shard, or of the whole stream."""
 
     name: str
     passed: bool
@@ -35,8 +35,8 @@ class ShardCheck:
         """An error where data is missing, a warning where somebody should look."""
         return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
 
-    def evaluation(self, stream: ShardStream, shard: str) -> dg.AssetCheckEvaluation:
-        """Return the outcome as an event about one partition."""
+    def evaluation(self, stream: ShardStream, shard: str | None) -> dg.AssetCheckEvaluation:
+        """Return the outcome as an event about one partition, or about all of them together."""
         return dg.AssetCheckEvaluation(
             asset_key=asset_key(stream),
             check_name=self.name,

@@ -44,6 +44,13 @@ class TableUnavailable(LeaseholdError):
     """A published table, or its catalog, cannot be reached or is not the stream's."""
 
 
+class TooManyFiles(LeaseholdError):
+    """A table has more files, or its ledger more batches, than the caller has time for."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"The table has more than {most:,} files, or its ledger as many batches.")
+
+
 class TableMetadataGone(TableUnavailable):
     """The newest metadata of a table is gone, at a location that the lease database names."""
 

@@ -15,6 +15,7 @@ from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, co
 from dagster_leasehold.assets.partitions import compact_job_name, consume_job_name, definition_name
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_check import build_table_check
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, build_hourly_asset
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration.resources import deployment_of, spark_of
@@ -87,6 +88,7 @@ def build_definitions(
         sensors.append(build_watermark_sensor(window, deployment))
     return dg.Definitions(
         assets=assets,
+        asset_checks=[build_table_check(stream, deployment) for stream in streams],
         jobs=jobs,
         sensors=sensors,
         schedules=schedules,
@@ -94,7 +96,7 @@ def build_definitions(
             "spark": spark_of(settings),
             COMMITTED_OUTPUT: committed_input(streams, deployment),
         },
-        # A run has one step: a process of its own for it would only cost a second of start-up.
+        # A run has a step or two: a process for each would only cost a second of start-up.
         executor=dg.in_process_executor,
     )
 

@@ -19,6 +19,7 @@ import dagster as dg
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_check import check_table, is_news
 from dagster_leasehold.assets.table_metadata import observed_snapshot, table_observation
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -42,7 +43,10 @@ TICK_EARLY_S = 1.0
 """A tick may come so much early, in seconds: left to the next one, the interval would double."""
 OBSERVE_EVERY_S = 300.0
 """The shortest time between two observations of a table, in seconds: events are kept for good."""
+CHECK_EVERY_S = 3_600.0
+"""The time between two comparisons of table and ledger, in seconds."""
 PUBLISHING = "publishing"
+COMPARING = "comparing table and ledger"
 
 
 @dataclass
@@ -66,6 +70,7 @@ class PublishRounds:
     _due_s: float = float("-inf")
     _observation_due_s: float = float("-inf")
     _cleaning_due_s: float = float("-inf")
+    _check_due_s: float = float("-inf")
     _busy: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -140,6 +145,27 @@ class PublishRounds:
         lag = PublicationLag.of(store.publication_lag(key))
         return [table_observation(self.stream, publication, table[0], lag, self.now())]
 
+    def checked(self, instance: dg.DagsterInstance) -> list[dg.AssetCheckEvaluation]:
+        """Return the outcome of comparing table and ledger, once in `CHECK_EVERY_S`, if it is news.
+
+        A comparison that fails is tried again after a wait, and fails nothing else.
+
+        Raises:
+            StoreError: the lease store does not answer, for the second time.
+        """
+        if self._snapshot is None or self.clock() < self._check_due_s:
+            return []
+        # Dagster may give up on a tick whose thread goes on: the next one does not begin anew.
+        self._check_due_s = self.clock() + CHECK_EVERY_S
+        check = self._steps.attempt(
+            COMPARING, lambda: check_table(self.stream, self.deployment), None
+        )
+        if check is None:
+            self._check_due_s = float("-inf")
+            return []
+        evaluation = check.evaluation(self.stream, None)
+        return [evaluation] if is_news(instance, evaluation, self.now()) else []
+
     def _turn(self, store: LeaseStore, address: str) -> PublishReport:
         """Take the turn and publish until nothing is left, or the tick has had its time.
 
@@ -208,14 +234,17 @@ def build_publish_sensor(
     )
     def publish(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         observed: list[dg.AssetObservation] = []
+        checked: list[dg.AssetCheckEvaluation] = []
         try:
             line, trouble = rounds.tick(instance_address(context.instance))
             observed = rounds.observed(context.cursor)
+            # What failed a moment ago, and took its time, is not asked again in the same tick.
+            checked = [] if trouble else rounds.checked(context.instance)
         except LeaseholdError as error:
             line, trouble = str(error), True
         if trouble:
             context.log.warning(line)
         cursor = observed_snapshot(observed[0]) if observed else context.cursor
-        return dg.SensorResult(asset_events=observed, skip_reason=line, cursor=cursor)
+        return dg.SensorResult(asset_events=[*observed, *checked], skip_reason=line, cursor=cursor)
 
     return publish

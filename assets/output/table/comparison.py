@@ -20,9 +20,9 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import TableUnavailable, TooManyFiles
 from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, OpenTable, TableCatalog
 from dagster_leasehold.assets.output.table.maintenance import current_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
@@ -45,6 +45,7 @@ FileEntry = tuple[str, int]
 """The path of a file, as the ledger names it, and the number of its records."""
 Differences = Mapping[FileEntry, int]
 """How often the ledger has a file more often than the table; negative where it is the table."""
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class TableComparison:
         name: the table's.
         catalog: the table's side.
         io: reads the table's metadata.
+        files_max: the most batches of the ledger, and files of the table, that are looked at; None
+            for all.
     """
 
     store: LedgerAndRewrites
@@ -87,11 +90,13 @@ class TableComparison:
     name: TableName
     catalog: TableCatalog
     io: PlaceIO
+    files_max: int | None = None
 
     def compare(self) -> Comparison:
         """Compare them while both go on.
 
         Raises:
+            TooManyFiles: there are more than `files_max`.
             TableUnavailable: the catalog or the table's metadata cannot be read.
             StoreError: the lease store does not answer.
         """
@@ -189,20 +194,27 @@ class TableComparison:
 
     def _entries(self, cut: _Cut) -> Iterator[tuple[FileEntry, int]]:
         """Yield the files of the ledger with 1, and those of the table with -1."""
-        for batch in self.store.each_batch(self.key):
+        for batch in _at_most(self.files_max, self.store.each_batch(self.key)):
             if batch.sequence < cut.cursors.get(batch.shard, 0):
                 for file in batch.files:
                     if not file.quarantine:
                         yield (file.path, file.records), 1
         if cut.table is not None:
             try:
-                for entry in current_files(self.io, cut.table):
+                for entry in _at_most(self.files_max, current_files(self.io, cut.table)):
                     yield entry, -1
             except FileNotFoundError as error:
                 raise TableUnavailable(
                     f"Metadata of the table {_shown(self.name)} is gone: "
                     f"{one_line(str(error))} Restore it from a backup."
                 ) from error
+
+
+def _at_most(most: int | None, items: Iterator[_Item]) -> Iterator[_Item]:
+    for number, item in enumerate(items):
+        if most is not None and number >= most:
+            raise TooManyFiles(most)
+        yield item
 
 
 def newest_publication(metadata: TableMetadata) -> str | None:

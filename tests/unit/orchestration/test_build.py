@@ -9,6 +9,7 @@ import pytest
 
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.lease_asset import JOURNAL_VERIFIED
+from dagster_leasehold.assets.table_check import TABLE
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import Settings
@@ -29,6 +30,7 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     assert asset.partitions_def.name == "orders.eu"
     assert asset.backfill_policy is None
     assert {check.name for check in asset.check_keys} == {NO_GAP, LAG, QUARANTINE_RATE}
+    assert dg.AssetCheckKey(key, TABLE) in repository.asset_graph.asset_check_keys
     leases = repository.assets_defs_by_key[dg.AssetKey(["leases", "orders.eu_leases"])]
     assert {check.name for check in leases.check_keys} == {JOURNAL_VERIFIED}
     log = dg.AssetKey(["logs", "orders.eu_log"])
@@ -42,6 +44,14 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     assert repository.get_top_level_resources().keys() == {"spark", "committed_output"}
+
+
+def test_an_asset_of_the_user_may_be_called_as_the_table(settings):
+    stream, _ = scripted_stream(name="orders.eu")
+    theirs = dg.Definitions(assets=[dg.asset(name="orders_eu_table")(lambda: None)])
+    merged = dg.Definitions.merge(build_definitions([stream], settings), theirs)
+    job = merged.resolve_implicit_global_asset_job_def()
+    assert {"orders_eu_table", "table__orders_eu"} <= {node.name for node in job.graph.nodes}
 
 
 def test_a_stream_that_shall_not_be_compacted_has_no_sensor_for_it(settings):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
+from dagster_leasehold.assets.output.table.comparison import Comparison, TableComparison
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_metadata import observed_snapshot
 from dagster_leasehold.assets.table_settings import TableSettings
@@ -125,6 +128,61 @@ def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> No
     (last,) = rounds.observed(cursor)
     assert last.metadata["dagster/row_count"].value == 160
     assert rounds.observed(observed_snapshot(last)) == []
+
+
+def checked(scene: Scene, instance: dg.DagsterInstance) -> list[str | None]:
+    """Store what the sensor reports of the check an hour after the last time; return it."""
+    scene.now_s += 3_600.0
+    evaluations = scene.rounds[NODE].checked(instance)
+    for each in evaluations:
+        instance.report_runless_asset_event(each)
+    return [each.description for each in evaluations]
+
+
+def test_the_outcome_of_the_check_is_stored_when_it_changes_and_once_a_day(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = scene.rounds[NODE]
+    agree = ["Table and ledger agree, file by file."]
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert checked(scene, instance) == [], "before there is a table"
+        scene.consume()
+        scene.tick()
+        assert checked(scene, instance) == agree
+        assert checked(scene, instance) == []
+        differences = Comparison(5, ("The file a of 3 records is missing in the table.",))
+        with monkeypatch.context() as patched:
+            patched.setattr(TableComparison, "compare", lambda _: differences)
+            assert rounds.checked(instance) == [], "within the hour it is not made"
+            (shown,) = checked(scene, instance)
+            assert shown is not None
+            assert shown.endswith("1. The file a of 3 records is missing in the table.")
+            assert checked(scene, instance) == []
+        assert checked(scene, instance) == agree
+        assert checked(scene, instance) == []
+        rounds.now = lambda: datetime.now(UTC) + timedelta(days=1)
+        assert checked(scene, instance) == agree
+
+
+def test_a_comparison_that_fails_is_tried_again_and_fails_nothing_else(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.consume()
+    scene.tick()
+    rounds = scene.rounds[NODE]
+    with dg.DagsterInstance.ephemeral() as instance:
+        with monkeypatch.context() as patched:
+
+            def away(_: object) -> None:
+                raise OSError("the catalog is away")
+
+            patched.setattr(TableComparison, "compare", away)
+            assert rounds.checked(instance) == []
+        assert rounds.checked(instance) == [], "it waits"
+        scene.consume()
+        scene.now_s += 5.0
+        assert scene.tick().startswith("Published")
+        assert len(rounds.checked(instance)) == 1
 
 
 def test_two_deployments_take_turns(scene: Scene) -> None:

@@ -1,0 +1,113 @@
+"""The check of a table tells what differs, where it looked, and fails no materialization."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from dagster_leasehold.assets import table_check
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.table.other_catalog import OtherCatalog
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.table_check import build_table_check, check_table
+from dagster_leasehold.assets.table_settings import CatalogSettings
+from dagster_leasehold.lease_store.group_rows import Timing
+from tests.unit.assets.output.table.publishing_world import NODE, Publishing
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Publishing:
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": "none"}
+    return Publishing(tmp_path, catalog=CatalogSettings("lake", properties))
+
+
+def deployment(lake: Publishing) -> Deployment:
+    world = lake.world
+    return Deployment(
+        lambda: world.store, (NODE,), Timing(), lambda _: world.place, catalog=lake.catalog
+    )
+
+
+def checked(lake: Publishing) -> table_check.ShardCheck:
+    return check_table(lake.world.stream, deployment(lake))
+
+
+def on_demand(lake: Publishing) -> dg.AssetCheckEvaluation:
+    """The check as Dagster executes it beside a partition of the asset."""
+    stream = lake.world.stream
+    definition = build_table_check(stream, deployment(lake))
+    result = dg.Definitions(
+        assets=[dg.AssetSpec(asset_key(stream))], asset_checks=[definition]
+    ).resolve_implicit_global_asset_job_def()
+    (evaluation,) = result.execute_in_process().get_asset_check_evaluations()
+    return evaluation
+
+
+def delete_from(lake: Publishing, rows: str) -> None:
+    """Let another engine delete rows of the table."""
+    catalog: Any = load_catalog(lake.catalog.name, **lake.catalog.properties)
+    catalog.load_table("leasehold.orders").delete(rows)
+
+
+def test_it_passes_before_and_after_a_publication(lake: Publishing) -> None:
+    assert checked(lake).description == "Nothing has been published yet."
+    lake.world.consume()
+    lake.publish()
+    outcome = checked(lake)
+    assert outcome.passed
+    assert outcome.description == "Table and ledger agree, file by file."
+    assert outcome.metadata == {"files": 6, "differences": 0}
+
+
+def test_a_file_that_is_missing_is_named(lake: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.world.consume()
+    lake.publish()
+    first = lake.world.ids[0]
+    missing = [f for b in lake.world.store.batches(lake.world.key, first) for f in b.files]
+    delete_from(lake, f"shard_id = '{first}'")
+    monkeypatch.setattr(table_check, "DIFFERENCES_SHOWN_MAX", 1)
+    outcome = checked(lake)
+    assert not outcome.passed
+    assert outcome.severity is dg.AssetCheckSeverity.ERROR
+    path, records = min((file.path, file.records) for file in missing)
+    assert outcome.description == (
+        f"Differences between table and ledger: {len(missing)}. "
+        f"The file {path} of {records} records is missing in the table."
+    )
+    evaluation = on_demand(lake)
+    assert (evaluation.passed, evaluation.description) == (False, outcome.description)
+
+
+@pytest.mark.parametrize(("files_max", "passed"), [(5, False), (6, True)])
+def test_a_large_table_is_left_to_verify(
+    lake: Publishing, monkeypatch: pytest.MonkeyPatch, files_max: int, passed: bool
+) -> None:
+    lake.world.consume()
+    lake.publish()
+    monkeypatch.setattr(table_check, "FILES_MAX", files_max)
+    outcome = checked(lake)
+    assert outcome.passed is passed
+    assert ("`leasehold verify` does it" in outcome.description) is not passed
+    assert passed or outcome.severity is dg.AssetCheckSeverity.WARN
+
+
+def test_a_catalog_that_is_away_fails_no_materialization(
+    lake: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.world.consume()
+    lake.publish()
+
+    def away(*_: object) -> None:
+        raise OSError("the catalog is away")
+
+    monkeypatch.setattr(OtherCatalog, "find", away)
+    evaluation = on_demand(lake)
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.WARN
+    assert evaluation.description == (
+        "Table and ledger could not be compared: OSError: the catalog is away"
+    )
