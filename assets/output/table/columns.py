@@ -9,7 +9,7 @@ than Arrow.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import TransformError
@@ -82,17 +82,12 @@ def columns_of(schema: pa.Schema) -> Columns:
     """Return the columns of a file that was written with a stored schema.
 
     Raises:
-        TransformError: a column's type has no counterpart in a table, or two names differ in
-            capitals alone, which most engines cannot tell apart.
+        TransformError: a column's type has no counterpart in a table, or engines cannot tell two
+            names apart.
     """
-    names: dict[str, str] = {}
-    for field in schema:
-        if (other := names.setdefault(field.name.lower(), field.name)) != field.name:
-            raise TransformError(
-                f"The columns {shown(other)} and {shown(field.name)} differ in capitals alone, "
-                "which engines that read the table cannot tell apart: rename one."
-            )
-    return [_column(field.name, _type_of(field.name, field.type)) for field in schema]
+    columns = [_column(field.name, _type_of(field.name, field.type)) for field in schema]
+    _check_names(columns)
+    return columns
 
 
 def merged(agreed: Columns, file: Columns) -> Columns:
@@ -102,16 +97,54 @@ def merged(agreed: Columns, file: Columns) -> Columns:
     `agreed` where the file brings nothing new.
 
     Raises:
-        TransformError: a column of the file does not fit the agreed one of its name.
+        TransformError: a column of the file does not fit the agreed one of its name, or engines
+            cannot tell it from another one.
     """
     try:
-        return _merged_fields("", agreed, file)
+        columns = _merged_fields("", agreed, file)
     except _DoesNotFit as misfit:
         raise TransformError(
             f"Column {shown(misfit.path)} is {type_text(misfit.before)} in the table, and the "
             f"transform returned {type_text(misfit.now)}, which does not fit: return the type of "
             "the table, or give the column another name."
         ) from None
+    if columns != agreed:
+        _check_names(columns)
+    return columns
+
+
+def _check_names(columns: Columns) -> None:
+    """Refuse names that differ in capitals at most, which most engines cannot tell apart.
+
+    A nested field is named by its path, so that a dot in a column's name can make two names one.
+    """
+    names: dict[str, str] = {}
+    for name in _paths(columns):
+        if (other := names.get(name.lower())) is not None:
+            raise TransformError(
+                f"Two columns are named {shown(other)} and {shown(name)}, which engines that read "
+                "the table cannot tell apart: rename one."
+            )
+        names[name.lower()] = name
+
+
+def _paths(columns: Columns, prefix: str = "") -> Iterator[str]:
+    for column in columns:
+        path = f"{prefix}{column['name']}"
+        yield path
+        yield from _paths(_nested_columns(column["type"]), f"{path}.")
+
+
+def _nested_columns(kind: ColumnType) -> Columns:
+    """Return the fields inside a type, under the names that tables have for them."""
+    if isinstance(kind, str):
+        return []
+    (form, inner), *_ = kind.items()
+    if form == "list":
+        return [_column("element", inner)]
+    if form == "map":
+        return [_column("key", inner[0]), _column("value", inner[1])]
+    return inner
 
 
 def _stored(name: str, kind: pa.DataType) -> pa.DataType:
@@ -167,11 +200,11 @@ def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType:
                 for field in fields
             ]
         )
+    # Not the views with short offsets: PyArrow cannot cast them.
     listed = (
         types.is_list,
         types.is_large_list,
         types.is_fixed_size_list,
-        types.is_list_view,
         types.is_large_list_view,
     )
     if any(is_kind(kind) for is_kind in listed):
@@ -226,17 +259,10 @@ def _column(name: str, kind: ColumnType) -> Column:
 def _merged_fields(path: str, agreed: Sequence[Column], file: Sequence[Column]) -> Columns:
     added = {column["name"]: column["type"] for column in file}
     fields: Columns = []
-    capitals: dict[str, ColumnType] = {}
     for column in agreed:
         name, kind = column["name"], column["type"]
-        capitals[name.lower()] = kind
         fields.append(_column(name, _merged_type(f"{path}{name}", kind, added.pop(name, kind))))
-    for name, kind in added.items():
-        if name.lower() in capitals:
-            # Names that differ in capitals alone: most engines cannot tell them apart.
-            raise _DoesNotFit(f"{path}{name}", capitals[name.lower()], kind)
-        fields.append(_column(name, kind))
-    return fields
+    return [*fields, *(_column(name, kind) for name, kind in added.items())]
 
 
 def _merged_type(path: str, agreed: ColumnType, file: ColumnType) -> ColumnType:

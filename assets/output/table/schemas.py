@@ -157,11 +157,13 @@ def _evolved_type(before: IcebergType | None, kind: ColumnType, ids: Iterator[in
     if form == "list":
         if isinstance(before, ListType):
             element = _evolved_type(before.element_type, inner, ids)
-            return before.model_copy(update={"element_type": element})
+            # A copy would keep the field of the old type, once somebody has looked at it.
+            return ListType(before.element_id, element, before.element_required)
         return ListType(next(ids), _evolved_type(None, inner, ids), element_required=False)
     if isinstance(before, MapType):
         value = _evolved_type(before.value_type, inner[1], ids)
-        return before.model_copy(update={"value_type": value})
+        ids_before = before.key_id, before.key_type, before.value_id
+        return MapType(*ids_before, value, before.value_required)
     key_id, value_id = next(ids), next(ids)
     key, value = (_evolved_type(None, each, ids) for each in inner)
     return MapType(key_id, key, value_id, value, value_required=False)
