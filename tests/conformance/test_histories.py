@@ -18,15 +18,25 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.ledger_rows import Intent
+from dagster_leasehold.lease_store.ledger_rows import DataFile, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
+from tests.conformance.publishing_player import PublishingPlayer
 from tests.conformance.world import a_commit
 
-HISTORIES = range(150, 158)  # chosen so that together they reach everything
+HISTORIES = (
+    150,
+    151,
+    153,
+    154,
+    163,
+    311,
+    320,
+    672,
+)  # chosen so that together they reach everything
 STEPS = 200
 NODES = [NodeName(name) for name in "abc"]
 SHARDS = [ShardId(name) for name in ("s0", "s1", "s2", "S2", "m")]
@@ -43,6 +53,7 @@ class Player:
         self.tenures: list[Tenure] = []
         self.intended: dict[Tenure, Intent] = {}
         self.cursor = 0
+        self.publisher = PublishingPlayer(store, key, self.random)
         self.parents = {SHARDS[4]: (SHARDS[0], SHARDS[1])}
 
     def play(self, steps: int) -> list[Any]:
@@ -63,7 +74,8 @@ class Player:
             self.sync, *[self.register] * 5, *[self.begin] * 3, self.beat, self.leave, self.evict,
             self.cancel, self.complete, *[self.force] * 3, self.close, self.announce,
             self.save, self.finish, self.gap, self.orphans, self.order, self.review, self.progress,
-            self.deliver, self.acknowledge,
+            self.deliver, self.acknowledge, self.publisher.take_turn, *[self.publisher.publish] * 4,
+            *[self.publisher.rewrite] * 2,
         ]  # fmt: skip
         return often * 3 + seldom
 
@@ -196,7 +208,14 @@ class Player:
         chosen = {t.shard: i for t, i in list(self.intended.items())[-3:]}
         finished = self.random.random() < 0.15
         commits = [
-            a_commit(i.tenure, i.start, i.end, i.sequence, finished=finished)
+            a_commit(
+                i.tenure,
+                i.start,
+                i.end,
+                i.sequence,
+                finished=finished,
+                files=(DataFile(f"{i.tenure.shard}/{i.end}", 5, 123),),
+            )
             for i in chosen.values()
         ]
         return self.store.commit(commits)
@@ -250,6 +269,7 @@ class Player:
 
 def rows_of(store: LeaseStore, key: GroupKey) -> dict[str, Any]:
     """All that a group has, without numbers and dates that a database gives out itself."""
+    publication = store.publication(key)
     return {
         "snapshot": store.snapshot(key),
         "journal": [replace(entry, sequence=0, at=EPOCH) for entry in store.journal(key)],
@@ -259,6 +279,9 @@ def rows_of(store: LeaseStore, key: GroupKey) -> dict[str, Any]:
         ],
         "outbox": [replace(event, sequence=0) for event in store.pending_events(key)],
         "gaps": [replace(gap, at=EPOCH) for gap in store.gaps(key)],
+        "publication": publication and replace(publication, at=EPOCH),
+        "published": store.published_until(key),
+        "changes": [replace(change, sequence=0) for change in store.pending_changes(key)],
     }
 
 
@@ -284,15 +307,16 @@ def test_histories_reach_every_edge_and_outcome() -> None:
         answers = Player(store, key, seed).play(STEPS)
         outcomes |= {type(answer[1]).__name__ for answer in answers if len(answer) == 2}
         outcomes |= {answer[1] for answer in answers if len(answer) == 3}
+        outcomes |= {type(answer[1][0]).__name__ for answer in answers if answer[0] == "publish"}
         edges |= {entry.edge for entry in store.journal(key)}
         kinds |= {entry.kind for entry in store.journal(key)}
     assert edges == {None, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
     assert kinds == {
         "edge", "open", "close", "force", "join", "leave", "evict", "resume", "group",
-        "gap", "ack", "accept",
+        "gap", "ack", "accept", "rewrite",
     }  # fmt: skip
     assert outcomes >= {
         "Changed", "Stale", "Registered", "NameTaken", "Beaten", "BeatRefused", "Opened",
         "OpenByOther", "NotHeld", "LeaseLost", "IntentConflict", "CheckpointRefused",
-        "UnknownShard",
+        "UnknownShard", "PublishTurn", "TurnTaken", "Settled", "TurnOver", "Unpublished",
     }  # fmt: skip

@@ -1,0 +1,116 @@
+"""The publishing verbs of random histories, and the table as these verbs leave it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.ledger_rows import (
+    BatchRewrite,
+    BatchState,
+    BatchStatistics,
+    DataFile,
+    RewriteKind,
+)
+from dagster_leasehold.lease_store.outcomes import Settled
+from dagster_leasehold.lease_store.publication_rows import (
+    PlannedPublication,
+    PointerMove,
+    PublishedRange,
+    PublishTurn,
+    TableName,
+)
+from dagster_leasehold.lease_store.store import LeaseStore
+
+FIRST = "first"
+
+
+class PublishingPlayer:
+    """Takes turns to publish, publishes a part of what waits, and rewrites what is published.
+
+    Attributes:
+        files: what is in the table.
+    """
+
+    def __init__(self, store: LeaseStore, key: GroupKey, chance: random.Random) -> None:
+        self._store = store
+        self._key = key
+        self._random = chance
+        self._table = TableName("default", "leasehold", key.stream)
+        self._turns: list[PublishTurn] = []
+        self._number = 0
+        self.files: list[str] = []
+
+    def take_turn(self) -> Any:
+        nodes = self._store.pulse(self._key).nodes
+        node = self._random.choice(nodes)
+        turn = self._store.take_publish_turn(self._key, node.name, node.incarnation, self._table)
+        if isinstance(turn, PublishTurn):
+            self._turns.append(turn)
+            self._store.create_table_pointer(turn, FIRST)
+        return turn
+
+    def publish(self) -> Any:
+        """Publish with the newest turn or an earlier one; the table follows where it counts."""
+        pointer = self._store.table_pointer(self._table)
+        if pointer is None:
+            return None, (), []
+        turn = self._random.choice(self._turns[-1:] * 5 + self._turns[-2:])
+        self._number += 1
+        changes = self._store.pending_changes(self._key)
+        backlog = self._store.unpublished(self._key, limit=self._random.choice((1, 3, 100)))
+        planned = PlannedPublication(
+            f"publication-{self._number}",
+            self._number,
+            None,
+            tuple(
+                PublishedRange(each.shard, each.start, each.batches[-1].last + 1, each.version)
+                for each in backlog
+            ),
+            tuple(change.sequence for change in changes),
+        )
+        move = PointerMove(pointer.location, f"{self._number}.json")
+        outcome = self._store.commit_publication(turn, planned, move)
+        if outcome == Settled():
+            for change in changes:
+                self.files = [path for path in self.files if path not in change.removed]
+                self.files += [file.path for file in change.added]
+            for each in backlog:
+                numbers = [batch.sequence for batch in each.batches]
+                assert numbers == sorted(set(numbers))
+                assert numbers[0] >= each.start
+                self.files += [file.path for batch in each.batches for file in batch.files]
+            self.check()
+        shapes = [(each.kind, each.first, each.removed, each.added) for each in changes]
+        return outcome, planned.ranges, shapes
+
+    def rewrite(self) -> Any:
+        """Replay one batch, published or not."""
+        batches = self._store.batches(self._key)
+        if not batches:
+            return None
+        batch = self._random.choice(batches)
+        self._number += 1
+        self._store.claim_rewrite(self._key, batch.shard, "replay", RewriteKind.REPLAY)
+        file = DataFile(f"replay-{self._number}", 5, 50)
+        made = BatchRewrite(batch.sequence, batch.generation, (file,), BatchStatistics(5, 50, 5))
+        outcome = self._store.rewrite_batches(
+            self._key, batch.shard, "replay", [made], reason="again"
+        )
+        self._store.release_rewrite(self._key, batch.shard, "replay")
+        return outcome
+
+    def check(self) -> None:
+        """Compare the table with the ledger, once no change is pending.
+
+        The batches below the cursors are in the table once each, and no others.
+        """
+        cursors = self._store.published_until(self._key) or {}
+        for batch in self._store.batches(self._key, state=BatchState.INTENT):
+            assert batch.sequence >= cursors[batch.shard], "it is not committed"
+        batches = self._store.batches(self._key)
+        if not self._store.pending_changes(self._key):
+            published = [each for each in batches if each.sequence < cursors[each.shard]]
+            expected = [file.path for each in published for file in each.files]
+            assert sorted(self.files) == sorted(expected)
