@@ -11,6 +11,7 @@ from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 SPARK, PAGES = "the session's Spark server", "tests/ui"
+SEEDS = "tests/unit/assets/output/table/test_publishing_incidents.py"
 _USES_SPARK = re.compile(r"[(, ](spark_folder|connect_session)\b(?!\()")
 
 
@@ -26,6 +27,9 @@ class SharingScheduling(LoadFileScheduling):
         file = super()._split_scope(nodeid)
         if file.startswith(f"{PAGES}/"):
             return PAGES
+        if file == SEEDS:
+            # A thousand seeds share nothing: in one process they would outlast all other tests.
+            return nodeid
         return SPARK if uses_spark(file) else file
 
 

@@ -36,7 +36,7 @@ from dagster_leasehold.lease_store.ledger_rows import DataFile
 from tests.integration.assets.runs import WAYS
 from tests.integration.assets.sweeping import Sweeping
 from tests.ledger_output import ledger_paths, ledger_records
-from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, store_clock
+from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, serve, store_clock
 from tests.unit.assets.consumption_world import World
 
 HOUR = timedelta(hours=1)
@@ -252,6 +252,7 @@ def test_sweeps_of_both_ways_write_into_the_store(
 def test_a_store_that_is_away_fails_shards_in_one_sentence(
     way: str, connect_session: Any, tmp_path: Path
 ) -> None:
+    serve()
     place = output_place("s3://there-is-no-such-bucket/out")
     results = Sweeping(connect_session, tmp_path, place=place).run(WAYS[way])
     for error in results.values():

@@ -16,6 +16,7 @@ import pytest
 from pyarrow import fs
 
 from dagster_leasehold.assets.output.committed_output import committed_dataset
+from dagster_leasehold.assets.output.table.comparison import Comparison
 from dagster_leasehold.assets.places import store_place
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
@@ -89,7 +90,7 @@ def test_output_is_written_published_read_and_removed(publishing: Publishing) ->
     world = publishing.world
     world.consume()
     assert str(publishing.publish()) == "Published 6 batches of 20 records."
-    assert publishing.publisher().differences() == (6, [])
+    assert publishing.publisher().comparison.compare() == Comparison(6, ())
     compactor = Compactor(
         store=world.store, key=world.key, output_root=world.place, run="compact-1"
     )
@@ -99,7 +100,7 @@ def test_output_is_written_published_read_and_removed(publishing: Publishing) ->
         world.append(world.ids[0], 1)
         world.consume(f"run-{number}")
         publishing.publish()
-    assert publishing.publisher().differences() == (4, [])
+    assert publishing.publisher().comparison.compare() == Comparison(4, ())
 
     expected = [*world.expected("0", 12), *world.expected("1", 10)]
     table = committed_dataset(world.store, world.key, str(world.place)).to_table()
