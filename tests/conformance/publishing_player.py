@@ -85,6 +85,17 @@ class PublishingPlayer:
         shapes = [(each.kind, each.first, each.removed, each.added) for each in changes]
         return outcome, planned.ranges, shapes
 
+    def publish_all(self) -> None:
+        """Publish all that waits, as whoever does so once."""
+        for turn in self._turns:
+            self._store.end_publish_turn(turn)
+        turn = self._store.take_publish_turn(self._key, None, "once", self._table)
+        assert isinstance(turn, PublishTurn)
+        self._turns = [turn]
+        self._store.create_table_pointer(turn, FIRST)
+        while self._store.unpublished(self._key, limit=1) or self._store.pending_changes(self._key):
+            self.publish()
+
     def rewrite(self) -> Any:
         """Replay one batch, published or not."""
         batches = self._store.batches(self._key)
