@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
+from dagster_leasehold.assets.table_check import TABLE
 from tests.acceptance.replayed_stream import STREAM
 from tests.dagster_deployment import wait_for
 from tests.ui.conftest import CONSUMED_S, SHARDS, Scene
@@ -52,8 +53,8 @@ def test_records_lag_and_throughput_are_plotted(scene: Scene, page: Page) -> Non
 
 def test_checks_have_succeeded(scene: Scene, page: Page) -> None:
     page.goto(f"{scene.url}/assets/{STREAM}?view=checks")
-    page.get_by_text("Checks (3)").wait_for()
-    for check in (NO_GAP, LAG, QUARANTINE_RATE):
+    page.get_by_text("Checks (4)").wait_for()
+    for check in (NO_GAP, LAG, QUARANTINE_RATE, TABLE):
         page.get_by_text(check, exact=True).first.wait_for()
     page.get_by_text("Succeeded").nth(2).wait_for()
 
