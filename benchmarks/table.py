@@ -36,11 +36,7 @@ from benchmarks.figures import print_rows
 from benchmarks.object_store import own_object_store
 from benchmarks.volume import server_url
 from dagster_leasehold.assets.output.table.columns import columns_of
-from dagster_leasehold.assets.output.table.group_table import (
-    build_publisher,
-    location_of,
-    table_name,
-)
+from dagster_leasehold.assets.output.table.group_table import build_publisher, location_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publish_turns import turn_of
 from dagster_leasehold.assets.output.table.publisher import Publisher
@@ -60,7 +56,7 @@ FILES_AT_ONCE = 2_000
 HOURLY = 720
 HOUR = timedelta(hours=1)
 SETTINGS, CATALOG = TableSettings(), CatalogSettings()
-NAME = table_name(SETTINGS, CATALOG, KEY)
+NAME = SETTINGS.table_name(CATALOG.name, KEY)
 
 
 @dataclass
@@ -141,13 +137,7 @@ def new_table(url: str, place: OutputPlace, shards: int) -> Generator[Table]:
     agreed = store.agree_columns(KEY, columns_of(record_schema()), seen_version=0)
     assert isinstance(agreed, Changed)
     publisher = build_publisher(
-        store=store,
-        key=KEY,
-        settings=SETTINGS,
-        catalog=CATALOG,
-        place=place,
-        now_ms=lambda: time.time_ns() // 1_000_000,
-        new_id=uuid4,
+        store=store, key=KEY, settings=SETTINGS, catalog=CATALOG, place=place
     )
     try:
         yield Table(store, place, Consumption.begin(store, age), publisher)

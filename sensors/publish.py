@@ -6,8 +6,6 @@ and what was committed meanwhile is published afterwards.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -173,14 +171,14 @@ class PublishRounds:
         wait, since each snapshot of it is of other batches.
         """
         # PyIceberg takes a third of a second to load, and is not needed where nothing waits.
-        from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+        from dagster_leasehold.assets.output.table.group_table import build_publisher
         from dagster_leasehold.assets.output.table.publish_turns import turn_of
         from dagster_leasehold.lease_store.publication_rows import PublishTurn
 
         key, settings, catalog = self.stream.key, self.stream.table, self.deployment.catalog
         own = self.deployment.own(store.pulse(key).nodes, address)
         nodes = {node.name: node.incarnation for node in own}
-        turn = turn_of(store, key, table_name(settings, catalog, key), nodes)
+        turn = turn_of(store, key, settings.table_name(catalog.name, key), nodes)
         if not isinstance(turn, PublishTurn):
             return turn
         if self._publisher is None:
@@ -190,8 +188,6 @@ class PublishRounds:
                 settings=settings,
                 catalog=catalog,
                 place=self.deployment.output_folder(key),
-                now_ms=lambda: time.time_ns() // 1_000_000,
-                new_id=uuid.uuid4,
             )
         began_s, interval_s = self.clock(), self.stream.table.publish_interval_s
         # Counted from when it was due: after a tick that came late, the next one may be in time.

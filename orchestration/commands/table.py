@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,20 +52,18 @@ def create(
     A running deployment publishes by itself, some seconds after each commit. This does it at once,
     and compares the table with the ledger, file by file; it exits with 1 if they differ.
     """
-    from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+    from dagster_leasehold.assets.output.table.group_table import build_publisher
 
     target = Target.at(home)
     declared = target.chosen(stream, group, module)
     key, catalog = declared.key, target.settings.catalog_settings
-    name = table_name(declared.table, catalog, key)
+    name = declared.table.table_name(catalog.name, key)
     publisher = build_publisher(
         store=target.store,
         key=key,
         settings=declared.table,
         catalog=catalog,
         place=target.settings.output_folder(key.stream, key.group),
-        now_ms=lambda: time.time_ns() // 1_000_000,
-        new_id=uuid.uuid4,
     )
     turn = _turn(target, name, publisher)
     try:

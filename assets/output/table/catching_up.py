@@ -8,7 +8,6 @@ the middle of it, or is frozen, holds nobody up.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -115,10 +114,10 @@ def _publish(
     catalog: CatalogSettings,
 ) -> str:
     """Publish what waits if nobody has the turn; return a reason why something may be left."""
-    from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+    from dagster_leasehold.assets.output.table.group_table import build_publisher
     from dagster_leasehold.assets.output.table.publish_turns import elsewhere
 
-    name = table_name(settings, catalog, key)
+    name = settings.table_name(catalog.name, key)
     try:
         turn = store.take_publish_turn(key, None, "", name)
     except StoreError as error:
@@ -129,13 +128,7 @@ def _publish(
     if not isinstance(turn, PublishTurn):
         return f"node {turn.node} has the turn to publish"
     publisher = build_publisher(
-        store=store,
-        key=key,
-        settings=settings,
-        catalog=catalog,
-        place=place,
-        now_ms=lambda: time.time_ns() // 1_000_000,
-        new_id=uuid.uuid4,
+        store=store, key=key, settings=settings, catalog=catalog, place=place
     )
     try:
         report = publisher.publish(turn)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.catalogs import OpenTable
@@ -16,7 +17,6 @@ from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.publication_rows import TableName
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
@@ -28,8 +28,8 @@ def build_publisher(
     settings: TableSettings,
     catalog: CatalogSettings,
     place: OutputPlace,
-    now_ms: Callable[[], int],
-    new_id: Callable[[], UUID],
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    new_id: Callable[[], UUID] = uuid4,
 ) -> Publisher:
     """Return the publisher of a group's output; see `Publisher` for the arguments.
 
@@ -41,7 +41,7 @@ def build_publisher(
     return Publisher(
         store=store,
         key=key,
-        name=table_name(settings, catalog, key),
+        name=settings.table_name(catalog.name, key),
         settings=settings,
         catalog=open_catalog(catalog.name, catalog.properties, store, io, lambda: new_id().hex),
         io=io,
@@ -101,8 +101,3 @@ def files_of_table(
     """
     published = find_table(store, key, catalog, place)
     return set() if published is None else data_files(published[1], published[0])
-
-
-def table_name(settings: TableSettings, catalog: CatalogSettings, key: GroupKey) -> TableName:
-    """Return the name of a group's table."""
-    return settings.table_name(catalog.name, key)

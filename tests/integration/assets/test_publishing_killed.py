@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import uuid
 from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
@@ -30,7 +28,7 @@ POINTS = (
     Failpoint.IN_COMMIT_PUBLICATION,
     Failpoint.AFTER_PUBLISH,
 )
-NAME = table_name(TableSettings(), CatalogSettings(), KEY)
+NAME = TableSettings().table_name(CatalogSettings().name, KEY)
 RECORDS = 10
 
 
@@ -43,8 +41,6 @@ def publish(home: ConsumedHome) -> PublishReport:
         settings=TableSettings(),
         catalog=CatalogSettings(),
         place=output_place(home.output),
-        now_ms=lambda: time.time_ns() // 1_000_000,
-        new_id=uuid.uuid4,
     )
     return publisher.publish(turn)
 

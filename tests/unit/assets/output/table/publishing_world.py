@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
@@ -60,7 +60,7 @@ class Publishing:
         return self.new_id()
 
     def turn(self, node: NodeName = NODE) -> PublishTurn | PublishReport:
-        name = table_name(self.settings, self.catalog, self.world.key)
+        name = self.settings.table_name(self.catalog.name, self.world.key)
         nodes = {node: self.incarnations[node]}
         return turn_of(self.world.store, self.world.key, name, nodes)
 
@@ -74,7 +74,7 @@ class Publishing:
 
     def metadata_at(self) -> str:
         """The location of the table's newest metadata, in the lease database."""
-        name = table_name(self.settings, self.catalog, self.world.key)
+        name = self.settings.table_name(self.catalog.name, self.world.key)
         pointer = self.world.store.table_pointer(name)
         assert pointer is not None
         return pointer.location

@@ -7,8 +7,6 @@ gone. What the table shows stays as it is meanwhile, and runs go on committing.
 from __future__ import annotations
 
 import sqlite3
-import time
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.table.group_table import build_publisher, table_name
+from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
@@ -54,7 +52,7 @@ class Scene:
         self.home.consume(f"run-{self.runs}")
 
     def publish(self, verb: str = "publish") -> PublishReport:
-        name = table_name(TableSettings(), self.catalog, KEY)
+        name = TableSettings().table_name(self.catalog.name, KEY)
         turn = turn_of(self.home.store, KEY, name, {NODE: "a-1"})
         assert isinstance(turn, PublishTurn)
         publisher = build_publisher(
@@ -63,8 +61,6 @@ class Scene:
             settings=TableSettings(),
             catalog=self.catalog,
             place=output_place(self.home.output),
-            now_ms=lambda: time.time_ns() // 1_000_000,
-            new_id=uuid.uuid4,
         )
         return getattr(publisher, verb)(turn)
 
@@ -80,7 +76,7 @@ class Scene:
     def metadata_at(self) -> str:
         if self.catalog.properties:
             return self.lake().load_table("leasehold.demo").metadata_location
-        pointer = self.home.store.table_pointer(table_name(TableSettings(), self.catalog, KEY))
+        pointer = self.home.store.table_pointer(TableSettings().table_name(self.catalog.name, KEY))
         assert pointer is not None
         return pointer.location
 

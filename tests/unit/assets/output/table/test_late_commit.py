@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,8 @@ def lake(folder: Path) -> CatalogSettings:
     return CatalogSettings("lake", properties)
 
 
-@pytest.mark.parametrize("moment", ["publication", "unpublished", "record_publication"])
-def test_a_request_that_arrives_at_any_moment_is_published_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    """1. A request is on its way. 2. The next publisher looks for it. 3. It arrives."""
-    scene = Scene(tmp_path, catalog=lake(tmp_path))
-    scene.world.consume()
+def send_unanswered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Publish with a request that gets no answer; return what lets it arrive at the catalog."""
     commit, late = SqlCatalog.commit_table, list[tuple[Any, ...]]()
 
     def delayed(*arguments: Any) -> None:
@@ -45,11 +41,23 @@ def test_a_request_that_arrives_at_any_moment_is_published_once(
         patched.setattr(SqlCatalog, "commit_table", delayed)
         with pytest.raises(TableUnavailable):
             scene.publish()
+    (arguments,) = late
+    return lambda: commit(*arguments)
+
+
+@pytest.mark.parametrize("moment", ["publication", "unpublished", "record_publication"])
+def test_a_request_that_arrives_at_any_moment_is_published_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """1. A request is on its way. 2. The next publisher looks for it. 3. It arrives."""
+    scene = Scene(tmp_path, catalog=lake(tmp_path))
+    scene.world.consume()
+    late = [send_unanswered(scene, monkeypatch)]
     verb = getattr(scene.store, moment)
 
     def arriving(*arguments: Any, **options: Any) -> Any:
         if late:
-            commit(*late.pop())
+            late.pop()()
         return verb(*arguments, **options)
 
     with monkeypatch.context() as patched:

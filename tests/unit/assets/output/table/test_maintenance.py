@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
-from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.local_place import LocalPlace
 from dagster_leasehold.assets.table_settings import TableSettings
@@ -21,7 +19,7 @@ from dagster_leasehold.lease_store.publication_rows import PublishTurn
 from dagster_leasehold.lease_store.rules import publishing
 from tests.table_engines import pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
-from tests.unit.assets.output.table.test_late_commit import Scene, lake
+from tests.unit.assets.output.table.test_late_commit import Scene, lake, send_unanswered
 
 HOUR = timedelta(hours=1)
 
@@ -87,19 +85,10 @@ def test_what_a_request_on_its_way_names_stays(
     scene.publish()
     scene.world.append(scene.world.ids[0], 2)
     scene.world.consume("run-2")
-    commit, late = SqlCatalog.commit_table, list[tuple[Any, ...]]()
-
-    def delayed(*arguments: Any) -> None:
-        late.append(arguments)
-        raise TimeoutError("no answer")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SqlCatalog, "commit_table", delayed)
-        with pytest.raises(TableUnavailable):
-            scene.publish()
+    arrive = send_unanswered(scene, monkeypatch)
     age(scene)
     scene.publisher().remove_orphans(turn_of(scene, NODE), older_than=HOUR)
-    commit(*late.pop())
+    arrive()
     assert scene.published() == scene.committed()
 
 
