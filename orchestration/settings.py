@@ -217,7 +217,7 @@ class Settings(pydantic.BaseModel):
 
     @property
     def spark_folder(self) -> Path:
-        """The folder of the embedded Spark Connect server's state, and of class-data archives."""
+        """The folder of the embedded Spark Connect server's state."""
         if self.spark_state is not None:
             return self.spark_state.absolute()
         return (

@@ -88,7 +88,7 @@ if [ "$kind" = dev ] && ! patiently "$log" "$venv/bin/python" -m pip install --n
     fail "the SDK of LogHub could not be installed; all of it is in $log."
 fi
 # Without bytecode, each of Dagster's processes would spend a second more on its start.
-"$venv/bin/python" -m compileall -q dagster_leasehold/*/ ||
+"$venv/bin/python" -m compileall -q dagster_leasehold/*.py dagster_leasehold/*/ ||
     fail "the project's own modules do not compile."
 touch "$venv/.stamp-run" "$venv/.stamp-$kind"
 echo "Installed."
