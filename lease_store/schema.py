@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.engine import WRITE_OPTION, sqlite_path
 from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
 
 VERSION_TABLE = "leasehold_schema"
-REVISIONS = tuple(f"{number:04}" for number in range(1, 15))
+REVISIONS = tuple(f"{number:04}" for number in range(1, 16))
 HEAD = REVISIONS[-1]
 UPGRADE_LOCK_TIMEOUT_S = 60.0
 WRITE_AHEAD = "PRAGMA journal_mode = WAL"

@@ -161,16 +161,6 @@ batch = sa.Table(
     sa.Column("last_event_time", EventTime),
     sa.Column("finished", sa.Boolean, nullable=False),
     sa.Column("committed_at", EventTime),
-    # See `lease_store.rules.event_spans`; empty where it has no output.
-    sa.Column("event_span", sa.BigInteger),
-    sa.Index(
-        "batch_by_event_time",
-        "consume_group",
-        "logstream_sig",
-        "event_span",
-        "shard_id",
-        "sequence",
-    ),
     # Of a row that later batches were folded into: the last of them, and how many it stands for.
     sa.Column("last_sequence", sa.BigInteger),
     sa.Column("last_epoch", sa.BigInteger),

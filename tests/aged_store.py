@@ -27,7 +27,6 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.open import open_store, open_transactions
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
-from dagster_leasehold.lease_store.rules.event_spans import span_of
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.sql_store.mapping import batch_row, file_values, note_row
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -146,7 +145,6 @@ def _ledger(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
             "run": run,
             "attempt": path.rpartition("/")[0],
             "files": file_values([file]),
-            "event_span": span_of([file]),
             "first_event_time": first,
             "last_event_time": last,
             "committed_at": last,

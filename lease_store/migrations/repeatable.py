@@ -54,6 +54,12 @@ def add_column(table: str, column: Column[Any]) -> None:
         op.add_column(table, column)
 
 
+def drop_column(table: str, name: str) -> None:
+    """Drop a column, if it is there."""
+    if name in {each["name"] for each in inspect(op.get_bind()).get_columns(table)}:
+        op.drop_column(table, name)
+
+
 def create_index(name: str, table: str, columns: Sequence[str], *, unique: bool = False) -> None:
     """Create an index, unless it is there."""
     if name not in _indexes(table):

@@ -26,7 +26,7 @@ PAGE_ROWS_MAX = 2_048
 _PAGE_GROWTH = 4
 # The files' JSON is decoded when the transaction is over.
 BATCH_ROW = (
-    *(column for column in batch.c if column.name not in ("files", "event_span")),
+    *(column for column in batch.c if column.name != "files"),
     sa.type_coerce(batch.c.files, sa.Text).label("files"),
 )
 

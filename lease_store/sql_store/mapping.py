@@ -15,7 +15,6 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
-from dagster_leasehold.lease_store.rules.event_spans import span_of
 from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
@@ -289,8 +288,7 @@ def output_values(
     files: tuple[ledger_rows.DataFile, ...], statistics: ledger_rows.BatchStatistics
 ) -> dict[str, Any]:
     """Return the columns of a ledger row that describe the batch's output."""
-    values = {"files": file_values(files), "event_span": span_of(files)}
-    return values | _STATISTICS.values(statistics)
+    return {"files": file_values(files)} | _STATISTICS.values(statistics)
 
 
 def batch_from(row: Row) -> ledger_rows.Batch:
