@@ -11,7 +11,7 @@ from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.run_progress import PROGRESS_TAG, RunProgress
 from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
+from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name, spark_key
 from dagster_leasehold.assets.run_process import tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -45,11 +45,11 @@ def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefi
         description="Consumes shards of one node until they are caught up, its budget of time "
         "ends, or their leases say stop.",
         tags={"kind": "pyspark"},
+        required_resource_keys={spark_key(stream)},
     )
-    def consume(
-        context: dg.OpExecutionContext, config: ConsumeConfig, spark: SparkResource
-    ) -> None:
+    def consume(context: dg.OpExecutionContext, config: ConsumeConfig) -> None:
         try:
+            spark: SparkResource = getattr(context.resources, spark_key(stream))
             _consume(context, config, spark, stream, deployment)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

@@ -13,8 +13,14 @@ from dagster_leasehold.assets.consuming.placement import Placement, Placer
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.log_asset import log_asset_key
-from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT
-from dagster_leasehold.assets.partitions import NODE_TAG, asset_key, asset_op_name, shard_partitions
+from dagster_leasehold.assets.partitions import (
+    NODE_TAG,
+    asset_key,
+    asset_op_name,
+    output_key,
+    shard_partitions,
+    spark_key,
+)
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import tag_run
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
@@ -60,18 +66,18 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         deps=[log_asset_key(stream)],
         partitions_def=partitions,
         metadata={"consumer_group": str(stream.key), **definition_metadata(stream, deployment)},
-    ).with_io_manager_key(COMMITTED_OUTPUT)
+    ).with_io_manager_key(output_key(stream))
 
     @dg.multi_asset(
         name=asset_op_name(stream),
         specs=[spec],
         check_specs=check_specs(stream),
         partitions_def=partitions,
+        required_resource_keys={spark_key(stream)},
     )
-    def shard_asset(
-        context: dg.AssetExecutionContext, config: ShardConfig, spark: SparkResource
-    ) -> MaterializeEvents:
+    def shard_asset(context: dg.AssetExecutionContext, config: ShardConfig) -> MaterializeEvents:
         try:
+            spark: SparkResource = getattr(context.resources, spark_key(stream))
             yield from _materialize(context, config, spark, stream, deployment)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

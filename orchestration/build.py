@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -11,8 +12,14 @@ from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.lease_asset import build_lease_asset
 from dagster_leasehold.assets.log_asset import build_log_asset
-from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
-from dagster_leasehold.assets.partitions import compact_job_name, consume_job_name, definition_name
+from dagster_leasehold.assets.output.committed_input import committed_input
+from dagster_leasehold.assets.partitions import (
+    compact_job_name,
+    consume_job_name,
+    definition_name,
+    output_key,
+    spark_key,
+)
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_check import build_table_check
@@ -42,6 +49,9 @@ def build_definitions(
 ) -> dg.Definitions:
     """Return the log, asset, lease table, checks, job, sensors and schedule of each stream.
 
+    They merge with those of other calls and with a project's own (`dg.Definitions.merge`): their
+    resources have keys of their own, and the executor of the code location is left to the project.
+
     Args:
         streams: to consume.
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
@@ -64,6 +74,7 @@ def build_definitions(
     jobs: list[dg.JobDefinition] = []
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
+    resources: dict[str, Any] = {}
     # Dagster copies sensors while it loads them, and warns of a parameter that it set itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
     for stream in streams:
@@ -83,6 +94,8 @@ def build_definitions(
         if stream.on_commit is not None:
             sensors.append(build_on_commit_sensor(stream, deployment))
         schedules.append(build_schedule(stream, deployment, job))
+        resources[spark_key(stream)] = spark_of(settings)
+        resources[output_key(stream)] = committed_input(stream, deployment)
     for window in hourly:
         assets.append(build_hourly_asset(window, deployment))
         sensors.append(build_watermark_sensor(window, deployment))
@@ -92,12 +105,7 @@ def build_definitions(
         jobs=jobs,
         sensors=sensors,
         schedules=schedules,
-        resources={
-            "spark": spark_of(settings),
-            COMMITTED_OUTPUT: committed_input(streams, deployment),
-        },
-        # A run has a step or two: a process for each would only cost a second of start-up.
-        executor=dg.in_process_executor,
+        resources=resources,
     )
 
 

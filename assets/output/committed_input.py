@@ -6,7 +6,7 @@ stores no value: what a stream's asset makes is committed long before Dagster co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,7 +21,7 @@ from dagster_leasehold.assets.output.committed_output import (
 from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
-from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.partitions import asset_key, output_key, spark_key
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -29,7 +29,6 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COMMITTED_OUTPUT = "committed_output"
 TIME_COLUMN_KEY = "event_time_column"
 """Key in an input's metadata: the column that a time window means, if not `event_time`."""
 KINDS = {
@@ -47,19 +46,19 @@ def kind_of(annotation: object) -> str | None:
 
 
 class CommittedInput(dg.IOManager):
-    """Loads committed output of streams as Spark or pandas DataFrames, Arrow tables or datasets.
+    """Loads committed output of a stream as Spark or pandas DataFrame, Arrow table or dataset.
 
     A downstream asset with the stream's own partitions gets the shards of its run; one with
     partitions of time gets the records of its time window, of all shards; any other gets what its
     partition mapping names, and one without partitions the whole stream.
 
     Args:
-        streams: the streams whose output it can load.
+        stream: the stream whose output it loads.
         deployment: gives the lease store, the catalog and the files.
     """
 
-    def __init__(self, streams: Sequence[ShardStream], deployment: Deployment) -> None:
-        self._streams = {asset_key(stream): stream for stream in streams}
+    def __init__(self, stream: ShardStream, deployment: Deployment) -> None:
+        self._stream = stream
         self._deployment = deployment
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
@@ -70,8 +69,9 @@ class CommittedInput(dg.IOManager):
         """
         del obj
         raise dg.Failure(
-            f"{COMMITTED_OUTPUT} stores no values, and {context.asset_key.to_user_string()} "
-            "returned one: use another IO manager for this asset.",
+            f"{output_key(self._stream)} stores no values, and "
+            f"{context.asset_key.to_user_string()} returned one: use another IO manager for this "
+            "asset.",
             allow_retries=False,
         )
 
@@ -87,11 +87,11 @@ class CommittedInput(dg.IOManager):
             raise dg.Failure(str(error), allow_retries=False) from error
 
     def _load(self, context: dg.InputContext) -> Any:
-        stream = self._streams.get(context.asset_key)
-        if stream is None:
+        stream = self._stream
+        if context.asset_key != asset_key(stream):
             raise OutputUnreadable(
-                f"{context.asset_key.to_user_string()} is no stream of this code location, so "
-                f"{COMMITTED_OUTPUT} cannot load it."
+                f"{output_key(stream)} loads {asset_key(stream).to_user_string()}, and "
+                f"{context.asset_key.to_user_string()} is another asset: use its own IO manager."
             )
         annotation = context.dagster_type.typing_type
         kind = kind_of(annotation)
@@ -110,7 +110,7 @@ class CommittedInput(dg.IOManager):
             shards=shards, wait=True, table=stream.table, catalog=self._deployment.catalog
         )
         if kind == "spark":
-            spark: SparkSession = context.resources.spark.spark_session
+            spark: SparkSession = getattr(context.resources, spark_key(stream)).spark_session
             return read_committed(
                 spark, store, stream.key, root, span=span, time_column=column, **choice
             )
@@ -134,16 +134,14 @@ def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventS
     return [ShardId(key) for key in context.asset_partition_keys], ALWAYS
 
 
-def committed_input(
-    streams: Sequence[ShardStream], deployment: Deployment
-) -> dg.IOManagerDefinition:
-    """Return the resource `committed_output` of some streams; Spark is only started if needed."""
+def committed_input(stream: ShardStream, deployment: Deployment) -> dg.IOManagerDefinition:
+    """Return the IO manager of a stream's output; Spark is only started if needed."""
 
     @dg.io_manager(
-        required_resource_keys={"spark"},
-        description="Gives committed output of streams to the assets that depend on them.",
+        required_resource_keys={spark_key(stream)},
+        description=f"Gives committed output of {stream.name} to the assets that depend on it.",
     )
     def committed_output() -> CommittedInput:
-        return CommittedInput(streams, deployment)
+        return CommittedInput(stream, deployment)
 
     return committed_output

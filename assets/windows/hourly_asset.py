@@ -10,7 +10,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import STREAM_TAG, asset_key
+from dagster_leasehold.assets.partitions import STREAM_TAG, asset_key, spark_key
 from dagster_leasehold.assets.run_process import rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -166,12 +166,12 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
         group_name="streams",
         partitions_def=hourly.partitions,
         deps=[dg.AssetDep(asset_key(hourly.stream), partition_mapping=dg.AllPartitionMapping())],
+        required_resource_keys={spark_key(hourly.stream)},
     )
-    def hour(
-        context: dg.AssetExecutionContext, config: WindowConfig, spark: SparkResource
-    ) -> dg.MaterializeResult[Any]:
+    def hour(context: dg.AssetExecutionContext, config: WindowConfig) -> dg.MaterializeResult[Any]:
         context.instance.add_run_tags(context.run.run_id, {STREAM_TAG: hourly.stream.name})
         start = context.partition_time_window.start
+        spark: SparkResource = getattr(context.resources, spark_key(hourly.stream))
         try:
             made = make_window(
                 deployment,

@@ -12,8 +12,14 @@ import pytest
 
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
-from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
-from dagster_leasehold.assets.partitions import asset_key, consume_job_name, consume_op_name
+from dagster_leasehold.assets.output.committed_input import committed_input
+from dagster_leasehold.assets.partitions import (
+    asset_key,
+    consume_job_name,
+    consume_op_name,
+    output_key,
+    spark_key,
+)
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
@@ -60,8 +66,8 @@ class Scene:
             assets=[build_shard_asset(self.stream, deployment)],
             jobs=[build_consume_job(self.stream, deployment)],
             resources={
-                "spark": SparkResource(mode="connect", folder=str(spark_folder)),
-                COMMITTED_OUTPUT: committed_input([self.stream], deployment),
+                spark_key(self.stream): SparkResource(mode="connect", folder=str(spark_folder)),
+                output_key(self.stream): committed_input(self.stream, deployment),
             },
             executor=dg.in_process_executor,
         )

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame  # noqa: TID253 - an annotation that Dagster r
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import TransformError, WindowIncomplete
-from dagster_leasehold.assets.output.committed_input import COMMITTED_OUTPUT, committed_input
+from dagster_leasehold.assets.output.committed_input import committed_input
+from dagster_leasehold.assets.partitions import output_key, spark_key
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -58,8 +59,8 @@ def test_a_downstream_asset_gets_a_spark_frame(
             [build_shard_asset(world.stream, deployment), per_hour],
             selection=[per_hour],
             resources={
-                "spark": SparkResource(mode="connect", folder=str(spark_folder)),
-                COMMITTED_OUTPUT: committed_input([world.stream], deployment),
+                spark_key(world.stream): SparkResource(mode="connect", folder=str(spark_folder)),
+                output_key(world.stream): committed_input(world.stream, deployment),
                 "io_manager": dg.mem_io_manager,
             },
             instance=instance,

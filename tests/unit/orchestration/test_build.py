@@ -3,6 +3,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.lease_asset import JOURNAL_VERIFIED
 from dagster_leasehold.assets.table_check import TABLE
+from dagster_leasehold.assets.windows.hourly_asset import hourly_asset
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import Settings
@@ -43,7 +47,8 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     assert sensors == dict.fromkeys((f"orders_eu_{each}" for each in what), running)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-    assert repository.get_top_level_resources().keys() == {"spark", "committed_output"}
+    resources = {"leasehold_spark__orders_eu", "leasehold_output__orders_eu"}
+    assert repository.get_top_level_resources().keys() == resources
 
 
 def test_an_asset_of_the_user_may_be_called_as_the_table(settings):
@@ -52,6 +57,71 @@ def test_an_asset_of_the_user_may_be_called_as_the_table(settings):
     merged = dg.Definitions.merge(build_definitions([stream], settings), theirs)
     job = merged.resolve_implicit_global_asset_job_def()
     assert {"orders_eu_table", "table__orders_eu"} <= {node.name for node in job.graph.nodes}
+
+
+class Session(dg.ConfigurableResource):
+    """A user's own Spark session."""
+
+    name: str
+
+
+def of_the_user() -> dg.Definitions:
+    """A project's definitions, with names that a library is likely to take."""
+
+    @dg.op
+    def count(spark: Session) -> str:
+        return spark.name
+
+    @dg.job
+    def nightly() -> None:
+        count()
+
+    @dg.sensor(job=nightly)
+    def rebalance() -> dg.SkipReason:
+        return dg.SkipReason("nothing to do")
+
+    @dg.asset(name="publish", deps=["orders.eu", "visits"])
+    def publish(spark: Session) -> dg.MaterializeResult[None]:
+        return dg.MaterializeResult(metadata={"session": spark.name})
+
+    return dg.Definitions(
+        assets=[publish],
+        jobs=[nightly],
+        sensors=[rebalance],
+        schedules=[
+            dg.ScheduleDefinition(name="every_5_minutes", job=nightly, cron_schedule="@daily")
+        ],
+        resources={"spark": Session(name="theirs"), "committed_output": dg.mem_io_manager},
+        executor=dg.multiprocess_executor,
+        loggers={"console": dg.colored_console_logger},
+    )
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["one deployment", "two deployments"])
+def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
+    settings, tmp_path, elsewhere
+):
+    other = Settings(home=tmp_path / "other") if elsewhere else settings
+    first, second = (scripted_stream(name=name)[0] for name in ("orders.eu", "visits"))
+    hours = hourly_asset(second, "hours", lambda rows: rows, since=datetime(2026, 3, 1, tzinfo=UTC))
+    merged = dg.Definitions.merge(
+        build_definitions([first], settings),
+        of_the_user(),
+        build_definitions([second], other, hourly=[hours]),
+    )
+    repository = merged.get_repository_def()
+    resources: dict[str, Any] = dict(merged.resources or {})
+    assert isinstance(resources["spark"], Session)
+    for name, home in (("orders_eu", settings.home), ("visits", other.home)):
+        assert Path(resources[f"leasehold_spark__{name}"].folder).parent == home
+    assert merged.executor is dg.multiprocess_executor
+    for name in ("orders_eu", "visits"):
+        assert repository.get_job(f"consume_{name}").executor_def is dg.in_process_executor
+    names = [sensor.name for sensor in repository.sensor_defs]
+    assert len(set(names)) == len(names) == 14
+    assert "rebalance" in names
+    done = merged.resolve_job_def("nightly").execute_in_process()
+    assert done.output_for_node("count") == "theirs"
 
 
 def test_a_stream_that_shall_not_be_compacted_has_no_sensor_for_it(settings):

@@ -13,12 +13,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.output.committed_input import (
-    COMMITTED_OUTPUT,
-    TIME_COLUMN_KEY,
-    committed_input,
-)
-from dagster_leasehold.assets.partitions import shard_partitions
+from dagster_leasehold.assets.output.committed_input import TIME_COLUMN_KEY, committed_input
+from dagster_leasehold.assets.partitions import output_key, shard_partitions, spark_key
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
@@ -45,8 +41,8 @@ def load(world: World, asset: Any, partition: str | None = None) -> Any:
         lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.place
     )
     resources = {
-        "spark": SparkResource(mode="connect", folder="never used"),
-        COMMITTED_OUTPUT: committed_input([world.stream], deployment),
+        spark_key(world.stream): SparkResource(mode="connect", folder="never used"),
+        output_key(world.stream): committed_input(world.stream, deployment),
         "io_manager": dg.mem_io_manager,
     }
     with dg.DagsterInstance.ephemeral() as instance:
@@ -138,7 +134,7 @@ def test_an_unknown_time_column_is_one_sentence(world: World) -> None:
 
 
 def test_a_value_is_not_stored(world: World) -> None:
-    @dg.asset(io_manager_key=COMMITTED_OUTPUT)
+    @dg.asset(io_manager_key=output_key(world.stream))
     def numbers() -> list[int]:
         return [1]
 
