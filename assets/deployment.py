@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 _KEY = "leasehold/instance"
 _PREFIX = "dagster-"
-_CREATING = Lock()
 
 
 def _never() -> bool:
@@ -94,12 +92,14 @@ def instance_address(instance: dg.DagsterInstance) -> str:
 def ensure_instance_address(instance: dg.DagsterInstance) -> str:
     """Return the instance's address, made at the first call.
 
-    Only sensors call this, and they tick as threads of one process, so that a lock of the process
-    is enough to make one address.
+    1. Two code locations begin, each a process of its own, and find no address.
+    2. Each offers one. Offers are kept in their order, and none replaces another.
+    3. Both take the first offer. Had each written its own, the first location would serve nodes at
+       an address that the others, and its own next process, take for another deployment's.
     """
-    with _CREATING:
-        address = instance_address(instance)
-        if not address:
-            address = f"{_PREFIX}{uuid.uuid4()}"
-            instance.daemon_cursor_storage.set_cursor_values({_KEY: address})
-        return address
+    address = instance_address(instance)
+    if not address:
+        instance.add_dynamic_partitions(_KEY, [f"{_PREFIX}{uuid.uuid4()}"])
+        address = instance.get_dynamic_partitions(_KEY)[0]
+        instance.daemon_cursor_storage.set_cursor_values({_KEY: address})
+    return address

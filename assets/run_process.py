@@ -9,7 +9,8 @@ process numbers) can see that it is gone.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 
 import dagster as dg
 
@@ -17,6 +18,8 @@ from dagster_leasehold.assets.partitions import EARLIER_PROCESS_TAG, PROCESS_TAG
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
+PART_ENDED = "ended"
+"""Noted in place of a process: the run goes on with assets that are not the stream's."""
 _OF = " of run "
 
 
@@ -25,11 +28,29 @@ def process_note() -> str:
     return str(ProcessIdentity.of(os.getpid()))
 
 
-def tag_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> None:
+def tag_run(
+    instance: dg.DagsterInstance, run: str, stream: ShardStream, note: str | None = None
+) -> None:
     """Note on a run the stream that it works on and the process that carries it out."""
-    instance.add_run_tags(
-        run, {STREAM_TAG: stream.name, PROCESS_TAG: f"{process_note()}{_OF}{run}"}
-    )
+    note = note or process_note()
+    instance.add_run_tags(run, {STREAM_TAG: stream.name, PROCESS_TAG: f"{note}{_OF}{run}"})
+
+
+@contextmanager
+def part_of_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> Generator[None]:
+    """Note the stream and the process on a run, and at the end of the block that it is over.
+
+    1. A run makes a partition of a stream, and then an asset of the project, which takes an hour.
+    2. The first step's process ends, if the project's executor has one for each step; its shards
+       are released.
+    3. The janitor would fail the run, whose process is gone, or end it, since it holds no shard;
+       and no other run would be launched for the shard within that hour.
+    """
+    tag_run(instance, run, stream)
+    try:
+        yield
+    finally:
+        tag_run(instance, run, stream, PART_ENDED)
 
 
 def noted_process(run: dg.DagsterRun) -> str:

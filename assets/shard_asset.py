@@ -22,7 +22,7 @@ from dagster_leasehold.assets.partitions import (
     spark_key,
 )
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
-from dagster_leasehold.assets.run_process import tag_run
+from dagster_leasehold.assets.run_process import part_of_run
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
 from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun, log_check
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -78,7 +78,8 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     def shard_asset(context: dg.AssetExecutionContext, config: ShardConfig) -> MaterializeEvents:
         try:
             spark: SparkResource = getattr(context.resources, spark_key(stream))
-            yield from _materialize(context, config, spark, stream, deployment)
+            with part_of_run(context.instance, context.run.run_id, stream):
+                yield from _materialize(context, config, spark, stream, deployment)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 
@@ -94,7 +95,6 @@ def _materialize(
 ) -> MaterializeEvents:
     shards = _shards_asked_for(context, stream)
     run_id = context.run.run_id
-    tag_run(context.instance, run_id, stream)
     if config.replay_from is not None or config.replay_to is not None or config.quarantined:
         span = ReplaySpan.parse(
             config.replay_from, config.replay_to, quarantined=config.quarantined

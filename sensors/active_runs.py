@@ -11,7 +11,7 @@ from dagster import DagsterRun, DagsterRunStatus
 
 from dagster_leasehold.assets import partitions as names
 from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, STOP_TAG
-from dagster_leasehold.assets.run_process import noted_process
+from dagster_leasehold.assets.run_process import PART_ENDED, noted_process
 from dagster_leasehold.assets.shard_replay import is_replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -135,6 +135,8 @@ def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[D
 
 def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
     """Return the shards that a run serves, or None for a run of something else."""
+    if noted_process(run) == PART_ENDED:
+        return None
     if run.job_name == names.consume_job_name(stream):
         return frozenset(_consume_config(run, stream).get("shards", ()))
     if run.asset_selection and names.asset_key(stream) in run.asset_selection:

@@ -12,6 +12,7 @@ from dagster_leasehold.assets.partitions import (
     asset_op_name,
     consume_job_name,
 )
+from dagster_leasehold.assets.run_process import part_of_run, process_note
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.sensors.active_runs import (
     PARTITION_TAG,
@@ -44,6 +45,26 @@ def test_a_replay_serves_no_shard_so_that_consumption_goes_on_beside_it(
         )
         (active,) = active_runs(instance, stream)
     assert active.shards == served
+
+
+def test_a_run_that_goes_on_with_assets_of_the_project_serves_no_shard() -> None:
+    """Or the janitor would end it, and its shard be served by no other run until it ends."""
+    stream, _ = scripted_stream(1)
+    shards = [ShardId("0")]
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.add_run(
+            dg.DagsterRun(
+                job_name="__ASSET_JOB",
+                asset_selection=frozenset([asset_key(stream), dg.AssetKey("after")]),
+                status=dg.DagsterRunStatus.STARTED,
+                tags={PARTITION_TAG: "0"},
+            )
+        )
+        with part_of_run(instance, run.run_id, stream):
+            assert [each.process for each in active_runs(instance, stream)] == [process_note()]
+            assert queued_shards(instance, stream, shards) == {"0"}
+        assert active_runs(instance, stream) == []
+        assert queued_shards(instance, stream, shards) == set()
 
 
 def many_runs(instance: dg.DagsterInstance, count: int, **fields: Any) -> None:
