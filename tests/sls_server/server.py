@@ -196,7 +196,8 @@ class SlsServer:
                 return _json(_checkpoints(store, store.consumer_group(name), request.query))
             case "POST", [name], "heartbeat":
                 group = store.consumer_group(name)
-                return _json(_beat(store, group, request.query["consumer"], self.received_at()))
+                consumer, now = request.query["consumer"], self.received_at()
+                return _json(_beat(store, group, consumer, given or [], now))
             case "POST", [name], "checkpoint":
                 self._checkpoint(store, store.consumer_group(name), given, request.query)
             case _:
@@ -241,14 +242,25 @@ def _checkpoints(
     ]
 
 
-def _beat(store: Logstore, group: ConsumerGroup, consumer: str, now: float) -> list[int]:
-    """Shards of this consumer: those of consumers that went silent are free again."""
+def _beat(
+    store: Logstore, group: ConsumerGroup, consumer: str, serving: list[int], now: float
+) -> list[int]:
+    """Shards of this consumer: those of consumers that went silent are free again.
+
+    One that has two more than another is not given one of them any more, and the other gets it
+    as soon as a beat says that the first has let it go.
+    """
     group.beats[consumer] = now
     live = {name for name, at in group.beats.items() if now - at <= group.timeout_s}
     for number in store.shards:
-        if group.holders.get(number) not in live:
+        left = number in group.leaving and number not in serving
+        if group.holders.get(number) not in live or (left and group.holders[number] == consumer):
+            group.leaving.discard(number)
             group.holders[number] = min(live, key=lambda name: _load(group, name))
-    return sorted(number for number, name in group.holders.items() if name == consumer)
+    given = sorted(number for number, name in group.holders.items() if name == consumer)
+    least = min(_load(group, name)[0] for name in live)
+    group.leaving.update(given[: (len(given) - least) // 2])
+    return [number for number in given if number not in group.leaving]
 
 
 def _load(group: ConsumerGroup, consumer: str) -> tuple[int, str]:

@@ -108,6 +108,7 @@ class ConsumerGroup:
     updated: dict[int, int] = field(default_factory=dict)
     holders: dict[int, str] = field(default_factory=dict)
     beats: dict[str, float] = field(default_factory=dict)
+    leaving: set[int] = field(default_factory=set)
 
 
 class Logstore:

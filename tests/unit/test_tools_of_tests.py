@@ -1,4 +1,4 @@
-"""The things that tests start from: databases that are made once, and room on the disk."""
+"""The things that tests start from: databases made once, room on the disk, LogHub's groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 from tests.dagster_deployment import ROOT
 from tests.database_server import initialized_once
+from tests.sls_server.server import SlsServer
+from tests.sources.worlds.loghub import LOGSTORE, PROJECT, plain_client
 
 
 def test_a_database_is_made_once_and_copied_after_that(tmp_path: Path) -> None:
@@ -55,3 +57,30 @@ def test_without_room_the_tests_are_refused_in_one_sentence(tmp_path: Path) -> N
         "or set TMPDIR to a folder on another disk.\n"
     )
     assert refused.stdout == ""
+
+
+def test_consumers_of_a_logstore_share_it_and_no_shard_has_two() -> None:
+    """Goal: a shard moves to another consumer once its holder has let it go, or is silent."""
+    server = SlsServer(PROJECT)
+    now_s = 1000.0
+    server.received_at = lambda: now_s
+    try:
+        server.create(LOGSTORE, 4)
+        client = plain_client(server.endpoint)
+        client.create_consumer_group(PROJECT, LOGSTORE, "group", 10, False)
+
+        def beat(consumer: str, *serving: int) -> list[int]:
+            answer = client.heart_beat(PROJECT, LOGSTORE, "group", consumer, list(serving))
+            return answer.get_shards()
+
+        assert beat("a") == [0, 1, 2, 3]
+        assert beat("b") == []
+        assert beat("a", 0, 1, 2, 3) == [2, 3]
+        assert beat("b") == []
+        assert beat("a", 2, 3) == [2, 3]
+        assert beat("b") == [0, 1]
+        now_s += 11
+        assert beat("b", 0, 1) == [0, 1, 2, 3]
+        assert beat("a", 2, 3) == []
+    finally:
+        server.close()
