@@ -19,6 +19,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
+from dagster_leasehold.lease_store.tracing import span
 
 
 class CompactConfig(dg.Config):
@@ -51,9 +52,10 @@ def build_compact_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefi
     )
     def compact(context: dg.OpExecutionContext, config: CompactConfig) -> None:
         try:
-            _compact(context, config, stream, deployment)
-            if config.vacuum:
-                _vacuum(context, stream, deployment)
+            with span("run", stream.key, job="compact", run=context.run.run_id):
+                _compact(context, config, stream, deployment)
+                if config.vacuum:
+                    _vacuum(context, stream, deployment)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 

@@ -17,6 +17,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.tracing import fail, span
 
 
 class ConsumeConfig(dg.Config):
@@ -76,24 +77,28 @@ def _consume(
     tag_run(context.instance, run_id, stream)
     done = shard_run.ShardRun(stream, deployment.store(), run_id)
     every_s = shard_run.FOLLOWING_REPORT_EVERY_S if config.follow else shard_run.REPORT_EVERY_S
-    reports, seconds = consume_shards(
-        stream,
-        deployment,
-        spark=spark,
-        node=NodeName(config.node),
-        incarnation=config.incarnation,
-        run=run_id,
-        shards=[ShardId(shard) for shard in config.shards],
-        after_commit=shard_run.ProgressReports(done, context, time.monotonic, every_s),
-        follow=_follow(stream, context.instance, run_id) if config.follow else None,
-    )
-    done.add(reports, seconds=seconds)
-    delivered = done.deliver(context)
+    marks = {"job": "consume", "run": run_id, "node": config.node}
+    with span("run", stream.key, **marks, shards=len(config.shards)):
+        reports, seconds = consume_shards(
+            stream,
+            deployment,
+            spark=spark,
+            node=NodeName(config.node),
+            incarnation=config.incarnation,
+            run=run_id,
+            shards=[ShardId(shard) for shard in config.shards],
+            after_commit=shard_run.ProgressReports(done, context, time.monotonic, every_s),
+            follow=_follow(stream, context.instance, run_id) if config.follow else None,
+        )
+        done.add(reports, seconds=seconds)
+        delivered = done.deliver(context)
+        if failure := done.failure():
+            fail(failure)
     # One line for all shards: Dagster stores each line as an event.
     context.log.info(
         f"{delivered} of {len(reports)} shards had something to commit: {done.summary()}"
     )
-    if failure := done.failure():
+    if failure:
         raise dg.Failure(failure, allow_retries=False)
 
 

@@ -28,6 +28,7 @@ from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun, log_ch
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.table_metadata import definition_metadata
+from dagster_leasehold.lease_store import tracing
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -99,9 +100,10 @@ def _materialize(
         span = ReplaySpan.parse(
             config.replay_from, config.replay_to, quarantined=config.quarantined
         )
-        replayed = replay_partitions(
-            context, stream, deployment, spark=spark, shards=shards, span=span
-        )
+        with tracing.span("run", stream.key, job="replay", run=run_id, shards=len(shards)):
+            replayed = replay_partitions(
+                context, stream, deployment, spark=spark, shards=shards, span=span
+            )
         # Shards that keep their old output fail the run after the others were replayed.
         if failure := replayed.failure():
             raise dg.Failure(failure, allow_retries=False)
@@ -152,16 +154,18 @@ def _consume(
     done = ShardRun(stream, deployment.store(), context.run.run_id)
     for node, held in placement.by_node().items():
         context.instance.add_run_tags(context.run.run_id, {NODE_TAG: node})
-        reports, seconds = consume_shards(
-            stream,
-            deployment,
-            spark=spark,
-            node=node,
-            incarnation=placement.incarnations[node],
-            run=context.run.run_id,
-            shards=held,
-            after_commit=ProgressReports(done, context, time.monotonic),
-        )
+        marks = {"job": "materialize", "run": context.run.run_id, "node": node}
+        with tracing.span("run", stream.key, **marks, shards=len(held)):
+            reports, seconds = consume_shards(
+                stream,
+                deployment,
+                spark=spark,
+                node=node,
+                incarnation=placement.incarnations[node],
+                run=context.run.run_id,
+                shards=held,
+                after_commit=ProgressReports(done, context, time.monotonic),
+            )
         done.add(reports, seconds=seconds)
     return done
 

@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.tracing import note, span
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
@@ -152,6 +153,7 @@ class ShardRun:
             return f"Shard {shard} of {self._stream.key} was not consumed to its end: {why}"
         return ""
 
+    @span("report")
     def deliver(self, context: RunContext) -> int:
         """Report the commits, shard by shard, then flag them; return the number of shards.
 
@@ -163,6 +165,7 @@ class ShardRun:
         with stored_together(context.instance):
             self._report(context, delivered)
         self.mark_delivered()
+        note(shards=len(delivered))
         return len(delivered)
 
     def _report(self, context: RunContext, delivered: Sequence[ShardId]) -> None:

@@ -20,6 +20,7 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import compaction_choice
 from dagster_leasehold.sensors.active_runs import ACTIVE
 from dagster_leasehold.sensors.launch_choice import Launch
@@ -193,6 +194,7 @@ def build_compaction_sensor(
         f"{stream.compact_after_s:g} s older than the newest, on the nodes that hold the shards, "
         "and that remove the files which were replaced.",
     )
+    @span("tick", stream.key, sensor="compaction")
     def compaction(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         remembered = context.cursor or ""
         count, _, mark = remembered.partition(" ")
@@ -201,6 +203,7 @@ def build_compaction_sensor(
             replaced = before > 0 and mark != CLEAN
             launches, sentence = rounds.launches(context.instance, replaced=replaced)
         except LeaseholdError as error:
+            fail(str(error))
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
         requests: list[dg.RunRequest] = []

@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneRound
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 from dagster_leasehold.sensors.run_cleaning import RunCleaning
 
@@ -98,10 +99,12 @@ def build_janitor_sensor(
         "they left open, ends runs that lost their leases, deletes old rows of history and "
         "forgets committed output that has expired.",
     )
+    @span("tick", stream.key, sensor="janitor")
     def janitor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
             done = cleaning.clean(context.instance) + history.tick()
         except LeaseholdError as error:
+            fail(str(error))
             return dg.SkipReason(str(error))
         return dg.SkipReason("; ".join(done) or "No run is dead, and none goes on without a lease.")
 

@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.outcomes import TurnOver, TurnTaken
 from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_LOOP_S
 
 RETRY_FIRST_S = 5.0
@@ -226,10 +227,12 @@ def build_on_commit_sensor(
         description=f"Calls the hook of {stream.name} for each committed batch, in order per "
         "shard, and again if the call failed.",
     )
+    @span("tick", stream.key, sensor="on_commit")
     def on_commit(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         try:
             report = delivery.tick(instance_address(context.instance))
         except LeaseholdError as error:
+            fail(str(error))
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error))
         if report.failures or report.troubles:

@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 
 EVENTS_PER_TICK_MAX = 200
@@ -131,6 +132,7 @@ def build_outbox_sensor(
         description=f"Reports what runs of {stream.name} committed but could not report, because "
         "they were killed.",
     )
+    @span("tick", stream.key, sensor="outbox")
     def outbox(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         steps.begin()
         emitted = delivered_before(context.cursor)
@@ -141,6 +143,7 @@ def build_outbox_sensor(
             pending = store.pending_events(stream.key)
             orphaned = left_behind(context.instance, stream, store, pending)
         except LeaseholdError as error:
+            fail(str(error))
             # The cursor stays: what it names is flagged as soon as the store answers again.
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
         due = [event for event in orphaned if not steps.wait_s(_step(event.shard))]

@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_LOOP_S
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ def build_publish_sensor(
         description=f"Appends what was committed of {stream.name} to its table, in order, at most "
         f"once every {stream.table.publish_interval_s:g} s.",
     )
+    @span("tick", stream.key, sensor="publish")
     def publish(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         observed: list[dg.AssetObservation] = []
         checked: list[dg.AssetCheckEvaluation] = []
@@ -239,6 +241,7 @@ def build_publish_sensor(
         except LeaseholdError as error:
             line, trouble = str(error), True
         if trouble:
+            fail(line)
             context.log.warning(line)
         cursor = observed_snapshot(observed[0]) if observed else context.cursor
         return dg.SensorResult(asset_events=[*observed, *checked], skip_reason=line, cursor=cursor)

@@ -23,6 +23,7 @@ from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.lease_store.tracing import fail, note, span
 from dagster_leasehold.lease_store.upkeep import Upkeep
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.launch_round import LaunchRounds, Round, run_request
@@ -71,6 +72,7 @@ class RebalanceMemory:
     def _serving(self, nodes: Iterable[Node]) -> tuple[NodeName, ...]:
         return self._deployment.served(nodes, self._address)
 
+    @span("rebalance")
     def tick(self, remembered: str) -> TickReport:
         """Do one tick; if the group has no shards yet, ask the source for them before.
 
@@ -92,6 +94,7 @@ class RebalanceMemory:
 
     def _tick(self, remembered: str) -> TickReport:
         report = self._rebalancer.tick(remembered)
+        note(nodes=len(report.owned), shards=len(report.snapshot.shards))
         if self._deployment.upkeep_file is not None:
             self._upkeep.add(report.statements)
             upkeep = self._upkeep.report(
@@ -137,6 +140,7 @@ def build_rebalance_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=_description(stream, deployment),
     )
+    @span("tick", stream.key, sensor="rebalance")
     def rebalance(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         remembered = context.cursor or ""
         # The daemon gives a tick up after 60 s and starts the next, while the first goes on here.
@@ -154,6 +158,7 @@ def build_rebalance_sensor(
                 remembered = report.remembered
                 launched = _launched(own, context.instance, report)
         except LeaseholdError as error:
+            fail(str(error))
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=remembered)
         finally:
@@ -169,9 +174,8 @@ def build_rebalance_sensor(
             for launch in launched.launches
             if launch.node in incarnations
         ]
-        return dg.SensorResult(
-            run_requests=requests, skip_reason=None if requests else explanation, cursor=remembered
-        )
+        reason = None if requests else explanation
+        return dg.SensorResult(run_requests=requests, skip_reason=reason, cursor=remembered)
 
     return rebalance
 
@@ -190,11 +194,15 @@ def _description(stream: ShardStream, deployment: Deployment) -> str:
     )
 
 
+@span("launch")
 def _launched(memory: RebalanceMemory, instance: dg.DagsterInstance, report: TickReport) -> Round:
     """Return a round of launching; one that fails leaves what the tick did and remembers."""
     try:
-        return memory.rounds.run(instance, report)
+        launched = memory.rounds.run(instance, report)
+        note(runs=len(launched.launches))
+        return launched
     except Exception as error:
         if not isinstance(error, LeaseholdError):
             _LOG.error("No run is launched: %s", sentence_of(error), exc_info=error)
+        fail(sentence_of(error))
         return Round(notes=(f"nothing is launched: {sentence_of(error)}",))

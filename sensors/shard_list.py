@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import GroupsAndShards
 from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 from dagster_leasehold.shard_sources.lag import lags_of, unread_times
 
@@ -136,6 +137,7 @@ def build_shard_list_sensor(
         description=f"Writes the shards of {stream.name} and their lineage into the lease tables, "
         "and adds one partition per shard to Dagster. It never removes one.",
     )
+    @span("tick", stream.key, sensor="shard_list")
     def shard_list(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         steps.begin()
         try:
@@ -144,6 +146,7 @@ def build_shard_list_sensor(
             write = partial(sync, listing)
             done = steps.attempt("writing the lease tables", write, "", at_once=True)
         except LeaseholdError as error:
+            fail(str(error))
             context.log.warning(str(error))
             return dg.SkipReason(str(error))
         # Not where the lease tables have just failed: partitions can be added all the same.

@@ -19,6 +19,7 @@ import dagster as dg
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.sensors.launch_choice import LOOK_S
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
 
@@ -79,6 +80,7 @@ class SourceWatch:
         finally:
             _PLACES.release()
 
+    @span("watch")
     def _watched(self, quiet: Mapping[ShardId, QuietShard], until_s: float) -> bool:
         places = {shard: each.check_point for shard, each in quiet.items()}
         pause_s = POLL_S

@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import time_text
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work
 from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
@@ -283,6 +284,7 @@ def build_watermark_sensor(
         "has passed it, asks again if its run failed, and counts records that come after their "
         "hour was made.",
     )
+    @span("tick", hourly.stream.key, sensor="watermark")
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         def in_work(hours: Collection[datetime]) -> set[datetime]:
             keys = {hour_key(at): at for at in hours}
@@ -291,6 +293,7 @@ def build_watermark_sensor(
         try:
             result = rounds.tick(context.cursor, in_work)
         except LeaseholdError as error:
+            fail(str(error))
             context.log.warning(str(error))
             return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
         for trouble in rounds.troubles:

@@ -12,6 +12,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError, LeaseLost
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.shard_sources.source import PlannedRange, ReadRange
 
 
@@ -44,6 +45,7 @@ class BatchPlanning:
     sizes: BatchSizes
     stays: bool = False
 
+    @span("plan")
     def plan(self) -> list[PlannedBatch]:
         """Return the next batch of each shard that has one."""
         planned = self.shards.each(self._plan)

@@ -53,6 +53,7 @@ from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.lease_store.tracing import span
 
 TURN_S = 300.0
 """The time that a run has to catch up where other shards wait for its place, in seconds."""
@@ -197,6 +198,7 @@ class Consumer:
         self._opening.open(asked.take)
         self._open.review()
 
+    @span("sweep")
     def _sweep(self) -> None:
         """Plan the next batch of each shard, make them together, and learn from the time taken."""
         began, limits = self._clock(), self._sizes.limits
@@ -223,19 +225,18 @@ class Consumer:
             batch.range_.shard: range(batch.open_.sequence, batch.open_.sequence + 1)
             for batch in current
         }
-        results = self._sweeper([batch.range_ for batch in current], numbers)
+        with span("spark", shards=len(current)):
+            results = self._sweeper([batch.range_ for batch in current], numbers)
         failpoints.reach(Failpoint.AFTER_WRITE)
-        commits = [
-            commit
-            for batch in current
-            if (commit := self._commit_of(batch, results[batch.range_.shard])) is not None
-        ]
+        made = [self._commit_of(batch, results[batch.range_.shard]) for batch in current]
+        commits = [commit for commit in made if commit is not None]
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
             return []
         failpoints.reach(Failpoint.BEFORE_COMMIT)
         return self._commit(commits)
 
+    @span("intents")
     def _intended(self, planned: Sequence[PlannedBatch]) -> list[PlannedBatch]:
         """Record the intents of batches; return those whose tenures are not over."""
         recorded = self._store.record_intents(
@@ -287,7 +288,9 @@ class Consumer:
     def _commit(self, commits: Sequence[BatchCommit]) -> Sequence[BatchCommit]:
         if not commits:
             return []
-        outcomes = self._store.commit(commits)
+        records = sum(commit.statistics.written for commit in commits)
+        with span("commit", shards=len(commits), records=records):
+            outcomes = self._store.commit(commits)
         failpoints.reach(Failpoint.AFTER_COMMIT)
         done = [commit for commit in commits if isinstance(outcomes[commit.tenure.shard], Changed)]
         for commit in commits:

@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.shard_sources.source import ShardBounds
 
 _LOG = logging.getLogger(__name__)
@@ -165,12 +166,15 @@ class OpenShards:
         # A store that left a call unanswered long ago may be well again.
         self._store_silent = False
         each = self.all() if among is None else among
-        closed = self._closed_together([open_.tenure for open_ in each], error or reason.value)
-        for open_ in each:
-            if open_.tenure.shard in closed:
-                self.end(open_, reason, error)
-            else:
-                self.stop(open_, reason, error)
+        if not each:
+            return
+        with span("close", shards=len(each), reason=reason.value):
+            closed = self._closed_together([open_.tenure for open_ in each], error or reason.value)
+            for open_ in each:
+                if open_.tenure.shard in closed:
+                    self.end(open_, reason, error)
+                else:
+                    self.stop(open_, reason, error)
 
     def _closed_together(self, tenures: Sequence[Tenure], reason: str) -> set[ShardId]:
         if len(tenures) < 2 or self._store_silent:
@@ -239,6 +243,8 @@ class OpenShards:
     def end(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
         """Report a shard whose tenure is closed, and forget it."""
         shard = open_.tenure.shard
+        if reason in (StopReason.FAILED, StopReason.LEASE_LOST):
+            fail(error)
         open_.consumer = open_.consumer.stop(reason.value).stopped()
         self.reports[shard] = replace(open_.report, stopped=reason, error=error)
         self._ended[shard] = open_.tenure

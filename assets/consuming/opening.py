@@ -18,6 +18,7 @@ from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.starting_point import first_position, resumption
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.shard_sources import source as reading
 from dagster_leasehold.shard_sources.positions import parse_position
 from dagster_leasehold.shard_sources.source import Position, ShardBounds
@@ -70,8 +71,11 @@ class Opening:
         A run that follows may open more of them later; those that are open stay as they are.
         """
         fresh = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
-        if not fresh:
-            return
+        if fresh:
+            with span("open", shards=len(fresh)):
+                self._open(fresh)
+
+    def _open(self, fresh: Sequence[ShardId]) -> None:
         self._open_tenures(fresh)
         self._read_bounds(fresh)
         children: set[ShardId] = set()

@@ -26,6 +26,7 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_session import cores
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.shard_sources.source import DivisibleRanges, ReadRange
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class SparkSweeper:
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
         """Carry out one sweep; see `run_sweep`."""
-        session = self._opened = self._session()
+        with span("session"):
+            session = self._opened = self._session()
         return run_sweep(session, self._job, ranges, numbers)
 
     def abandon(self) -> bool:

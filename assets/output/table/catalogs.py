@@ -26,6 +26,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.tracing import span
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -118,6 +119,7 @@ class LeaseDatabaseCatalog(TableCatalog):
         return OpenTable(metadata, at) if isinstance(outcome, Settled) else TurnOver()
 
     @override
+    @span("catalog")
     def publish(
         self,
         turn: PublishTurn,

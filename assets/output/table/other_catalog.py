@@ -33,6 +33,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.tracing import span
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -84,6 +85,7 @@ class OtherCatalog(TableCatalog):
         return table
 
     @override
+    @span("catalog")
     def publish(
         self,
         turn: PublishTurn,

@@ -61,6 +61,7 @@ from dagster_leasehold.lease_store.publication_rows import (
 )
 from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
+from dagster_leasehold.lease_store.tracing import note, span
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -120,6 +121,7 @@ class Publisher:
         """The group."""
         return self._key
 
+    @span("publication")
     def publish(self, turn: PublishTurn) -> PublishReport:
         """Publish what waits, as one publication.
 
@@ -128,6 +130,7 @@ class Publisher:
             TransformError: files of an earlier version do not fit the columns of the table.
             StoreError: the lease store does not answer.
         """
+        note(stream=str(self._key.stream), group=str(self._key.group), epoch=turn.epoch)
         failpoints.reach(Failpoint.AFTER_PUBLISH_TURN)
         # Looked at once. 1. What an earlier turn had sent to the catalog is not in the table yet.
         # 2. It arrives. 3. What waits is staged behind it, and would be in the table twice. Staged
@@ -229,6 +232,7 @@ class Publisher:
         failpoints.reach(Failpoint.AFTER_STAGE)
         outcome = self._catalog.publish(turn, self._name, table, staging, planned)
         if isinstance(outcome, Settled):
+            note(batches=plan.batches, records=plan.records, snapshot=planned.snapshot)
             counts = (plan.batches, plan.records, len(plan.changes))
             return PublishReport(*counts, more, snapshot=planned.snapshot)
         if isinstance(outcome, TurnOver):
@@ -280,6 +284,7 @@ class Publisher:
         properties = NEW_TABLE_PROPERTIES | dict(self._settings.properties) | own
         return new_metadata(self._location, columns, properties, self._new_id())
 
+    @span("stage")
     def _staged(
         self, table: OpenTable, plan: PublicationPlan, columns: list[Column]
     ) -> tuple[PlannedPublication, Staging]:

@@ -159,6 +159,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if page.name == "query-the-table.md":
         return  # they need a table: tests/integration/docs/test_how_tos.py runs them
     monkeypatch.chdir(tmp_path)
+    # It would stay for all tests of this process.
+    monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda _: None)
     namespace: dict[str, Any] = {}
     for number, block in enumerate(fences(page, "python")):
         exec(compile(block, f"{page.name}, block {number + 1}", "exec"), namespace)

@@ -25,6 +25,7 @@ from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.sensors.tick_mark import tick_marks
+from tests.spans import recorded_spans
 from tests.unit.sensors.streams import ScriptedSource, memory_deployment, scripted_stream
 
 A, B = NodeName("a"), NodeName("b")
@@ -433,3 +434,30 @@ def test_each_whole_tick_leaves_a_new_mark_for_agents_and_none_where_the_sensor_
         scene.source.down = ""
         scene.tick()
     assert mark() == second
+
+
+def test_the_trace_of_a_tick_shows_its_rebalancing_and_its_launches(instance):
+    scene = Scene(instance)
+    scene.source.ends = {"0": 5}
+    with recorded_spans() as spans:
+        scene.tick()
+        assert spans.tree() == ["tick", "  rebalance", "  launch"]
+        group = {"stream": "orders.eu", "group": "default"}
+        assert spans.attributes("tick") == [group | {"sensor": "rebalance"}]
+        assert spans.attributes("rebalance") == [{"nodes": 2, "shards": 4}]
+        assert spans.attributes("launch") == [{"runs": 1}]
+
+
+def test_the_trace_of_a_tick_without_a_store_says_so(instance, monkeypatch):
+    scene = Scene(instance)
+    monkeypatch.setattr(scene.store, "pulse", _away)
+    with recorded_spans() as spans:
+        scene.tick()
+        assert [each.status.description for each in spans.named("tick")] == [str(AWAY)]
+
+
+AWAY = StoreUnavailable("The lease store does not answer.")
+
+
+def _away(*_: object) -> None:
+    raise AWAY
