@@ -1,7 +1,8 @@
 """A Spark that is not ours: 3.5 with Iceberg's own runtime, in an environment of its own.
 
 Iceberg's runtime has no release for the Spark of this project yet, and the jar is on the package
-index only inside a package of somebody else's, which later versions of it strip of classes.
+index only inside a package of somebody else's, which later versions of it strip of classes. So is
+Hadoop's client of S3: H2O's jar has it, with Amazon's SDK and all of the Hadoop that it belongs to.
 """
 
 from __future__ import annotations
@@ -10,13 +11,26 @@ import json
 import os
 import pickle
 import subprocess
+import zipfile
+from pathlib import Path
 from typing import Any
 
+from tests.object_store import ENVIRONMENT
 from tests.own_environments import own_environment
 
 PACKAGES = ("pyspark==3.5.9", "snowpark-connect-deps-iceberg==1.0.2")
+S3_PACKAGES = ("h2o==3.46.0.12",)
+S3_CLASSES = (
+    "org/apache/hadoop/",
+    "com/amazonaws/",
+    "com/ctc/wstx/",
+    "com/google/re2j/",
+    "org/apache/commons/configuration2/",
+    "org/codehaus/stax2/",
+)
 PROGRAM = """
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -29,6 +43,10 @@ JARS = Path(snowpark_connect_deps_iceberg.__file__).parent / "jars"
 SETTINGS = {
     "spark.master": "local[1]",
     "spark.jars": str(RUNTIME),
+    "spark.driver.extraClassPath": sys.argv[1],
+    "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+    "spark.hadoop.fs.s3a.endpoint": os.environ["AWS_ENDPOINT_URL_S3"],
+    "spark.hadoop.fs.s3a.path.style.access": "true",
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -59,6 +77,25 @@ def spark_python() -> str:
     return str(own_environment("spark-3.5-iceberg", PACKAGES) / "python")
 
 
+def s3_classes() -> Path:
+    """Return a jar with Hadoop's client of S3, to come before Spark's own Hadoop.
+
+    Raises:
+        PackagesMissing: H2O cannot be installed here.
+    """
+    folder = own_environment("hadoop-s3a", S3_PACKAGES).parent
+    jar = folder / "s3a.jar"
+    if not jar.exists():
+        (whole,) = folder.glob("lib/python*/site-packages/h2o/backend/bin/h2o.jar")
+        draft = folder / f"{os.getpid()}.jar"
+        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(draft, "w") as sink:
+            for entry in source.infolist():
+                if entry.filename.startswith(S3_CLASSES) and not entry.is_dir():
+                    sink.writestr(entry, source.read(entry))
+        draft.rename(jar)
+    return jar
+
+
 def variables() -> dict[str, str]:
     """Return the variables for it: what the tests' own Spark was told is not for this one."""
     own = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYTHONPATH")
@@ -66,12 +103,16 @@ def variables() -> dict[str, str]:
 
 
 class SparkReader:
-    """One process with a session that reads tables by the locations of their metadata."""
+    """One process with a session that reads tables by the locations of their metadata.
+
+    Raises:
+        PackagesMissing: Spark or what it needs cannot be installed here.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [spark_python(), "-c", PROGRAM],
-            env=variables(),
+            [spark_python(), "-c", PROGRAM, str(s3_classes())],
+            env=variables() | ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

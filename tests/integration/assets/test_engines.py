@@ -212,9 +212,6 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 LONG = pytest.mark.long
-NO_S3 = pytest.mark.skip(
-    reason="Spark reads s3:// through jars of Hadoop's or Amazon's, which are on no package index"
-)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +227,9 @@ NO_S3 = pytest.mark.skip(
                 ("pyiceberg", "s3"),
                 ("duckdb", "s3"),
                 ("polars", "s3"),
+                ("spark", "s3"),
             )
         ),
-        pytest.param("spark", "s3", marks=(LONG, NO_S3)),
     ],
     indirect=True,
 )
