@@ -30,6 +30,8 @@ from dagster_leasehold.shard_sources.lag import lags_of
 JOURNAL_VERIFIED = "journal_verified"
 TABLE_ROWS_MAX = 500
 VIOLATIONS_SHOWN_MAX = 20
+SHARD_LEASES = "loghub_client_shard_lease"
+"""The table that the asset is about, by its name in the database."""
 PICTURE_ROWS_MAX = 20_000
 """So many of the newest journal entries, and of the newest batches, are drawn."""
 
@@ -49,6 +51,7 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         kinds={"table"},
         group_name="streams",
         deps=[log_asset_key(stream)],
+        metadata={"dagster/table_name": SHARD_LEASES},
     )
     check = dg.AssetCheckSpec(
         JOURNAL_VERIFIED,
@@ -99,6 +102,7 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
         )
         if shards
         else "No shard has been listed yet.",
+        "dagster/row_count": len(shards),
         "shard_count": len(shards),
         "node_count": sum(node.member for node in snapshot.nodes),
         "lag": sum(counted),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import dagster as dg
 
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.table_metadata import RAW_COLUMNS, column_schema
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.lag import Lags
@@ -34,7 +35,7 @@ def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
         f"and how far {stream.key} has come. The sensor of the shard list observes it.",
         kinds={kind} if kind else None,
         group_name="streams",
-        metadata=options,
+        metadata={**options, **column_schema(RAW_COLUMNS)},
     )
 
 

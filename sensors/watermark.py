@@ -11,7 +11,6 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.expired_output import expired_output
-from dagster_leasehold.assets.partitions import STREAM_TAG
 from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, complete_hours, frontier
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
 from dagster_leasehold.assets.windows.window_run import lease_times
@@ -237,7 +236,6 @@ class WatermarkRounds:
             asset_selection=[self.hourly.key],
             # That the hour is complete was decided here, from what only this process knows.
             run_config=dg.RunConfig(ops={self.hourly.name: WindowConfig(even_if_incomplete=True)}),
-            tags={STREAM_TAG: self.hourly.stream.name},
         )
 
     def _observation(self, window: EventWindow) -> dg.AssetObservation:

@@ -1,6 +1,7 @@
 """A downstream asset with a partition per hour of event time, made once the hour is complete."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -10,7 +11,10 @@ import dagster as dg
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import STREAM_TAG, asset_key, spark_key
+from dagster_leasehold.assets.output.table.columns import columns_of, stored_schema, type_text
+from dagster_leasehold.assets.partitions import asset_key, spark_key
+from dagster_leasehold.assets.places.address import location_of
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import rewriter_ended
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -169,7 +173,6 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
         required_resource_keys={spark_key(hourly.stream)},
     )
     def hour(context: dg.AssetExecutionContext, config: WindowConfig) -> dg.MaterializeResult[Any]:
-        context.instance.add_run_tags(context.run.run_id, {STREAM_TAG: hourly.stream.name})
         start = context.partition_time_window.start
         spark: SparkResource = getattr(context.resources, spark_key(hourly.stream))
         try:
@@ -188,15 +191,33 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
             )
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
-        return dg.MaterializeResult(metadata=window_metadata(made))
+        root = deployment.output_folder(hourly.stream.key)
+        return dg.MaterializeResult(metadata=window_metadata(made, root))
 
     return hour
 
 
-def window_metadata(made: WindowMade) -> dict[str, Any]:
-    """Return metadata of an hour's materialization; numbers stay numbers, so that they plot."""
+def window_metadata(made: WindowMade, root: OutputPlace) -> dict[str, Any]:
+    """Return metadata of an hour's materialization; numbers stay numbers, so that they plot.
+
+    Args:
+        made: the hour.
+        root: the place that its files are named from.
+    """
     window = made.window
+    named: dict[str, Any] = {}
+    if window.files:
+        path = window.files[0].path
+        named["dagster/uri"] = location_of(root / path.rpartition("/")[0])
+        # What is only for people to look at fails no hour that is made.
+        with suppress(OSError, LeaseholdError):
+            columns = columns_of(stored_schema((root / path).schema()))
+            named["dagster/column_schema"] = dg.TableSchema(
+                [dg.TableColumn(each["name"], type_text(each["type"])) for each in columns]
+            )
     return {
+        **named,
+        "dagster/partition_row_count": window.records,
         "records": window.records,
         "bytes": sum(file.bytes for file in window.files),
         "files": len(window.files),

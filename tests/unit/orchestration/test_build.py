@@ -40,6 +40,10 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     log = dg.AssetKey(["logs", "orders.eu_log"])
     assert repository.asset_graph.get(log).is_external
     assert repository.asset_graph.get(log).child_keys == {key, leases.key}
+    assert "dagster/column_schema" in repository.asset_graph.get(log).metadata
+    assert repository.asset_graph.get(leases.key).metadata == {
+        "dagster/table_name": "loghub_client_shard_lease"
+    }
     assert repository.has_job("consume_orders_eu")
     sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
     running = dg.DefaultSensorStatus.RUNNING
@@ -117,6 +121,8 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
     assert merged.executor is dg.multiprocess_executor
     for name in ("orders_eu", "visits"):
         assert repository.get_job(f"consume_{name}").executor_def is dg.in_process_executor
+    keys = repository.asset_graph.get_all_asset_keys()
+    assert len({key.path[-1] for key in keys}) == len(keys) == 8, "the lineage shows the last part"
     names = [sensor.name for sensor in repository.sensor_defs]
     assert len(set(names)) == len(names) == 14
     assert "rebalance" in names
