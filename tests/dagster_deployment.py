@@ -83,7 +83,7 @@ class DagsterDeployment:
 
     def stop_sensor(self, name: str) -> None:
         """Switch a sensor off, again if a tick undid it (`takes_on`); its last tick has ended."""
-        state = self._sensor_state(name, "id")
+        state = self.sensor_state(name, "id")
 
         def stopped() -> bool:
             done = self.graphql(
@@ -97,7 +97,7 @@ class DagsterDeployment:
 
     def _is_ticking(self, name: str) -> bool:
         """Tell if a sensor's newest tick is at work."""
-        newest = self._sensor_state(name, "ticks(limit: 1) { status }")["ticks"]
+        newest = self.sensor_state(name, "ticks(limit: 1) { status }")["ticks"]
         return any(tick["status"] == "STARTED" for tick in newest)
 
     def start_sensor(self, name: str) -> None:
@@ -123,14 +123,14 @@ class DagsterDeployment:
 
     def sensor_status(self, name: str) -> str:
         """`RUNNING` or `STOPPED`."""
-        return self._sensor_state(name, "status")["status"]
+        return self.sensor_state(name, "status")["status"]
 
     def skip_reasons(self, name: str) -> set[str]:
         """The skip reasons of a sensor's last ticks."""
-        ticks = self._sensor_state(name, "ticks(limit: 50) { skipReason }")["ticks"]
+        ticks = self.sensor_state(name, "ticks(limit: 50) { skipReason }")["ticks"]
         return {tick["skipReason"] for tick in ticks} - {None, ""}
 
-    def _sensor_state(self, name: str, fields: str) -> dict[str, Any]:
+    def sensor_state(self, name: str, fields: str) -> dict[str, Any]:
         query = f"""query ($s: SensorSelector!) {{ sensorOrError(sensorSelector: $s) {{
             ... on Sensor {{ sensorState {{ {fields} }} }} }} }}"""
         return self.graphql(query, s=self._selector(name))["sensorOrError"]["sensorState"]
@@ -152,10 +152,12 @@ def dagster_deployment(
     dagster_yaml: str | None = None,
     environment: Mapping[str, str] | None = None,
     location: str = "leasehold",
+    beside: Mapping[str, str] | None = None,
 ) -> Generator[DagsterDeployment]:
-    """Start everything, wait until the code location is loaded, and end everything.
+    """Start everything, wait until the code locations are loaded, and end everything.
 
-    The end of every process's log is printed, so that a failing test shows it.
+    `beside` names further code locations, and the module of each. The end of every process's log is
+    printed, so that a failing test shows it.
     """
     home = settings.home
     inherited = {
@@ -171,15 +173,18 @@ def dagster_deployment(
         **(environment or {}),
     }
     create_instance(settings, dagster_yaml or embedded_text())
-    code_port, web_port = free_port(), free_port()
+    modules = {location: module, **(beside or {})}
+    ports, web_port = {name: free_port() for name in modules}, free_port()
     workspace = home / "workspace.yaml"
-    workspace.write_text(
-        "load_from:\n  - grpc_server:\n"
-        f"      host: 127.0.0.1\n      port: {code_port}\n      location_name: {location}\n"
-    )
+    servers = [
+        {"grpc_server": {"host": "127.0.0.1", "port": port, "location_name": name}}
+        for name, port in ports.items()
+    ]
+    workspace.write_text(json.dumps({"load_from": servers}))
     commands = {
-        "code": ("-m", "dagster", "api", "grpc", "-m", module, "--port", str(code_port),
-                 "--host", "127.0.0.1", "--location-name", location),
+        **{f"code-{name}": (
+            "-m", "dagster", "api", "grpc", "-m", modules[name], "--port", str(port),
+            "--host", "127.0.0.1", "--location-name", name) for name, port in ports.items()},
         "webserver": ("-m", "dagster_webserver", "-w", str(workspace),
                       "--host", "127.0.0.1", "--port", str(web_port)),
         "daemon": ("-m", "dagster._daemon", "run", "-w", str(workspace)),
@@ -190,6 +195,8 @@ def dagster_deployment(
         stack.callback(stop_spark, settings.spark_folder)
         stack.callback(_print_logs, logs)
         for name, command in commands.items():
+            if name == "webserver":
+                wait_for("the code servers", lambda: all(map(port_open, ports.values())), START_S)
             process = ChildProcess(
                 name,
                 [sys.executable, *command],
@@ -198,11 +205,9 @@ def dagster_deployment(
                 folder=home,
             )
             stack.enter_context(process)
-            if name == "code":
-                wait_for("the code server", lambda: port_open(code_port), START_S)
-        wait_for("the code location", lambda: location in deployment.locations(), START_S)
+        wait_for("the code locations", lambda: set(modules) <= set(deployment.locations()), START_S)
         locations = deployment.locations()
-        assert locations == {location: "RepositoryLocation"}, locations
+        assert locations == dict.fromkeys(modules, "RepositoryLocation"), locations
         yield deployment
 
 

@@ -45,5 +45,5 @@ def clients(requests: ds.Dataset) -> dg.MaterializeResult:
 
 defs = dg.Definitions.merge(
     build_definitions([access], settings, hourly=[traffic_per_hour]),
-    dg.Definitions(assets=[clients]),
+    dg.Definitions(assets=[clients], executor=dg.in_process_executor),
 )
