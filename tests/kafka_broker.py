@@ -33,6 +33,7 @@ from tests.kafka_wire import (
 
 OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION, UNSUPPORTED_VERSION, AUTHENTICATION_FAILED = 1, 3, 35, 58
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, COMMIT_OFFSETS, FETCH_OFFSETS = 0, 1, 2, 3, 8, 9
+DESCRIBE_GROUPS, LIST_GROUPS = 15, 16
 FIND_COORDINATOR, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 10, 17, 18, 36
 # Of each request the one version that is served; producing is said and not done.
 VERSIONS = {
@@ -41,7 +42,9 @@ VERSIONS = {
     LIST_OFFSETS: 2,
     METADATA: 4,
     COMMIT_OFFSETS: 2,
-    FETCH_OFFSETS: 1,
+    FETCH_OFFSETS: 2,
+    DESCRIBE_GROUPS: 0,
+    LIST_GROUPS: 0,
     FIND_COORDINATOR: 0,
     SASL_HANDSHAKE: 1,
     API_VERSIONS: 0,
@@ -149,6 +152,7 @@ class KafkaBroker:
         tls: what it identifies itself with, and whom it believes; None speaks in the clear.
 
     Attributes:
+        joined: the groups that are described as stable.
         refuse_commits: an error code for offsets that are committed, or 0.
         refuse_fetches: error codes that the next fetches get, each once.
         throttle_s: how long each fetch is held back, as the answer then says.
@@ -160,6 +164,7 @@ class KafkaBroker:
         self.topics: dict[str, list[Partition]] = {}
         self.users = users
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.joined: set[str] = set()
         self.refuse_commits = 0
         self.refuse_fetches: list[int] = []
         self.throttle_s = 0.0
@@ -196,6 +201,8 @@ class KafkaBroker:
             METADATA: self._metadata,
             COMMIT_OFFSETS: self._commit_offsets,
             FETCH_OFFSETS: self._fetch_offsets,
+            DESCRIBE_GROUPS: self._describe_groups,
+            LIST_GROUPS: self._list_groups,
             FIND_COORDINATOR: self._coordinator,
         }
         return answers[api](request)
@@ -303,14 +310,41 @@ class KafkaBroker:
 
     def _fetch_offsets(self, request: Reading) -> bytes:
         group = request.text()
-        return self._by_topic(
-            request,
-            lambda topic, number: (
-                struct.pack(">iq", number, self.committed.get((group, topic, number), -1))
-                + text("")
-                + struct.pack(">h", 0)
-            ),
+        count = request.count()
+        asked = [
+            (request.text(), [request.number("i") for _ in range(request.count())])
+            for _ in range(count)
+        ]
+        if count < 0:
+            own = [place[1:] for place in self.committed if place[0] == group]
+            asked = [(name, [n for topic, n in own if topic == name]) for name, _ in own]
+            asked = [*dict(asked).items()]
+
+        def each(topic: str, number: int) -> bytes:
+            offset = self.committed.get((group, topic, number), -1)
+            return struct.pack(">iq", number, offset) + text("") + struct.pack(">h", 0)
+
+        topics = (
+            text(name) + array(each(name, number) for number in numbers) for name, numbers in asked
         )
+        return array(topics) + struct.pack(">h", 0)
+
+    def _groups(self) -> set[str]:
+        return {group for group, _, _ in self.committed}
+
+    def _list_groups(self, request: Reading) -> bytes:
+        del request
+        groups = (text(group) + text("consumer") for group in sorted(self._groups()))
+        return struct.pack(">h", 0) + array(groups)
+
+    def _describe_groups(self, request: Reading) -> bytes:
+        def each(group: str) -> bytes:
+            idle = "Empty" if group in self._groups() else "Dead"
+            state = "Stable" if group in self.joined else idle
+            words = (group, state, "consumer", "")
+            return struct.pack(">h", 0) + b"".join(map(text, words)) + array(())
+
+        return array([each(request.text()) for _ in range(request.count())])
 
 
 class _Server(socketserver.ThreadingTCPServer):

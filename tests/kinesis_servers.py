@@ -242,14 +242,14 @@ def write_credentials(access_key: str = ACCESS_KEY) -> None:
         os.environ.pop(name, None)
 
 
-def client(url: str) -> Any:
+def client(url: str, service: str = "kinesis") -> Any:
     """A client of a server, for what tests do to it themselves."""
     import boto3
     from botocore.config import Config
 
     return boto3.Session(
         aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name=REGION
-    ).client("kinesis", endpoint_url=url, config=Config(retries={"total_max_attempts": 2}))
+    ).client(service, endpoint_url=url, config=Config(retries={"total_max_attempts": 2}))
 
 
 if __name__ == "__main__":

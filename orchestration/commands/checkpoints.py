@@ -19,7 +19,9 @@ from dagster_leasehold.orchestration.presentation import show_json, show_table, 
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+    from dagster_leasehold.lease_store.ledger_rows import Batch
     from dagster_leasehold.lease_store.outcomes import Changed
+    from dagster_leasehold.lease_store.shard_rows import ShardLease
     from dagster_leasehold.shard_sources.source import ShardSource
 
 app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)
@@ -119,20 +121,30 @@ def _touch_withdrawn(
         CheckpointRefused: the cursor divides a batch.
     """
     from dagster_leasehold.assets.output.attempts import touch_replaced
-    from dagster_leasehold.assets.output.expired_output import expired_output
 
     rows = {row.shard: row for row in target.store.snapshot(key).shards}
     head, *descendants = concerned(rows, shard)
-    ledger = partial(target.store.each_batch, key, head)
-    expired = expired_output(target.store, key, [head]).get(head)
-    begin = expired.begin if expired is not None else None
-    border = first_withdrawn(rows[head], ledger, cursor, key=key, begin=begin)
+    border = border_at(target, key, rows[head], cursor)
     numbers = range(border.sequence, NUMBERS_END) if border is not None else range(0)
     withdrawn = target.store.each_batch(key, head, numbers=numbers)
     for each in descendants if reopen is Reopening.CASCADE else ():
         withdrawn = chain(withdrawn, target.store.each_batch(key, each))
     output = target.settings.output_folder(key.stream, key.group)
     touch_replaced(output, (file for batch in withdrawn for file in batch.files))
+
+
+def border_at(target: Target, key: GroupKey, lease: ShardLease, cursor: str) -> Batch | None:
+    """Return the first batch of a shard that a forced checkpoint withdraws; None for none.
+
+    Raises:
+        CheckpointRefused: the cursor divides a batch.
+    """
+    from dagster_leasehold.assets.output.expired_output import expired_output
+
+    ledger = partial(target.store.each_batch, key, lease.shard)
+    expired = expired_output(target.store, key, [lease.shard]).get(lease.shard)
+    begin = expired.begin if expired is not None else None
+    return first_withdrawn(lease, ledger, cursor, key=key, begin=begin)
 
 
 def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:

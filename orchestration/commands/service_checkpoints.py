@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,26 +11,59 @@ from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
-from dagster_leasehold.orchestration.commands.checkpoints import app, forced
+from dagster_leasehold.orchestration.commands.checkpoints import app, border_at, forced
 from dagster_leasehold.orchestration.commands.options import OBSERVER, GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.other_consumers import (
+    ConsumersName,
+    Kind,
+    other_consumers,
+)
 from dagster_leasehold.orchestration.commands.target import Target, listed
 from dagster_leasehold.orchestration.presentation import tell
+from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, TakesCheckpoints
+from dagster_leasehold.shard_sources.source import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
     from dagster_leasehold.lease_store.shard_rows import ShardLease
-    from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
-    from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-    from dagster_leasehold.shard_sources.loghub.source import LogHub
+    from dagster_leasehold.shard_sources.source import ShardSource
 
-ServiceGroup = Annotated[
+ConsumerGroup = Annotated[
     str | None,
     typer.Option(
         "--consumer-group",
         metavar="NAME",
-        help="The consumer group in the service (default: of the same name as here).",
+        help="The other consumer group, or KCL's application (default: of the same name as here).",
+    ),
+]
+From = Annotated[
+    Kind | None,
+    typer.Option(
+        "--from",
+        help="The other consumers: a group of Kafka's or LogHub's, an application of KCL's, or a "
+        "Spark query that reads Kafka (default: by the stream's source).",
+    ),
+]
+Location = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-location",
+        metavar="PLACE",
+        help="The Spark query's checkpointLocation: a folder, or a URI.",
+    ),
+]
+Stopped = Annotated[
+    bool, typer.Option("--stopped", help="Confirm that the Spark query is stopped: no file tells.")
+]
+Failover = Annotated[
+    float,
+    typer.Option(
+        "--failover",
+        metavar="SECONDS",
+        min=0.1,
+        help="KCL's failoverTimeMillis, in seconds: a lease that stands still so long is nobody's.",
     ),
 ]
 Live = Annotated[
@@ -40,55 +74,90 @@ Live = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Taking:
+    """The shards of an import.
+
+    Attributes:
+        moved: those whose checkpoint is set, parents first.
+        unchanged: those whose checkpoint is the same here.
+        expired: those that are moved, and whose next record was removed.
+        gone: those that the log had once and has no more.
+    """
+
+    moved: list[ShardId]
+    unchanged: list[ShardId]
+    expired: list[ShardId]
+    gone: list[ShardId]
+
+
 @app.command("import")
 def import_(
-    consumer_group: ServiceGroup = None,
+    kind: From = None,
+    consumer_group: ConsumerGroup = None,
     *,
+    location: Location = None,
+    stopped: Stopped = False,
+    failover_s: Failover = 10.0,
     live: Live = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Withdraw what is committed here beyond an imported checkpoint."
+        ),
+    ] = False,
+    gaps: Annotated[
+        bool,
+        typer.Option("--gaps", help="Import checkpoints that have expired: each becomes a gap."),
+    ] = False,
     stream: Stream = None,
     group: GroupName = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Import the checkpoints of a consumer group of the log service (LogHub).
+    """Import the checkpoints of other consumers of the same log, once they are stopped.
 
-    Each shard continues at the record that the service's consumers would have read next.
+    Each shard continues at the record that they would have read next.
     """
-    target = Target.at(home)
-    key, source, service = _both(target, stream, group, consumer_group)
-    name = consumer_group or key.group
-    stored = service.checkpoints()
+    if (kind is Kind.SPARK_OFFSETS) != (location is not None):
+        raise errors.InvalidSetting(
+            "Give both --from spark-offsets and --checkpoint-location, or neither of them."
+        )
+    target, key = Target.of_group(home, stream, group)
+    name = location or consumer_group or key.group
+    words = ConsumersName(kind, name, stopped, failover_s)
+    source = target.stream(key.stream).source
+    progress = other_consumers(words, target.declared(key.stream), source).progress()
     if not live:
-        _refuse_live(key, name, {shard: row.consumer for shard, row in stored.items()}, target)
+        _refuse_live(key, progress, target)
     target.store.sync_shards(key, source.list_shards(), observer=OBSERVER)
     leases = {lease.shard: lease for lease in target.store.snapshot(key).shards}
-    # Parents first: what is forced on a parent may concern its children.
-    wanted = sorted(stored, key=rank_key)
-    cursors = {shard: row.cursor for shard, row in stored.items() if row.cursor is not None}
-    for shard, cursor in cursors.items():
-        _check(source, shard, cursor)
-    moved = [
-        shard
-        for shard in wanted
-        if shard in cursors and shard in leases and _take(target, key, leases[shard], cursors)
-    ]
+    taking = _taking(source, leases, progress.cursors)
+    if taking.expired and not gaps:
+        raise errors.CheckpointRefused(
+            f"The records at the checkpoints of shards {listed(taking.expired)} in {shown(name)} "
+            "were removed before they were read: add --gaps to record what is missing and go on "
+            "behind it."
+        )
+    for shard in taking.moved if not force else ():
+        _refuse_withdrawal(target, key, leases[shard], progress.cursors[shard], name)
+    for shard in taking.moved:
+        cursor = progress.cursors[shard]
+        forced(target, key, shard, cursor, reason="imported", reopen=Reopening.REFUSE)
     tell(
-        {"group": str(key), "consumer_group": name, "imported": moved},
-        f"Imported {len(moved)} checkpoints of {shown(name)} into {key}.",
-        *_left("Unchanged shards", [s for s in cursors if s in leases and s not in moved]),
-        *_left(
-            "Shards without a checkpoint in the service", [s for s in wanted if s not in cursors]
-        ),
-        *_left(
-            "Shards that are no longer in the logstore", [s for s in cursors if s not in leases]
-        ),
+        {"group": str(key), "consumer_group": name, "imported": taking.moved},
+        f"Imported {len(taking.moved)} checkpoints of {shown(name)} into {key}.",
+        *_left("Unchanged shards", taking.unchanged),
+        *_left("Shards whose first unread records are gone", taking.expired),
+        *_left("Shards without a checkpoint there", progress.unstored),
+        *_left("Shards that are no longer in the log", taking.gone),
         as_json=as_json,
     )
 
 
 @app.command("export")
 def export(
-    consumer_group: ServiceGroup = None,
+    consumer_group: ConsumerGroup = None,
     *,
     live: Live = False,
     repeat: Annotated[
@@ -104,37 +173,33 @@ def export(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Export the checkpoints to a consumer group of the log service (LogHub), made if need be.
+    """Export the checkpoints to a consumer group of Kafka or LogHub, made if need be.
 
     There, each shard continues at the record that would have been read here next.
     """
-    from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-
-    target = Target.at(home)
-    key, _, service = _both(target, stream, group, consumer_group)
+    target, key = Target.of_group(home, stream, group)
     name = consumer_group or key.group
-    exists = service.exists
+    source = target.stream(key.stream).source
+    consumers = other_consumers(ConsumersName(None, name), target.declared(key.stream), source)
+    if not isinstance(consumers, TakesCheckpoints):
+        raise errors.InvalidSetting(
+            "The lease table of a KCL application is only read here: checkpoints are exported to "
+            "consumer groups of Kafka and LogHub."
+        )
     if not live:
-        held = service.checkpoints() if exists else {}
-        _refuse_live(key, name, {shard: row.consumer for shard, row in held.items()}, target)
+        progress = consumers.progress() if consumers.exists() else GroupProgress({})
+        _refuse_live(key, progress, target)
     leases = target.leases(key)
-    cursors = {
-        lease.shard: GroupCursor.parse(lease.shard, lease.check_point)
-        for lease in leases
-        if lease.check_point is not None
-    }
-    within = [shard for shard, cursor in cursors.items() if cursor.index]
+    cursors = {row.shard: row.check_point for row in leases if row.check_point is not None}
+    within = consumers.within(cursors)
     if within and not repeat:
         raise errors.CheckpointRefused(
             f"The checkpoints of shards {listed(within)} of {key} lie within a LogGroup, where the "
             "service has no cursor: let more of them be read, or add --repeat to have the first "
             "records of these LogGroups read again."
         )
-    if not exists:
-        settings = target.group(key.stream, key.group)
-        service.create(settings.timeout_s, ordered=settings.ordered)
-    for shard, cursor in cursors.items():
-        service.store(shard, GroupCursor(cursor.group))
+    settings = target.group(key.stream, key.group)
+    consumers.store(cursors, timeout_s=settings.timeout_s, ordered=settings.ordered)
     tell(
         {"group": str(key), "consumer_group": name, "exported": list(cursors)},
         f"Exported {len(cursors)} checkpoints of {key} to {shown(name)}.",
@@ -147,40 +212,14 @@ def export(
     )
 
 
-def _both(
-    target: Target, stream: str | None, group: str | None, consumer_group: str | None
-) -> tuple[GroupKey, LogHub, ServiceConsumerGroup]:
-    """Return the group here, its logstore, and the group there.
-
-    Raises:
-        InvalidSetting: the stream is not a logstore.
-    """
-    from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
-    from dagster_leasehold.shard_sources.loghub.source import LogHub
-
-    declared = target.declared(stream)
-    key = target.group(stream, group).key
-    source = target.stream(stream).source
-    if not isinstance(source, LogHub):
-        raise errors.InvalidSetting(
-            f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: only "
-            "logstores of loghub have consumer groups of their own."
-        )
-    return key, source, ServiceConsumerGroup(source, consumer_group or key.group)
-
-
-def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target: Target) -> None:
+def _refuse_live(key: GroupKey, progress: GroupProgress, target: Target) -> None:
     """Refuse while either side may be at work.
 
     Raises:
-        GroupInUse: somebody holds a shard there, or has one open here.
+        GroupInUse: the other consumers may run, or a run here has a shard open.
     """
-    held = sorted((shard for shard, consumer in consumers.items() if consumer), key=rank_key)
-    if held:
-        raise errors.GroupInUse(
-            f"Consumers of {shown(name)} hold shards {listed(held)} in the log service: stop "
-            "them first, or add --live to read twice what they read from now on."
-        )
+    if progress.at_work:
+        raise errors.GroupInUse(progress.at_work)
     opened = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
     if opened:
         raise errors.GroupInUse(
@@ -189,25 +228,46 @@ def _refuse_live(key: GroupKey, name: str, consumers: dict[ShardId, str], target
         )
 
 
-def _check(source: LogHub, shard: ShardId, cursor: GroupCursor) -> None:
-    """Refuse a cursor that is not of its shard; one that has expired becomes a gap later."""
-    from dagster_leasehold.lease_store import errors
-    from dagster_leasehold.shard_sources.source import Limits
+def _taking(
+    source: ShardSource, leases: Mapping[ShardId, ShardLease], cursors: Mapping[ShardId, str]
+) -> Taking:
+    """Compare the cursors of other consumers with the log and with the leases here.
 
-    try:
-        source.plan(shard, str(cursor), Limits(records_max=1))
-    except (errors.CursorExpired, errors.UnknownShard):
-        return
+    Raises:
+        UnknownShard: the log never had a shard.
+        CursorInvalid: a cursor is none of its shard's, or lies behind its end.
+    """
+    # Parents first: what is forced on a parent may concern its children.
+    shards = sorted(cursors, key=rank_key)
+    gone = [shard for shard in shards if shard not in leases]
+    if gone:
+        # A shard that the log never had is an error here.
+        source.bounds(gone)
+    there = [shard for shard in shards if shard in leases]
+    moved = [shard for shard in there if leases[shard].check_point != cursors[shard]]
+    expired: list[ShardId] = []
+    for shard in moved:
+        try:
+            source.plan(shard, cursors[shard], Limits(records_max=1))
+        except errors.CursorExpired:
+            expired.append(shard)
+    return Taking(moved, [shard for shard in there if shard not in moved], expired, gone)
 
 
-def _take(
-    target: Target, key: GroupKey, lease: ShardLease, cursors: dict[ShardId, GroupCursor]
-) -> bool:
-    text = str(cursors[lease.shard])
-    if lease.check_point == text:
-        return False
-    forced(target, key, lease.shard, text, reason="imported", reopen=Reopening.REFUSE)
-    return True
+def _refuse_withdrawal(
+    target: Target, key: GroupKey, lease: ShardLease, cursor: str, name: str
+) -> None:
+    """Refuse to take back what is committed.
+
+    Raises:
+        CheckpointRefused: batches of the shard lie behind the cursor.
+    """
+    if border_at(target, key, lease, cursor) is not None:
+        raise errors.CheckpointRefused(
+            f"Shard {lease.shard} of {key} is committed up to {lease.check_point}, beyond {cursor} "
+            f"in {shown(name)}: nothing was imported; add --force to withdraw the batches behind "
+            "it and read them again."
+        )
 
 
 def _left(title: str, shards: Iterable[ShardId]) -> list[str]:

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from dagster_leasehold.lease_store.errors import SourceError, shown
+from dagster_leasehold.lease_store.errors import SourceError, UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kafka.client import KafkaClient
+from dagster_leasehold.shard_sources.kafka.consumer_groups import KafkaConsumerGroup
 from dagster_leasehold.shard_sources.kafka.failures import error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.kafka.reader import NO_TIME, KafkaReader, payload
@@ -100,6 +101,9 @@ class KafkaSource(KafkaReader):
             error = raised.args[0]
             if error.name() in ("_TIMED_OUT", "_TRANSPORT"):
                 raise
+            number = self._client.partition(shard)
+            if error.name() == "_NOENT" and number not in self._client.partitions():
+                raise UnknownShard(f"Topic {self.topic} has no shard {shard}.") from None
             raise error_of(error, f"shard {shard} of topic {self.topic}") from None
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
@@ -177,6 +181,10 @@ class KafkaSource(KafkaReader):
             "options": self._options.model_dump_json(exclude_defaults=True),
         }
 
+    def consumer_group(self, name: str) -> KafkaConsumerGroup:
+        """Return one of Kafka's own consumer groups, as far as it concerns the topic."""
+        return KafkaConsumerGroup(self._client, name)
+
     @property
     def mirrors(self) -> bool:
         """True if Kafka is to be told the checkpoints."""
@@ -191,41 +199,12 @@ class KafkaSource(KafkaReader):
             self._client.partition(shard): parse_offset(shard, cursor)
             for shard, cursor in checkpoints.items()
         }
-        refusal = commit_progress(self._client, group, offsets)
+        refusal = self.consumer_group(group).commit(offsets)
         if refusal:
             raise SourceError(
                 f"Kafka did not take the progress of topic {self.topic} for its group {group}: "
                 f"{refusal}."
             )
-
-
-def commit_progress(client: KafkaClient, group: str, offsets: Mapping[int, int]) -> str:
-    """Commit these offsets for a group that nobody has joined.
-
-    Args:
-        client: of the cluster.
-        group: Kafka's group.
-        offsets: for each partition, the offset of the next record to read.
-
-    Returns:
-        The reason for which Kafka refused, in its words; empty where it did not.
-
-    Raises:
-        SourceError: nobody answered, or the credentials were refused.
-    """
-    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-
-    partitions = [
-        TopicPartition(client.topic, partition, offset) for partition, offset in offsets.items()
-    ]
-    with client.admin(f"group {group}") as admin:
-        answers = admin.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, partitions)],
-            request_timeout=client.options.timeout_s,
-        )
-        outcome = answers[group].result()
-    errors = [part.error for part in outcome.topic_partitions or () if part.error is not None]
-    return shown(errors[0].str()) if errors else ""
 
 
 def _open(options: KafkaOptions, place: StreamPlace) -> KafkaSource:

@@ -39,8 +39,8 @@ class KinesisReader:
     """
 
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
-        self._options = options
-        self._stream = stream
+        self.options = options
+        self.stream = stream
         self._folder = folder
         self._service = KinesisService(options, stream)
         self._shards = Shards(self._service)
@@ -55,7 +55,7 @@ class KinesisReader:
         return f"{type(self).__name__}({self._service})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._options, self._stream, self._folder)
+        return type(self), (self.options, self.stream, self._folder)
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
         """The records of a range, in order, in batches of `record_schema()`."""
@@ -103,7 +103,7 @@ class KinesisReader:
         """Return the options from which a Spark worker builds the reader again."""
         return {
             "source": SOURCE_NAME,
-            "stream": self._stream,
+            "stream": self.stream,
             "folder": str(self._folder),
-            "options": self._options.model_dump_json(exclude_defaults=True),
+            "options": self.options.model_dump_json(exclude_defaults=True),
         }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
@@ -73,8 +73,13 @@ _REFUSALS = (
 
 @dataclass
 class KinesisService:
-    """The service as one process asks it; safe to share among threads."""
+    """The service as one process asks it; safe to share among threads.
 
+    Attributes:
+        kind: the service, by boto3's name.
+    """
+
+    kind: ClassVar = "kinesis"
     options: KinesisOptions
     stream: str
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
@@ -138,7 +143,7 @@ class KinesisService:
                     profile_name=self.options.profile, region_name=self.options.region
                 )
                 self._client = session.client(
-                    "kinesis",
+                    self.kind,
                     endpoint_url=self.options.endpoint_url,
                     config=Config(
                         connect_timeout=CONNECT_TIMEOUT_S,

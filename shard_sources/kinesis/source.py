@@ -139,6 +139,23 @@ class KinesisStream(KinesisReader):
         end = self._newest.end(shard)
         return str(end if end is not None else self._begin(listed[shard].shard))
 
+    def cursor_after(self, shard: ShardId, number: int, part: int) -> str:
+        """Return the cursor of the record that follows one of those packed under a number.
+
+        Where the record itself was removed, it is that record's own cursor, which has expired.
+        """
+        place = at(number, part)
+        try:
+            for step in self._steps(shard, place, 1):
+                if step.record is None:
+                    return str(step.reached)
+                # Parts of other shards are left out: the one that was asked for may be none.
+                same = step.record.place == place
+                return str(step.record.following if same else step.record.place)
+        except CursorExpired:
+            return str(place)
+        return str(place)
+
     def plan(
         self, shard: ShardId, start: str, limits: Limits, *, looks_again: bool = True
     ) -> PlannedRange:

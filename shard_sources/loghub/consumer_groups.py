@@ -6,27 +6,15 @@ a checkpoint is here, as long as it does not lie within a LogGroup.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, shown
+from dagster_leasehold.lease_store.errors import UnknownGroup, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.consumer_groups import GroupProgress
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.source import LogHub
 
 NAMES_SHOWN_MAX = 10
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceCheckpoint:
-    """The place of one of the service's consumer groups in a shard.
-
-    Attributes:
-        cursor: the service's cursor; None where nothing is stored.
-        consumer: the holder of the shard, as far as the service tells; empty when there is none.
-    """
-
-    cursor: GroupCursor | None
-    consumer: str
 
 
 class ServiceConsumerGroup:
@@ -36,13 +24,12 @@ class ServiceConsumerGroup:
         self._source = source
         self._name = name
 
-    @property
     def exists(self) -> bool:
-        """True if the service has the group."""
+        """Return True if the service has the group."""
         return self._name in self._source.client.consumer_groups()
 
-    def checkpoints(self) -> dict[ShardId, ServiceCheckpoint]:
-        """Return the checkpoints that the service has stored, by shard.
+    def progress(self) -> GroupProgress:
+        """Return the checkpoints that the service has stored, and who holds the shards there.
 
         Raises:
             UnknownGroup: it has no such group.
@@ -55,31 +42,39 @@ class ServiceConsumerGroup:
                 f"The log service has no consumer group {shown(self._name)} of "
                 f"{self._source.options.logstore}; known are: {names}."
             )
-        checkpoints: dict[ShardId, ServiceCheckpoint] = {}
-        for row in self._source.client.checkpoints(self._name):
-            shard = ShardId(str(row["shard"]))
-            text = str(row.get("checkpoint") or "")
-            cursor = GroupCursor.from_service(shard, text) if text else None
-            checkpoints[shard] = ServiceCheckpoint(cursor, str(row.get("consumer") or ""))
-        return checkpoints
-
-    def create(self, timeout_s: float, *, ordered: bool) -> None:
-        """Make the group in the service, without checkpoints."""
-        self._source.client.create_consumer_group(
-            self._name, max(1, round(timeout_s)), ordered=ordered
+        rows = {
+            ShardId(str(row["shard"])): row for row in self._source.client.checkpoints(self._name)
+        }
+        stored = {shard: str(row.get("checkpoint") or "") for shard, row in rows.items()}
+        held = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
+        return GroupProgress(
+            cursors={
+                shard: str(GroupCursor.from_service(shard, text))
+                for shard, text in stored.items()
+                if text
+            },
+            unstored=[shard for shard, text in stored.items() if not text],
+            at_work=f"Consumers of {shown(self._name)} hold shards {', '.join(held)} in the log "
+            "service: stop them first, or add --live to read twice what they read from now on."
+            if held
+            else "",
         )
 
-    def store(self, shard: ShardId, cursor: GroupCursor) -> None:
-        """Set the service's checkpoint of a shard, whoever holds it there.
+    def within(self, cursors: Mapping[ShardId, str]) -> list[ShardId]:
+        """Return the shards whose cursor lies within a LogGroup, where the service has none."""
+        return [each for each, cursor in cursors.items() if GroupCursor.parse(each, cursor).index]
 
-        Raises:
-            CheckpointRefused: the cursor lies within a LogGroup.
+    def store(self, cursors: Mapping[ShardId, str], *, timeout_s: float, ordered: bool) -> None:
+        """Set the service's checkpoints of shards, whoever holds them there.
+
+        One within a LogGroup becomes the group's beginning.
         """
-        if cursor.index:
-            raise CheckpointRefused(
-                f"The checkpoint {cursor} of shard {shard} lies within a LogGroup, where the "
-                "service cannot point."
+        if not self.exists():
+            self._source.client.create_consumer_group(
+                self._name, max(1, round(timeout_s)), ordered=ordered
             )
-        self._source.client.set_checkpoint(
-            self._name, self._source.number_of(shard), cursor.service
-        )
+        for shard, cursor in cursors.items():
+            whole = GroupCursor(GroupCursor.parse(shard, cursor).group)
+            self._source.client.set_checkpoint(
+                self._name, self._source.number_of(shard), whole.service
+            )

@@ -9,38 +9,33 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.consuming.consumption import Consumer
-from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.source import Limits, Position
-from tests.environment import forget_settings
+from tests.integration.shard_sources.consuming_home import (
+    ConsumingHome,
+    committed,
+    do_as_the_page_says,
+    output_of,
+)
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, LogHubWorld, written_with_sdk
-from tests.unit.assets.consumption_world import ArrowSweeper, Beat
-from tests.unit.docs.recorded_output import assert_printed
 
-KEY = GroupKey.parse("default", LOGSTORE)
-NODE = NodeName("a")
 OLD = "old-consumers"
 
 
-class Deployment:
+class Deployment(ConsumingHome):
     """A home whose stream is a logstore with two shards of 5 LogGroups of 4 records."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = LogHubWorld(folder)
-        self.source = self.world.source
-        self.source_options = {
+        options = {
             "endpoint": self.world.server.endpoint,
             "project": PROJECT,
             "value_field": "content",
             "credentials_uri": self.world.server.credentials_uri,
         }
+        super().__init__(folder, monkeypatch, LOGSTORE, "loghub", self.world.source, options)
         self.sdk: Any = self.world.writer
         for shard in ("0", "1"):
             self.append(shard, 5)
@@ -53,41 +48,13 @@ class Deployment:
                 (START + (number + n) * STEP, [("content", f"{shard}:{number + n}".encode())])
                 for n in range(4)
             ]
-            written_with_sdk(
-                self.sdk if hasattr(self, "sdk") else self.world.writer, entry.begin, logs
-            )
+            written_with_sdk(self.sdk, entry.begin, logs)
 
-    @property
-    def store(self) -> Any:
-        return open_store(load_settings().store_url)
-
-    def consume(self, run: str, records_max: int = 1000) -> None:
-        """One run over all shards, without Spark."""
-        store = self.store
-        output = load_settings().output_folder(KEY.stream, KEY.group)
-        stream = ShardStream(LOGSTORE, self.source, limits=Limits(records_max=records_max))
-        if not store.snapshot(KEY).nodes:
-            store.register(KEY, Node(NODE, 0, "a-1"), observer="test")
-        store.sync_shards(KEY, self.source.list_shards(), observer="test")
-        leases = store.snapshot(KEY).shards
-        free = {row.shard: (NODE, row.lease_id) for row in leases if row.state == "not_alloc"}
-        store.claim(KEY, free, observer="test", reason="test")
-        consumer = Consumer(
-            stream=stream,
-            store=store,
-            node=NODE,
-            run=run,
-            sweeper=ArrowSweeper(self.source, output),  # pyright: ignore[reportArgumentType]
-            heartbeat=Beat(),
-            clock=lambda: 0.0,
-        )
-        consumer.consume([row.shard for row in leases])
-
-    def checkpoints(self) -> dict[str, str | None]:
-        """Ours, as the service writes them."""
+    def service_cursors(self) -> dict[str, str | None]:
+        """Our checkpoints, as the service writes them."""
         return {
-            row.shard: row.check_point and GroupCursor.parse(row.shard, row.check_point).service
-            for row in self.store.snapshot(KEY).shards
+            shard: cursor and GroupCursor.parse(ShardId(shard), cursor).service
+            for shard, cursor in self.checkpoints().items()
         }
 
     def service_checkpoints(self, group: str) -> dict[int, str]:
@@ -107,26 +74,9 @@ class Deployment:
 
 @pytest.fixture
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Deployment]:
-    forget_settings(monkeypatch)
-    made = Deployment(tmp_path)
-    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    streams = [{"name": LOGSTORE, "source": "loghub", "options": made.source_options}]
-    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(streams))
+    made = Deployment(tmp_path, monkeypatch)
     yield made
     made.world.close()
-
-
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    capsys.readouterr()
-    done = main(list(arguments))
-    captured = capsys.readouterr()
-    assert done == code, captured.err
-    return captured.err if code == 2 else captured.out
-
-
-def committed(capsys: pytest.CaptureFixture[str], shard: str) -> list[str]:
-    lines = output_of(capsys, "cat", LOGSTORE).splitlines()
-    return [row["value"] for row in map(json.loads, lines) if row["shard_id"] == shard]
 
 
 def old_consumers(deployment: Deployment, *, groups: int) -> str:
@@ -144,20 +94,18 @@ def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cursor = old_consumers(deployment, groups=2)
-    output_of(capsys, "group", "create", "default")
+    do_as_the_page_says(capsys, "The steps", orders=LOGSTORE)
     refused = output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, code=2)
     assert "hold shards 0, 1" in refused
-    assert len(refused.splitlines()) == 1
-    assert deployment.checkpoints() == {}
+    assert deployment.service_cursors() == {}
     # The consumers are stopped: the service names no holder any more.
     deployment.world.logstore.consumer_groups[OLD].holders.clear()
-    out = output_of(capsys, "checkpoint", "import", "--consumer-group", OLD)
-    assert_printed(("checkpoint", "import"), out)
-    assert deployment.checkpoints() == {"0": cursor, "1": None}
+    do_as_the_page_says(capsys, "A consumer group of LogHub", visits=LOGSTORE)
+    assert deployment.service_cursors() == {"0": cursor, "1": None}
     assert "Imported 0" in output_of(capsys, "checkpoint", "import", "--consumer-group", OLD)
     deployment.consume("run-1")
-    assert committed(capsys, "0") == [f"0:{number}" for number in range(8, 20)]
-    assert committed(capsys, "1") == [f"1:{number}" for number in range(20)]
+    assert committed(capsys, LOGSTORE, "0") == [f"0:{number}" for number in range(8, 20)]
+    assert committed(capsys, LOGSTORE, "1") == [f"1:{number}" for number in range(20)]
     assert "no violations" in output_of(capsys, "verify")
 
 
@@ -167,10 +115,10 @@ def test_there_and_back_each_record_is_read_once(
     output_of(capsys, "group", "create", "default")
     deployment.consume("run-1", 20)
     deployment.append("0", 2)
-    out = output_of(capsys, "checkpoint", "export", "--consumer-group", "new")
-    assert_printed(("checkpoint", "export"), out)
+    names = {"visits": LOGSTORE, "new-consumers": "new"}
+    do_as_the_page_says(capsys, "A consumer group of LogHub", block=1, **names)
     assert deployment.service_checkpoints("new") == {
-        int(shard): cursor for shard, cursor in deployment.checkpoints().items()
+        int(shard): cursor for shard, cursor in deployment.service_cursors().items()
     }
     stored = deployment.service_checkpoints("new")
     assert deployment.read_by_consumers(0, stored[0]) == [b"0:%d" % n for n in range(20, 28)]
@@ -178,9 +126,10 @@ def test_there_and_back_each_record_is_read_once(
     # Its consumers read one LogGroup, and we take over again.
     following = deployment.sdk.pull_logs(PROJECT, LOGSTORE, 0, stored[0], count=1)
     deployment.sdk.update_check_point(PROJECT, LOGSTORE, "new", 0, following.get_next_cursor())
-    output_of(capsys, "checkpoint", "import", "--consumer-group", "new")
+    back = {"visits": LOGSTORE, "old-consumers": "new"}
+    do_as_the_page_says(capsys, "A consumer group of LogHub", **back)
     deployment.consume("run-2")
-    assert committed(capsys, "0") == [f"0:{n}" for n in (*range(20), *range(24, 28))]
+    assert committed(capsys, LOGSTORE, "0") == [f"0:{n}" for n in (*range(20), *range(24, 28))]
 
 
 def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
@@ -193,7 +142,7 @@ def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
     assert within == f"{begin}.3"
     deployment.consume("run-0", 20)
     output_of(capsys, "checkpoint", "set", "0", "begin", "--force")
-    deployment.store.force_checkpoint(KEY, shard, within, observer="test", reason="test")
+    deployment.store.force_checkpoint(deployment.key, shard, within, observer="test", reason="test")
     refused = output_of(capsys, "checkpoint", "export", code=2)
     assert "shards 0" in refused
     assert "--repeat" in refused
@@ -212,7 +161,8 @@ def test_the_service_s_mistakes_and_ours_are_one_sentence(
     unknown = output_of(capsys, "checkpoint", "import", "--consumer-group", "nobody", code=2)
     assert f"known are: {OLD}" in unknown
     monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": LOGSTORE}]))
-    assert "only logstores of loghub" in output_of(capsys, "checkpoint", "export", code=2)
+    refused = output_of(capsys, "checkpoint", "export", code=2)
+    assert "for streams of kafka, kinesis, loghub" in refused
 
 
 def test_an_import_of_a_group_that_is_at_work_is_done_when_it_is_asked_for(
@@ -221,7 +171,7 @@ def test_an_import_of_a_group_that_is_at_work_is_done_when_it_is_asked_for(
     cursor = old_consumers(deployment, groups=3)
     output_of(capsys, "group", "create", "default")
     output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, "--live")
-    assert deployment.checkpoints()["0"] == cursor
+    assert deployment.service_cursors()["0"] == cursor
 
 
 def test_an_expired_checkpoint_becomes_a_gap(
@@ -231,8 +181,11 @@ def test_an_expired_checkpoint_becomes_a_gap(
     deployment.world.logstore.consumer_groups[OLD].holders.clear()
     deployment.world.logstore.shard("0").expire(3)
     output_of(capsys, "group", "create", "default")
-    output_of(capsys, "checkpoint", "import", "--consumer-group", OLD)
+    refused = output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, code=2)
+    assert "add --gaps" in refused
+    assert deployment.service_cursors() == {"0": None, "1": None}
+    output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, "--gaps")
     deployment.consume("run-1")
     (gap,) = json.loads(output_of(capsys, "gap", "list", "--json"))
     assert gap["shard"] == "0"
-    assert committed(capsys, "0") == []
+    assert committed(capsys, LOGSTORE, "0") == []

@@ -58,11 +58,11 @@ Stopping: the nodes leave at their runs' next checkpoints.""",
     ),
     ("checkpoint", "import"): (
         "leasehold checkpoint import --consumer-group old-consumers",
-        "Imported 1 checkpoints of 'old-consumers' into logstore/default.",
+        "Imported 1 checkpoints of 'old-consumers' into orders/default.",
     ),
     ("checkpoint", "export"): (
         "leasehold checkpoint export --consumer-group new",
-        "Exported 2 checkpoints of logstore/default to 'new'.",
+        "Exported 2 checkpoints of orders/default to 'new'.",
     ),
 }
 """For the words that call a command: the whole command, and what it prints; `…` is any lines."""

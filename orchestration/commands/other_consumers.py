@@ -1,0 +1,140 @@
+"""Other consumers that `leasehold checkpoint import` and `export` name, opened by their kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, OtherConsumers
+
+if TYPE_CHECKING:
+    from dagster_leasehold.orchestration.stream_settings import StreamSettings
+    from dagster_leasehold.shard_sources.kafka.source import KafkaSource
+
+
+class Kind(StrEnum):
+    """The kinds of consumers whose checkpoints can be read."""
+
+    KAFKA_GROUP = "kafka-group"
+    KCL = "kcl"
+    LOGHUB_GROUP = "loghub-group"
+    SPARK_OFFSETS = "spark-offsets"
+
+
+SOURCE_OF = {
+    Kind.KAFKA_GROUP: "kafka",
+    Kind.KCL: "kinesis",
+    Kind.LOGHUB_GROUP: "loghub",
+    Kind.SPARK_OFFSETS: "kafka",
+}
+
+
+@dataclass(frozen=True)
+class ConsumersName:
+    """The words by which a command names other consumers.
+
+    Attributes:
+        kind: None for the first kind that the stream's source has.
+        name: of the consumer group, of KCL's application, or the checkpoint location of a query.
+        stopped: True if somebody confirms that a Spark query does not run.
+        failover_s: the time for which the lease of a dead worker of KCL's stands still.
+    """
+
+    kind: Kind | None
+    name: str
+    stopped: bool = False
+    failover_s: float = 10.0
+
+
+def other_consumers(words: ConsumersName, declared: StreamSettings, source: Any) -> OtherConsumers:
+    """Return the consumers that a command names.
+
+    Args:
+        words: that name them.
+        declared: the stream that they read.
+        source: of that stream.
+
+    Raises:
+        InvalidSetting: streams of this source have no such consumers, or the place of a Spark
+            query's checkpoints is of no form that can be read.
+    """
+    kind = words.kind or next(
+        (kind for kind, name in SOURCE_OF.items() if name == declared.source), None
+    )
+    if kind is None or SOURCE_OF[kind] != declared.source:
+        wanted = ", ".join(sorted({SOURCE_OF[kind]} if kind else {*SOURCE_OF.values()}))
+        raise errors.InvalidSetting(
+            f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: these "
+            f"checkpoints are for streams of {wanted}."
+        )
+    match kind:
+        case Kind.KAFKA_GROUP:
+            return source.consumer_group(words.name)
+        case Kind.SPARK_OFFSETS:
+            return SparkQuery(source, words.name, stopped=words.stopped)
+        case Kind.KCL:
+            from dagster_leasehold.shard_sources.kinesis.kcl_application import KclApplication
+
+            return KclApplication(source, words.name, words.failover_s)
+        case Kind.LOGHUB_GROUP:
+            from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
+
+            return ServiceConsumerGroup(source, words.name)
+
+
+class SparkQuery:
+    """A Structured Streaming query that reads a topic, by the files of its checkpoint location.
+
+    Args:
+        source: the topic.
+        location: a folder, or the URI of one in an object store.
+        stopped: True if somebody confirms that the query does not run.
+
+    Raises:
+        InvalidSetting: the location is of no form that can be read.
+    """
+
+    def __init__(self, source: KafkaSource, location: str, *, stopped: bool) -> None:
+        from dagster_leasehold.assets.places.address import output_place
+
+        self._topic = source.topic
+        self._place = output_place(location)
+        self._stopped = stopped
+
+    def progress(self) -> GroupProgress:
+        """Return the offsets at which the query's newest batch that is done ends.
+
+        Raises:
+            UnknownGroup: there is no such batch, or the query does not read the topic.
+            CheckpointRefused: the offset log is of no known form.
+            OSError: the location cannot be read.
+        """
+        from dagster_leasehold.shard_sources.kafka.spark_offsets import offsets_of, query_batches
+
+        batches = query_batches(self._names("offsets"), self._names("commits"))
+        content = (self._place / f"offsets/{batches.committed}").content() or b""
+        return GroupProgress(
+            offsets_of(content.decode(), self._topic), at_work=self._doubt(batches.open_batch)
+        )
+
+    def _names(self, folder: str) -> list[str]:
+        """Return the names of the files of one of the query's logs."""
+        entries = self._place.entries(folder)
+        return [each.path.rpartition("/")[2] for each in entries if not each.folder]
+
+    def _doubt(self, open_batch: int | None) -> str:
+        if not self._stopped:
+            return (
+                f"The files in {self._place} do not tell that the query runs: stop it, and add "
+                "--stopped."
+            )
+        if open_batch is not None:
+            return (
+                f"Batch {open_batch} of the query in {self._place} was begun and is not marked as "
+                "done, so its records may have been written: start the query until it has caught "
+                "up and stop it then, or add --live to read this batch here as well."
+            )
+        return ""

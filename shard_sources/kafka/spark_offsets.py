@@ -1,0 +1,110 @@
+"""The offset log of a Structured Streaming query that reads Kafka: pure rules.
+
+Below its checkpoint location, Spark writes `offsets/N` before batch N begins, with the offsets at
+which the batch ends, and `commits/N` when it is done. So the query goes on at the offsets of the
+newest batch that has both files; a batch without the second may have been written or not.
+
+An offset log has a line with its version, one with metadata, and one for each source, `-` where it
+has none; in version 2 a source's line begins with its id and a colon. A source of Kafka's has the
+next offset of each partition, by topic: `{"orders":{"0":23,"1":10}}`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup, shown
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.positions import OFFSET_MAX
+
+VOID = "-"
+VERSIONS = ("v1", "v2")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBatches:
+    """The batches of a query, as the names of its files tell.
+
+    Attributes:
+        committed: the newest batch that is done.
+        open_batch: a newer one that was begun; None where there is none.
+    """
+
+    committed: int
+    open_batch: int | None
+
+
+def query_batches(offsets: Iterable[str], commits: Iterable[str]) -> QueryBatches:
+    """Return the batches for which a checkpoint location has files of these names.
+
+    Raises:
+        UnknownGroup: no batch is done.
+    """
+    planned = {int(name) for name in offsets if name.isascii() and name.isdecimal()}
+    done = {int(name) for name in commits if name.isascii() and name.isdecimal()} & planned
+    if not done:
+        raise UnknownGroup(
+            "The checkpoint location has no batch with both of its files, offsets/N and commits/N: "
+            "name the folder that the query was given as checkpointLocation."
+        )
+    newest = max(planned)
+    return QueryBatches(max(done), newest if newest > max(done) else None)
+
+
+def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
+    """Return the next offset of each partition of a topic, from the content of an offset log.
+
+    Raises:
+        CheckpointRefused: it is not of a known form, or sources read the topic to other offsets.
+        UnknownGroup: no source of the query reads the topic.
+    """
+    version, *lines = content.splitlines() or [""]
+    if version not in VERSIONS or not lines:
+        raise CheckpointRefused(
+            f"The offset log begins with {shown(version)}: those of versions 1 and 2 can be read."
+        )
+    topics: set[str] = set()
+    places: list[Mapping[str, int]] = []
+    for line in lines[1:]:
+        text = line.partition(":")[2] if version == "v2" else line
+        source = _topics(text)
+        topics |= source.keys()
+        if topic in source:
+            places.append(source[topic])
+    if not places:
+        names = ", ".join(sorted(topics)) or "none"
+        raise UnknownGroup(
+            f"The query reads no topic {topic}; the topics in its offset log are: {names}."
+        )
+    if any(place != places[0] for place in places):
+        raise CheckpointRefused(
+            f"Several sources of the query read topic {topic}, up to different offsets: one group "
+            "has one checkpoint for each partition."
+        )
+    return {ShardId(number): str(offset) for number, offset in places[0].items()}
+
+
+def _topics(text: str) -> dict[str, dict[str, int]]:
+    """Return the offsets of a source by topic and partition; none for a source of another kind."""
+    if text == VOID:
+        return {}
+    try:
+        source = json.loads(text)
+    except ValueError:
+        return {}
+    return source if _is_kafka(source) else {}
+
+
+def _is_kafka(source: Any) -> bool:
+    return isinstance(source, dict) and all(
+        isinstance(partitions, dict) and all(map(_is_offset, partitions.items()))
+        for partitions in source.values()
+    )
+
+
+def _is_offset(entry: tuple[Any, Any]) -> bool:
+    number, offset = entry
+    return number.isdecimal() and type(offset) is int and 0 <= offset <= OFFSET_MAX
