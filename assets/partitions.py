@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 
+PARTITION_TAG = "dagster/partition"
+RANGE_START_TAG = "dagster/asset_partition_range_start"
+RANGE_END_TAG = "dagster/asset_partition_range_end"
 NODE_TAG = "leasehold/node"
 STREAM_TAG = "leasehold/stream"
 PROCESS_TAG = ".dagster/leasehold_process"
@@ -24,6 +28,23 @@ def asset_key(stream: ShardStream) -> dg.AssetKey:
 def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:
     """Return the partitions of a stream's asset: one per shard, finished shards included."""
     return dg.DynamicPartitionsDefinition(name=stream.name)
+
+
+def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]) -> list[str]:
+    """Return the partitions that a run was launched for: one, a range, or none.
+
+    Args:
+        tags: of the run.
+        in_order: gives all partitions in the order in which they were added.
+    """
+    if RANGE_START_TAG not in tags or RANGE_END_TAG not in tags:
+        return [tags[PARTITION_TAG]] if PARTITION_TAG in tags else []
+    keys = in_order()
+    try:
+        first, last = keys.index(tags[RANGE_START_TAG]), keys.index(tags[RANGE_END_TAG])
+    except ValueError:
+        return []  # somebody has deleted one
+    return list(keys[first : last + 1])
 
 
 def definition_name(stream: ShardStream) -> str:

@@ -1,18 +1,18 @@
 """The asset of a stream: materializing a partition consumes that shard from its checkpoint."""
 
-import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import dagster as dg
 from pydantic import Field
 
-from dagster_leasehold.assets.checks import check_specs, joint_results
+from dagster_leasehold.assets.backfill_siblings import Siblings
+from dagster_leasehold.assets.checks import check_specs
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
-from dagster_leasehold.assets.consuming.placement import Placement, Placer
+from dagster_leasehold.assets.consuming.placement import Placer
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.log_asset import log_asset_key
+from dagster_leasehold.assets.partition_events import MaterializeEvents, report_partition, shown
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
     asset_key,
@@ -24,15 +24,13 @@ from dagster_leasehold.assets.partitions import (
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import part_of_run
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
-from dagster_leasehold.assets.shard_run import ProgressReports, ShardRun, log_check
+from dagster_leasehold.assets.shard_run import ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.table_metadata import definition_metadata
 from dagster_leasehold.lease_store import tracing
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
-
-MaterializeEvents = Iterator[dg.MaterializeResult[Any]]
 
 
 class ShardConfig(dg.Config):
@@ -75,6 +73,8 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         check_specs=check_specs(stream),
         partitions_def=partitions,
         required_resource_keys={spark_key(stream)},
+        # One run for each unbroken range of partitions; `Siblings` joins those of a backfill.
+        backfill_policy=dg.BackfillPolicy.single_run(),
     )
     def shard_asset(context: dg.AssetExecutionContext, config: ShardConfig) -> MaterializeEvents:
         try:
@@ -96,77 +96,68 @@ def _materialize(
 ) -> MaterializeEvents:
     shards = _shards_asked_for(context, stream)
     run_id = context.run.run_id
+    siblings = Siblings(context.instance, context.run, stream)
+    done: ShardRun | ReplayedPartitions
     if config.replay_from is not None or config.replay_to is not None or config.quarantined:
         span = ReplaySpan.parse(
             config.replay_from, config.replay_to, quarantined=config.quarantined
         )
         with tracing.span("run", stream.key, job="replay", run=run_id, shards=len(shards)):
-            replayed = replay_partitions(
-                context, stream, deployment, spark=spark, shards=shards, span=span
+            done = replay_partitions(
+                context, stream, deployment, spark=spark, rounds=siblings.rounds(shards), span=span
             )
-        # Shards that keep their old output fail the run after the others were replayed.
-        if failure := replayed.failure():
-            raise dg.Failure(failure, allow_retries=False)
-        yield _shown(context, stream, shards, replayed)
-        return
-    placer = Placer(
-        context.instance,
-        stream.key,
-        deployment,
-        run=run_id,
-        wanted=config.node or context.run.tags.get(NODE_TAG),
-    )
-    placement = placer.place(shards, wait_s=config.wait_s, log=context.log.info)
-    done = _consume(context, spark, stream, deployment, placement)
-    refusal = done.refusal(shards)
-    if refusal:
-        done.deliver(context)
-        raise dg.Failure(refusal, allow_retries=False)
-    yield _shown(context, stream, shards, done)
-    # Dagster has stored the event before it asks for more, so that flagging now loses nothing.
-    done.mark_delivered()
-
-
-def _shown(
-    context: dg.AssetExecutionContext,
-    stream: ShardStream,
-    shards: Sequence[ShardId],
-    done: ShardRun | ReplayedPartitions,
-) -> dg.MaterializeResult[Any]:
-    """Return the event of a run's partitions; a range of them has one result per check."""
-    checks = {shard: done.checks(shard) for shard in shards}
+    else:
+        done = _consume(context, config, spark, stream, deployment, rounds=siblings.rounds(shards))
+    asked = [*shards, *siblings.shards]
+    failed = done.refusals(asked)
+    good = [shard for shard in asked if shard not in failed]
     with stored_together(context.instance):
-        for shard in shards:
-            context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
-            for check in () if len(shards) == 1 else checks[shard]:
-                log_check(context, check.evaluation(stream, shard))
-    results = joint_results(check for shard in shards for check in checks[shard])
-    return dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
+        # Before the run's own partitions: with those, Dagster takes the backfill for complete.
+        for shard in good if failed else siblings.shards:
+            report_partition(context, stream, done, shard)
+        if isinstance(done, ShardRun):
+            done.observe(context, failed)
+    if not failed:
+        yield from shown(context, stream, shards, done)
+    # Dagster has stored the events before it asks for more, so that flagging now loses nothing.
+    if isinstance(done, ShardRun):
+        done.mark_delivered()
+    siblings.remove(good)
+    if failed:
+        raise dg.Failure(done.refusal(asked), allow_retries=False)
 
 
 def _consume(
     context: dg.AssetExecutionContext,
+    config: ShardConfig,
     spark: SparkResource,
     stream: ShardStream,
     deployment: Deployment,
-    placement: Placement,
+    *,
+    rounds: Iterable[Sequence[ShardId]],
 ) -> ShardRun:
-    done = ShardRun(stream, deployment.store(), context.run.run_id)
-    for node, held in placement.by_node().items():
-        context.instance.add_run_tags(context.run.run_id, {NODE_TAG: node})
-        marks = {"job": "materialize", "run": context.run.run_id, "node": node}
-        with tracing.span("run", stream.key, **marks, shards=len(held)):
-            reports, seconds = consume_shards(
-                stream,
-                deployment,
-                spark=spark,
-                node=node,
-                incarnation=placement.incarnations[node],
-                run=context.run.run_id,
-                shards=held,
-                after_commit=ProgressReports(done, context, time.monotonic),
-            )
-        done.add(reports, seconds=seconds)
+    run_id = context.run.run_id
+    done = ShardRun(stream, deployment.store(), run_id)
+    wanted = config.node or context.run.tags.get(NODE_TAG)
+    placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=wanted)
+    for shards in rounds:
+        for some in placer.portions(shards, stream.shards_per_run):
+            placement = placer.place(some, wait_s=config.wait_s, log=context.log.info)
+            done.refuse(placement.refused)
+            for node, held in placement.by_node().items():
+                context.instance.add_run_tags(run_id, {NODE_TAG: node})
+                marks = {"job": "materialize", "run": run_id, "node": node}
+                with tracing.span("run", stream.key, **marks, shards=len(held)):
+                    reports, seconds = consume_shards(
+                        stream,
+                        deployment,
+                        spark=spark,
+                        node=node,
+                        incarnation=placement.incarnations[node],
+                        run=run_id,
+                        shards=held,
+                    )
+                done.add(reports, seconds=seconds)
     return done
 
 

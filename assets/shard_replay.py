@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partition_events import causes_of
 from dagster_leasehold.assets.rewriting.replay import ReplayReport, replay_on_spark
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import rewriter_ended
@@ -19,6 +21,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.table_metadata import agreed_schema
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.shard_sources.lag import lags_of, unread_times
 
@@ -31,7 +34,7 @@ def is_replay(config: Mapping[str, Any]) -> bool:
     return bounded or bool(config.get(QUARANTINED))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplayedPartitions:
     """The results of a replay, as Dagster shows them."""
 
@@ -41,12 +44,17 @@ class ReplayedPartitions:
     seconds: float
     now: Callable[[], datetime] = utc_now
 
-    def failure(self) -> str:
-        """Return a sentence for each shard that kept its old output, or an empty text."""
-        failed = [report for report in self.reports.values() if report.error]
-        return " ".join(
-            f"Shard {report.shard} was not replayed: {report.error}" for report in failed
-        )
+    def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
+        """Return why shards kept their old output, for those that did."""
+        return {shard: error for shard in shards if (error := self.reports[shard].error)}
+
+    def refusal(self, shards: Sequence[ShardId]) -> str:
+        """Return why some of these shards kept their old output, or an empty text."""
+        causes = self.refusals(shards)
+        if len(shards) == 1:
+            return "".join(f"Shard {s} was not replayed: {why}" for s, why in causes.items())
+        count = f"{len(causes)} of {len(shards)} shards of {self.stream.key} were not replayed."
+        return f"{count} {causes_of(causes)}" if causes else ""
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
         """Return metadata of a shard's materialization."""
@@ -62,17 +70,36 @@ class ReplayedPartitions:
         }
         if report.kept_until is not None:
             metadata["kept_until"] = report.kept_until
-        return metadata | agreed_schema(self.deployment.store(), self.stream)
+        return metadata | self._schema
+
+    @cached_property
+    def _schema(self) -> dict[str, Any]:
+        return agreed_schema(self.deployment.store(), self.stream)
+
+    @cached_property
+    def _looks(self) -> Mapping[ShardId, list[ShardCheck]]:
+        """The checks of the shards as they are now; a replay changes nothing that they look at."""
+        store, key = self.deployment.store(), self.stream.key
+        gaps: dict[ShardId, list[Gap]] = {}
+        for gap in store.gaps(key, acknowledged=False):
+            gaps.setdefault(gap.shard, []).append(gap)
+        leases = (lease for lease in store.snapshot(key).shards if lease.shard in self.reports)
+        lags = lags_of(self.stream.source, leases)
+        ages = lags.seconds(unread_times(self.stream.source, lags.behind), self.now())
+        return {
+            shard: check_shard(
+                self.stream,
+                None,
+                gaps=gaps.get(shard, []),
+                lag=lags.records.get(shard),
+                lag_seconds=ages.get(shard),
+            )
+            for shard in self.reports
+        }
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
-        """Return the shard's checks as it is now; a replay changes nothing that they look at."""
-        store, key = self.deployment.store(), self.stream.key
-        gaps = store.gaps(key, shard, acknowledged=False)
-        own = (lease for lease in store.snapshot(key).shards if lease.shard == shard)
-        lags = lags_of(self.stream.source, own)
-        ages = lags.seconds(unread_times(self.stream.source, lags.behind), self.now())
-        records, seconds = lags.records.get(shard), ages.get(shard)
-        return check_shard(self.stream, None, gaps=gaps, lag=records, lag_seconds=seconds)
+        """Return the shard's checks as it is now."""
+        return self._looks[shard]
 
 
 def replay_partitions(
@@ -81,34 +108,40 @@ def replay_partitions(
     deployment: Deployment,
     *,
     spark: SparkResource,
-    shards: Sequence[ShardId],
+    rounds: Iterable[Sequence[ShardId]],
     span: ReplaySpan,
 ) -> ReplayedPartitions:
     """Replay a span of some shards, in this run."""
     run, began_s = context.run.run_id, time.monotonic()
-    reports = replay_on_spark(
-        stream,
-        deployment.store(),
-        shards,
-        span,
-        session=lambda: spark.spark_session,
-        output_root=deployment.output_folder(stream.key),
-        run=run,
-        ended=lambda other: rewriter_ended(context.instance, other),
-    )
-    for report in reports.values():
-        unchanged = (
-            f", {report.kept} kept as they were: retention has removed their records up to "
-            f"{report.kept_until}"
-            if report.kept
-            else ""
+    reports: dict[ShardId, ReplayReport] = {}
+    for shards in rounds:
+        reports |= replay_on_spark(
+            stream,
+            deployment.store(),
+            shards,
+            span,
+            session=lambda: spark.spark_session,
+            output_root=deployment.output_folder(stream.key),
+            run=run,
+            ended=lambda other: rewriter_ended(context.instance, other),
         )
-        waiting = (
-            f", {report.unpublished} left as they are: they wait for publication, so replay them "
-            "once they are in the table"
-            if report.unpublished
-            else ""
-        )
-        outcome = report.error or f"{report.batches} batches replayed{unchanged}{waiting}."
-        context.log.info(f"Shard {report.shard}: {outcome}")
+    # One line for all shards: Dagster stores each line as an event.
+    context.log.info("\n".join(_outcome(report) for report in reports.values()))
     return ReplayedPartitions(stream, deployment, reports, time.monotonic() - began_s)
+
+
+def _outcome(report: ReplayReport) -> str:
+    unchanged = (
+        f", {report.kept} kept as they were: retention has removed their records up to "
+        f"{report.kept_until}"
+        if report.kept
+        else ""
+    )
+    waiting = (
+        f", {report.unpublished} left as they are: they wait for publication, so replay them "
+        "once they are in the table"
+        if report.unpublished
+        else ""
+    )
+    outcome = report.error or f"{report.batches} batches replayed{unchanged}{waiting}."
+    return f"Shard {report.shard}: {outcome}"

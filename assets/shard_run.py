@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,12 @@ from dagster_leasehold.assets.materialization import (
     committed_ranges,
     mirror_progress,
     range_metadata,
+)
+from dagster_leasehold.assets.partition_events import (
+    RunContext,
+    causes_of,
+    log_check,
+    report_partition,
 )
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -34,9 +40,6 @@ REPORT_EVERY_S = 30.0
 FOLLOWING_REPORT_EVERY_S = 300.0
 """The interval of reports of a run that follows its shards, which goes on for long."""
 SHOWN_CAUSES_MAX = 5
-SHOWN_SHARDS_MAX = 10
-
-RunContext = dg.AssetExecutionContext | dg.OpExecutionContext
 
 
 class ShardRun:
@@ -63,6 +66,14 @@ class ShardRun:
             self._reports[report.shard] = report
             self._seconds[report.shard] = seconds
         self._ranges = None
+
+    def refuse(self, refused: Mapping[ShardId, str]) -> None:
+        """Take note of shards that the run may not consume, with a sentence for each."""
+        reports = (
+            ConsumptionReport(shard, StopReason.FAILED, error=sentence)
+            for shard, sentence in refused.items()
+        )
+        self.add(reports, seconds=0.0)
 
     def committed(self, shard: ShardId) -> CommittedRange | None:
         """Return the range that the run committed to a shard and nobody has reported yet."""
@@ -127,31 +138,49 @@ class ShardRun:
 
     def failure(self) -> str:
         """Return the causes why shards of the run failed, one sentence each, or an empty text."""
-        by_cause: dict[str, list[ShardId]] = {}
-        for report in self._reports.values():
-            if report.stopped is StopReason.FAILED:
-                by_cause.setdefault(report.error, []).append(report.shard)
-        if not by_cause:
+        failed = {
+            shard: report.error
+            for shard, report in self._reports.items()
+            if report.stopped is StopReason.FAILED
+        }
+        if not failed:
             return ""
-        failed = sum(len(shards) for shards in by_cause.values())
-        causes = [
-            f"{_listed(shards)}: {error}"
-            for error, shards in list(by_cause.items())[:SHOWN_CAUSES_MAX]
-        ]
-        return (
-            f"{failed} of {len(self._reports)} shards of {self._stream.name} failed. "
-            f"{' '.join(causes)}"
-        )
+        count = f"{len(failed)} of {len(self._reports)} shards of {self._stream.name} failed."
+        return f"{count} {causes_of(failed)}"
+
+    def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
+        """Return why shards were not consumed to their ends, for those that were not."""
+        reports = (self._reports[shard] for shard in shards if shard in self._reports)
+        return {
+            report.shard: report.error or _EXPLAINED.get(report.stopped, report.stopped.value)
+            for report in reports
+            if report.stopped not in _ANSWERED
+        }
 
     def refusal(self, shards: Sequence[ShardId]) -> str:
-        """Return why one of these shards was not consumed to its end, or an empty text."""
-        for shard in shards:
-            report = self._reports.get(shard)
-            if report is None or report.stopped in _ANSWERED:
-                continue
-            why = report.error or _EXPLAINED.get(report.stopped, report.stopped.value)
-            return f"Shard {shard} of {self._stream.key} was not consumed to its end: {why}"
-        return ""
+        """Return why some of these shards were not consumed to their ends, or an empty text."""
+        causes, key = self.refusals(shards), self._stream.key
+        if not causes:
+            return ""
+        if len(shards) == 1:
+            return f"Shard {shards[0]} of {key} was not consumed to its end: {causes[shards[0]]}"
+        count = f"{len(causes)} of {len(shards)} shards of {key}"
+        return f"{count} were not consumed to their ends. {causes_of(causes)}"
+
+    def observe(self, context: RunContext, failed: Iterable[ShardId]) -> None:
+        """Report the commits to shards that were not consumed to their ends, and their checks.
+
+        A materialization would turn the partition green, and a retry would leave it out.
+        """
+        for shard in failed:
+            if self.committed(shard):
+                context.log_event(
+                    dg.AssetObservation(
+                        asset_key(self._stream), partition=shard, metadata=self.metadata(shard)
+                    )
+                )
+            for check in self.checks(shard):
+                log_check(context, check.evaluation(self._stream, shard))
 
     @span("report")
     def deliver(self, context: RunContext) -> int:
@@ -170,13 +199,7 @@ class ShardRun:
 
     def _report(self, context: RunContext, delivered: Sequence[ShardId]) -> None:
         for shard in delivered:
-            context.log_event(
-                dg.AssetMaterialization(
-                    asset_key(self._stream), partition=shard, metadata=self.metadata(shard)
-                )
-            )
-            for check in self.checks(shard) if shard in self._reports else ():
-                log_check(context, check.evaluation(self._stream, shard))
+            report_partition(context, self._stream, self, shard, checked=shard in self._reports)
         for shard in self._reports.keys() & self._gaps.keys() - set(delivered):
             # A shard that holds at a gap commits nothing, and must be seen to fail all the same.
             for check in self.checks(shard):
@@ -202,13 +225,6 @@ _EXPLAINED = {
     StopReason.NOT_HELD: "its node holds it no more.",
     StopReason.OPEN_BY_OTHER: "another run has it open.",
 }
-
-
-def _listed(shards: Sequence[ShardId]) -> str:
-    if len(shards) == 1:
-        return f"Shard {shards[0]}"
-    rest = ", …" if len(shards) > SHOWN_SHARDS_MAX else ""
-    return f"Shards {', '.join(shards[:SHOWN_SHARDS_MAX])}{rest}"
 
 
 @dataclass(slots=True)
@@ -237,9 +253,3 @@ class ProgressReports:
         elif self.clock() >= self._due_s:
             self.done.deliver(self.context)
             self._due_s = self.clock() + self.every_s
-
-
-def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:
-    """Record the outcome of a check for one partition of several in a run."""
-    # Dagster stores it like any other event; only the annotation of `log_event` leaves it out.
-    context.log_event(evaluation)  # pyright: ignore[reportArgumentType]

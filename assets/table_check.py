@@ -1,16 +1,17 @@
 """The check of a stream's table: it has the files that the ledger says are published.
 
-The sensor that publishes makes it now and then. Dagster makes it on demand, too, and along with a
-materialization, which has to succeed whatever became of the catalog.
+The sensor that publishes makes it now and then, and Dagster on demand. A run that materializes
+partitions is asked for it as well: it repeats the last outcome instead of comparing all files, and
+has to succeed whatever became of the catalog.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import dagster as dg
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from dagster_leasehold.assets.checks import ShardCheck, joint_results
 from dagster_leasehold.assets.deployment import Deployment
@@ -18,13 +19,18 @@ from dagster_leasehold.assets.errors import TooManyFiles
 from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.times import utc_now
 
 TABLE = "table"
 FILES_MAX = 100_000
 """The most batches of the ledger, and files of the table, that are compared: 5 s of processor."""
 DIFFERENCES_SHOWN_MAX = 5
+COMPARED = "compared"
+"""The metadata that says when table and ledger were compared."""
 STORED_FOR = timedelta(days=1)
 """The time after which an outcome is stored again although it is the same."""
+
+_MADE = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
 
 def build_table_check(stream: ShardStream, deployment: Deployment) -> dg.AssetChecksDefinition:
@@ -38,7 +44,16 @@ def build_table_check(stream: ShardStream, deployment: Deployment) -> dg.AssetCh
 
     # The name that Dagster would choose, `<stream>_table`, may be that of an asset of the user.
     @dg.multi_asset_check(name=f"table__{definition_name(stream)}", specs=[spec])
-    def table_check() -> Iterator[dg.AssetCheckResult]:
+    def table_check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        if last := _last_outcome(context, asset_key(stream), utc_now()):
+            yield dg.AssetCheckResult(
+                passed=last.passed,
+                check_name=TABLE,
+                severity=last.severity,
+                description=last.description,
+                metadata=last.metadata,
+            )
+            return
         try:
             outcome = check_table(stream, deployment)
         except Exception as error:
@@ -47,6 +62,25 @@ def build_table_check(stream: ShardStream, deployment: Deployment) -> dg.AssetCh
         yield from joint_results([outcome])
 
     return table_check
+
+
+def _last_outcome(
+    context: dg.AssetCheckExecutionContext, key: dg.AssetKey, now: datetime
+) -> dg.AssetCheckEvaluation | None:
+    """Return the outcome that a run of partitions repeats: the last, of the last day.
+
+    The sensor compares far more often, and stores what is new.
+    """
+    if key not in (context.run.asset_selection or ()):
+        return None
+    for record in context.instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(key, TABLE), limit=1, status=_MADE
+    ):
+        last = record.evaluation
+        if isinstance(last, dg.AssetCheckEvaluation) and COMPARED in last.metadata:
+            age_s = now.timestamp() - float(str(last.metadata[COMPARED].value))
+            return last if age_s < STORED_FOR.total_seconds() else None
+    return None
 
 
 def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
@@ -71,7 +105,8 @@ def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
         return ShardCheck(TABLE, False, sentence, {})
     number, shown = len(outcome.differences), outcome.differences[:DIFFERENCES_SHOWN_MAX]
     sentence = " ".join((f"Differences between table and ledger: {number}.", *shown))
-    metadata = {"files": outcome.files, "differences": number}
+    metadata: dict[str, Any] = {"files": outcome.files, "differences": number}
+    metadata[COMPARED] = dg.MetadataValue.timestamp(utc_now())
     passed = "Table and ledger agree, file by file."
     return ShardCheck(TABLE, not number, sentence if number else passed, metadata, blocking=True)
 

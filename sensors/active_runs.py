@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import dagster as dg
@@ -16,7 +17,6 @@ from dagster_leasehold.assets.shard_replay import is_replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
-PARTITION_TAG = "dagster/partition"
 RUNS_PER_READ = 500
 SHARDS_PER_READ = 500
 ACTIVE = [
@@ -69,8 +69,9 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
         for run in _all_runs(instance, of_stream)
     }
     active: list[ActiveRun] = []
+    keys = cache(partial(instance.get_dynamic_partitions, stream.name))
     for run in runs.values():
-        shards = _shards_of(run, stream)
+        shards = _shards_of(run, stream, keys)
         if shards is None:
             continue
         config = _consume_config(run, stream)
@@ -102,9 +103,9 @@ def queued_shards(
     taken: set[ShardId] = set()
     for first in range(0, len(shards), SHARDS_PER_READ):
         some = list(shards[first : first + SHARDS_PER_READ])
-        asked = dg.RunsFilter(statuses=ACTIVE, tags={PARTITION_TAG: some})
+        asked = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: some})
         for run in _all_runs(instance, asked):
-            taken.update(ShardId(shard) for shard in _shards_of(run, stream) or ())
+            taken.update(ShardId(shard) for shard in _shards_of(run, stream, list) or ())
     return taken & set(shards)
 
 
@@ -116,10 +117,10 @@ def partitions_in_work(
     busy: set[str] = set()
     for first in range(0, len(keys), SHARDS_PER_READ):
         some = keys[first : first + SHARDS_PER_READ]
-        asked = dg.RunsFilter(statuses=ACTIVE, tags={PARTITION_TAG: some})
+        asked = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: some})
         for run in _all_runs(instance, asked):
             if run.asset_selection and asset in run.asset_selection:
-                busy.add(run.tags[PARTITION_TAG])
+                busy.add(run.tags[names.PARTITION_TAG])
     return busy
 
 
@@ -133,8 +134,13 @@ def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[D
         cursor = page[-1].run_id
 
 
-def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
-    """Return the shards that a run serves, or None for a run of something else."""
+def _shards_of(
+    run: DagsterRun, stream: ShardStream, keys: Callable[[], Sequence[str]]
+) -> frozenset[str] | None:
+    """Return the shards that a run serves, or None for a run of something else.
+
+    `keys` gives all partitions of the stream in order, for a run of a range of them.
+    """
     if noted_process(run) == PART_ENDED:
         return None
     if run.job_name == names.consume_job_name(stream):
@@ -145,8 +151,7 @@ def _shards_of(run: DagsterRun, stream: ShardStream) -> frozenset[str] | None:
         if is_replay(op.get("config") or {}):
             # It works beside live consumption, which must not wait for it.
             return frozenset()
-        partition = run.tags.get(PARTITION_TAG)
-        return frozenset([partition] if partition else [])
+        return frozenset(names.partitions_of(run.tags, keys))
     return None
 
 

@@ -37,7 +37,7 @@ def consume_shards(
     incarnation: str,
     run: str,
     shards: Sequence[ShardId],
-    after_commit: Callable[[Sequence[BatchCommit]], None],
+    after_commit: Callable[[Sequence[BatchCommit]], None] = lambda _: None,
     follow: Follow | None = None,
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; return a report per shard, and the duration in seconds.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.outcomes import Changed, NotHeld, Opened
+from dagster_leasehold.lease_store.outcomes import NotHeld, Opened
 from dagster_leasehold.lease_store.roles.shards import Shards
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.assignment_plan import Claim, Plan
@@ -50,35 +51,50 @@ class Refused:
 Standing = MayConsume | MayClaim | Finished | Refused
 
 
-def standing_of(
-    snapshot: Snapshot, shard: str, *, served: Sequence[NodeName], address: str, wanted: str | None
-) -> Standing:
-    """Return what a run of a deployment may do with a shard now.
+def standings_of(
+    snapshot: Snapshot,
+    shards: Iterable[ShardId],
+    *,
+    served: Sequence[NodeName],
+    address: str,
+    wanted: str | None,
+) -> dict[ShardId, Standing]:
+    """Return what a run of a deployment may do with each of some shards now.
 
     Args:
         snapshot: the group as it is.
-        shard: the shard that was asked for.
+        shards: those that were asked for.
         served: the nodes that the deployment serves.
         address: the address where they answer; a node of the same name that answers elsewhere is
             another deployment's.
         wanted: the node that the launcher named, or None for whichever fits.
     """
-    row = next((row for row in snapshot.shards if row.shard == shard), None)
-    if row is None:
-        return Refused(
-            f"Consumer group {snapshot.group.key} has no shard {shard!r}: materialize one of the "
-            "partitions that the shard list sensor added."
-        )
-    if row.state is ShardState.OVER:
-        return Finished()
-    obstacle = _obstacle(snapshot, row, served, wanted)
-    if obstacle is not None:
-        return Refused(obstacle)
+    rows = {row.shard: row for row in snapshot.shards}
     members = {node.name for node in snapshot.nodes if node.member and node.address == address}
     ours = [node for node in served if node in members]
-    if row.state is ShardState.NOT_ALLOC:
-        return _claimant(snapshot, row, ours, wanted)
-    return _holder(snapshot, row, ours, wanted)
+
+    @cache
+    def planned() -> Plan:
+        # Every member counts as live: the next rebalancing settles what a dead one leaves.
+        return plan(snapshot, live=[node.name for node in snapshot.nodes if node.member])
+
+    def standing(shard: ShardId) -> Standing:
+        row = rows.get(shard)
+        if row is None:
+            return Refused(
+                f"Consumer group {snapshot.group.key} has no shard {shard!r}: materialize one of "
+                "the partitions that the shard list sensor added."
+            )
+        if row.state is ShardState.OVER:
+            return Finished()
+        obstacle = _obstacle(snapshot, row, served, wanted)
+        if obstacle is not None:
+            return Refused(obstacle)
+        if row.state is ShardState.NOT_ALLOC:
+            return _claimant(snapshot, row, ours, wanted, planned)
+        return _holder(snapshot, row, ours, wanted)
+
+    return {shard: standing(shard) for shard in shards}
 
 
 def _obstacle(
@@ -99,24 +115,24 @@ def _obstacle(
 
 
 def _claimant(
-    snapshot: Snapshot, row: ShardLease, ours: Sequence[NodeName], wanted: str | None
+    snapshot: Snapshot,
+    row: ShardLease,
+    ours: Sequence[NodeName],
+    wanted: str | None,
+    planned: Callable[[], Plan],
 ) -> Standing:
-    """Give the free shard to the node that the plan gives it to, so that nothing moves later.
-
-    Every member counts as live: the next rebalancing settles what a dead one leaves.
-    """
+    """Give the free shard to the node that the plan gives it to, so that nothing moves later."""
     key = snapshot.group.key
     if not any(wanted in (None, node) for node in ours):
         return Refused(
             f"Nobody holds shard {row.shard} of {key}, and no node that this deployment serves is "
             "a member of the group yet: switch the rebalance sensor on."
         )
-    planned = plan(snapshot, live=[node.name for node in snapshot.nodes if node.member])
-    claims = (action for action in planned.actions if isinstance(action, Claim))
+    claims = (action for action in planned().actions if isinstance(action, Claim))
     taker = next((claim.node for claim in claims if claim.shard == row.shard), None)
     if taker is None:
         return Refused(
-            f"Shard {row.shard} of {key} falls to no node: {_why_left(planned, row)}. "
+            f"Shard {row.shard} of {key} falls to no node: {_why_left(planned(), row)}. "
             "`leasehold plan --explain` says more."
         )
     if taker not in ours:
@@ -159,16 +175,15 @@ def _holder(
 
 
 def claim_for_run(
-    store: Shards, key: GroupKey, shard: ShardId, claim: MayClaim, *, run: str
-) -> bool:
-    """Claim a free shard that a run was asked for; False where somebody else was faster."""
-    outcome = store.claim(
+    store: Shards, key: GroupKey, claims: Mapping[ShardId, MayClaim], *, run: str
+) -> None:
+    """Claim free shards that a run was asked for; the next look shows who won each of them."""
+    store.claim(
         key,
-        {shard: (claim.node, claim.lease_id)},
+        {shard: (claim.node, claim.lease_id) for shard, claim in claims.items()},
         observer=f"run {run}",
         reason=f"asked for by run {run}",
     )
-    return isinstance(outcome.get(shard), Changed)
 
 
 def close_ended_tenure(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -14,9 +14,10 @@ from dagster_leasehold.assets.consuming.ownership import (
     MayClaim,
     MayConsume,
     Refused,
+    Standing,
     claim_for_run,
     close_ended_tenure,
-    standing_of,
+    standings_of,
 )
 from dagster_leasehold.assets.consuming.run_requests import LET_GO_TAG
 from dagster_leasehold.assets.deployment import Deployment, instance_address
@@ -36,11 +37,13 @@ class Placement:
         nodes: the node that holds the shard, for each that may be consumed.
         incarnations: the incarnation under which each of those nodes is alive.
         finished: shards that are over.
+        refused: for each shard that may not be consumed by the run, the sentence why.
     """
 
     nodes: dict[ShardId, NodeName] = field(default_factory=dict)
     incarnations: dict[NodeName, str] = field(default_factory=dict)
     finished: set[ShardId] = field(default_factory=set)
+    refused: dict[ShardId, str] = field(default_factory=dict)
 
     def by_node(self) -> dict[NodeName, list[ShardId]]:
         """Return the shards to consume for each node."""
@@ -68,6 +71,14 @@ class Placer:
     run: str
     wanted: str | None
 
+    def portions(self, shards: Sequence[ShardId], size: int) -> Iterator[Sequence[ShardId]]:
+        """Yield the shards in portions, those of one node together as far as they can be."""
+        snapshot = self.deployment.store().snapshot(self.key)
+        holders = {row.shard: row.consumer_owner or "" for row in snapshot.shards}
+        queue = sorted(shards, key=lambda shard: holders.get(shard, ""))
+        for first in range(0, len(queue), size):
+            yield queue[first : first + size]
+
     def place(
         self,
         shards: Sequence[ShardId],
@@ -77,63 +88,83 @@ class Placer:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Placement:
-        """Place every shard; claims those that are free.
+        """Place every shard; claim those that are free.
 
-        A shard that another run has open is asked for and waited for, at most `wait_s` seconds in
+        Shards that another run has open are asked for and waited for, at most `wait_s` seconds in
         all; where that run has ended, its tenure is closed.
-
-        Raises:
-            Failure: a shard may not be consumed by this run; one sentence says why.
         """
         placement, deadline = Placement(), clock() + wait_s
-        asked: set[tuple[str, ShardId]] = set()
-        for shard in shards:
-            while blocker := self._blocking_run(shard, placement):
-                if clock() >= deadline:
-                    raise dg.Failure(
-                        f"Run {blocker} is consuming shard {shard} of {self.key}: wait for it to "
-                        "end, or terminate it.",
-                        metadata={"run": dg.MetadataValue.dagster_run(blocker)},
-                        allow_retries=False,
-                    )
-                if (blocker, shard) not in asked:
-                    asked.add((blocker, shard))
-                    log(f"Waiting for run {blocker}, which is consuming shard {shard}.")
-                    # A run that follows its shards would keep this one for as long as it lives.
-                    self.instance.add_run_tags(blocker, {f"{LET_GO_TAG}{shard}": self.run})
-                sleep(LOOK_AGAIN_S)
+        asked: set[tuple[ShardId, str]] = set()
+        open_by = self._look(shards, placement)
+        while open_by and clock() < deadline:
+            self._ask([each for each in open_by.items() if each not in asked], log)
+            asked |= open_by.items()
+            sleep(LOOK_AGAIN_S)
+            open_by = self._look(list(open_by), placement)
+        for shard, blocker in open_by.items():
+            placement.refused[shard] = (
+                f"Run {blocker} is consuming shard {shard} of {self.key}: wait for it to end, or "
+                "terminate it."
+            )
         return placement
 
-    def _blocking_run(self, shard: ShardId, placement: Placement) -> str:
-        """Place one shard, or return the live run that has it open."""
-        store = self.deployment.store()
-        address = instance_address(self.instance)
+    def _ask(self, open_by: Sequence[tuple[ShardId, str]], log: Callable[[str], None]) -> None:
+        """Ask runs for shards; one that follows them would keep them for as long as it lives."""
+        tags: dict[str, dict[str, str]] = {}
+        for shard, blocker in open_by:
+            tags.setdefault(blocker, {})[f"{LET_GO_TAG}{shard}"] = self.run
+        for blocker, wishes in tags.items():
+            first, *more = (tag.removeprefix(LET_GO_TAG) for tag in wishes)
+            others = f" and {len(more)} more" if more else ""
+            log(f"Waiting for run {blocker}, which is consuming shard {first}{others}.")
+            self.instance.add_run_tags(blocker, wishes)
+
+    def _look(self, shards: Sequence[ShardId], placement: Placement) -> dict[ShardId, str]:
+        """Place shards; return those that a live run has open, and that run."""
+        store, address = self.deployment.store(), instance_address(self.instance)
+        open_by: dict[ShardId, str] = {}
         for _ in range(LOOKS_MAX):
             snapshot = planning_snapshot(store, self.key)
             served = self.deployment.served(snapshot.nodes, address)
-            standing = standing_of(
-                snapshot, shard, served=served, address=address, wanted=self.wanted
+            standings = standings_of(
+                snapshot, shards, served=served, address=address, wanted=self.wanted
             )
+            open_by |= self._settle(standings, placement)
+            claims = {s: each for s, each in standings.items() if isinstance(each, MayClaim)}
+            if claims:
+                claim_for_run(store, self.key, claims, run=self.run)
+            settled = placement.nodes.keys() | placement.finished | placement.refused.keys()
+            shards = [shard for shard in shards if shard not in settled | open_by.keys()]
+            if not shards:
+                return open_by
+        for shard in shards:
+            placement.refused[shard] = (
+                f"Shard {shard} of {self.key} changed hands {LOOKS_MAX} times while this run "
+                "looked: materialize it again."
+            )
+        return open_by
+
+    def _settle(
+        self, standings: Mapping[ShardId, Standing], placement: Placement
+    ) -> dict[ShardId, str]:
+        """Take in the shards whose standing is final; return those that a live run has open."""
+        runs = {each.open_run for each in standings.values() if isinstance(each, MayConsume)}
+        ended = ended_runs(self.instance, runs - {""})
+        open_by: dict[ShardId, str] = {}
+        for shard, standing in standings.items():
             match standing:
                 case Refused(sentence):
-                    raise dg.Failure(sentence, allow_retries=False)
+                    placement.refused[shard] = sentence
                 case Finished():
                     placement.finished.add(shard)
-                    return ""
-                case MayClaim():
-                    # Win or lose, the next look shows who holds the shard.
-                    claim_for_run(store, self.key, shard, standing, run=self.run)
                 case MayConsume(node, incarnation, ""):
                     placement.nodes[shard] = node
                     placement.incarnations[node] = incarnation
-                    return ""
-                case MayConsume(node, _, open_run):
-                    if not ended_runs(self.instance, [open_run]):
-                        return open_run
-                    fresh = str(uuid.uuid4())
-                    close_ended_tenure(store, self.key, shard, node, ended=open_run, closing=fresh)
-        raise dg.Failure(
-            f"Shard {shard} of {self.key} changed hands {LOOKS_MAX} times while this run looked: "
-            "materialize it again.",
-            allow_retries=False,
-        )
+                case MayConsume(node, _, run) if run in ended:
+                    store, fresh = self.deployment.store(), str(uuid.uuid4())
+                    close_ended_tenure(store, self.key, shard, node, ended=run, closing=fresh)
+                case MayConsume(_, _, run):
+                    open_by[shard] = run
+                case MayClaim():
+                    pass  # claimed with the others
+        return open_by

@@ -16,7 +16,7 @@ from dagster._grpc.client import DagsterGrpcClient
 from dagster._serdes import ConfigurableClassData
 
 from dagster_leasehold.assets.deployment import instance_address
-from dagster_leasehold.assets.partitions import NODE_TAG
+from dagster_leasehold.assets.partitions import NODE_TAG, PARTITION_TAG, RANGE_START_TAG
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -27,7 +27,6 @@ from dagster_leasehold.orchestration.supervision.node_directory import (
     server_id,
     withdrawn,
 )
-from dagster_leasehold.sensors.active_runs import PARTITION_TAG
 
 
 class NodeRunLauncher(DefaultRunLauncher):
@@ -87,7 +86,9 @@ class NodeRunLauncher(DefaultRunLauncher):
 
     def _holder(self, run: DagsterRun) -> str | None:
         """Return our node that holds the shard of a run without the tag, if there is one."""
-        partition, assets = run.tags.get(PARTITION_TAG), run.asset_selection or frozenset()
+        # A range of partitions begins on the node of its first.
+        partition = run.tags.get(PARTITION_TAG) or run.tags.get(RANGE_START_TAG)
+        assets = run.asset_selection or frozenset()
         if partition is None or len(assets) != 1:
             return None
         (asset,) = assets

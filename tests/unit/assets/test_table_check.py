@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_it_passes_before_and_after_a_publication(lake: Publishing) -> None:
     outcome = checked(lake)
     assert outcome.passed
     assert outcome.description == "Table and ledger agree, file by file."
-    assert outcome.metadata == {"files": 6, "differences": 0}
+    assert (outcome.metadata["files"], outcome.metadata["differences"]) == (6, 0)
 
 
 def test_a_file_that_is_missing_is_named(lake: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,3 +112,44 @@ def test_a_catalog_that_is_away_fails_no_materialization(
     assert evaluation.description == (
         "Table and ledger could not be compared: OSError: the catalog is away"
     )
+
+
+def test_a_run_of_partitions_repeats_the_last_outcome_of_a_day(
+    lake: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: materializing a shard reads no catalog; the check alone always compares."""
+    lake.world.consume()
+    lake.publish()
+    stream, now = lake.world.stream, [datetime(2026, 1, 1, tzinfo=UTC)]
+    monkeypatch.setattr(table_check, "utc_now", lambda: now[0])
+    compared: list[datetime] = []
+
+    def compare(*_: object) -> table_check.ShardCheck:
+        compared.append(now[0])
+        return check_table(*_)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(table_check, "check_table", compare)
+
+    @dg.asset(key=asset_key(stream))
+    def partitions() -> None: ...
+
+    defs = dg.Definitions(
+        assets=[partitions], asset_checks=[build_table_check(stream, deployment(lake))]
+    )
+
+    def run(instance: dg.DagsterInstance, *, alone: bool = False) -> float:
+        job = defs.resolve_implicit_global_asset_job_def()
+        chosen = None if alone else [asset_key(stream)]
+        result = job.execute_in_process(instance=instance, asset_selection=chosen)
+        (evaluation,) = result.get_asset_check_evaluations()
+        assert evaluation.passed
+        return float(str(evaluation.metadata[table_check.COMPARED].value))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        first = run(instance)
+        now[0] += timedelta(hours=23)
+        assert run(instance) == first
+        now[0] += timedelta(hours=2)
+        assert run(instance) > first, "a repeated outcome is no newer than the comparison"
+        run(instance, alone=True)
+    assert len(compared) == 3

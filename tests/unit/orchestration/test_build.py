@@ -32,7 +32,7 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     asset = repository.assets_defs_by_key[key]
     assert isinstance(asset.partitions_def, dg.DynamicPartitionsDefinition)
     assert asset.partitions_def.name == "orders.eu"
-    assert asset.backfill_policy is None
+    assert asset.backfill_policy == dg.BackfillPolicy.single_run()
     assert {check.name for check in asset.check_keys} == {NO_GAP, LAG, QUARANTINE_RATE}
     assert dg.AssetCheckKey(key, TABLE) in repository.asset_graph.asset_check_keys
     leases = repository.assets_defs_by_key[dg.AssetKey(["leases", "orders.eu_leases"])]

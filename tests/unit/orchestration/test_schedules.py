@@ -3,13 +3,12 @@ from __future__ import annotations
 import dagster as dg
 
 from dagster_leasehold.assets.consume_job import build_consume_job
-from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.partitions import PARTITION_TAG, asset_key
 from dagster_leasehold.lease_store.group_rows import Group, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.orchestration.schedules import build_schedule, due_launches
-from dagster_leasehold.sensors.active_runs import PARTITION_TAG
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream

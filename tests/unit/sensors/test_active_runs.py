@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.partitions import (
+    PARTITION_TAG,
     STREAM_TAG,
     asset_key,
     asset_op_name,
@@ -14,12 +15,7 @@ from dagster_leasehold.assets.partitions import (
 )
 from dagster_leasehold.assets.run_process import part_of_run, process_note
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.sensors.active_runs import (
-    PARTITION_TAG,
-    active_runs,
-    partitions_in_work,
-    queued_shards,
-)
+from dagster_leasehold.sensors.active_runs import active_runs, partitions_in_work, queued_shards
 from tests.unit.sensors.streams import scripted_stream
 
 

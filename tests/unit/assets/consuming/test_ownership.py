@@ -10,7 +10,7 @@ from dagster_leasehold.assets.consuming.ownership import (
     Standing,
     claim_for_run,
     close_ended_tenure,
-    standing_of,
+    standings_of,
 )
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -41,7 +41,9 @@ def claim(store: MemoryStore, shard: ShardId, node: NodeName) -> None:
 
 
 def standing(store: MemoryStore, shard: str, *, wanted: str | None = None) -> Standing:
-    return standing_of(store.snapshot(KEY), shard, served=(A, B), address="here", wanted=wanted)
+    asked = ShardId(shard)
+    snapshot = store.snapshot(KEY)
+    return standings_of(snapshot, [asked], served=(A, B), address="here", wanted=wanted)[asked]
 
 
 def sentence(refusal: Standing) -> str:
@@ -57,8 +59,9 @@ def test_a_free_shard_may_be_claimed_by_the_member_that_holds_least():
     answer = standing(store, "1")
     assert isinstance(answer, MayClaim)
     assert answer.node == B
-    assert claim_for_run(store, KEY, ONE, answer, run="run-1")
-    assert not claim_for_run(store, KEY, ONE, answer, run="run-2")
+    claim_for_run(store, KEY, {ONE: answer}, run="run-1")
+    claim_for_run(store, KEY, {ONE: answer}, run="run-2")
+    assert store.journal(KEY)[-1].reason == "asked for by run run-1"
     assert standing(store, "1") == MayConsume(B, "incarnation-b", "")
 
 

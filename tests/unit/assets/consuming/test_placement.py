@@ -94,17 +94,15 @@ def test_a_live_run_is_waited_for_and_named_once(instance):
     assert scene.log == [f"Waiting for run {run}, which is consuming shard 0."]
 
 
-def test_a_live_run_that_goes_on_is_a_failure_that_names_it_and_is_not_retried(instance):
+def test_a_live_run_that_goes_on_is_named_in_the_refusal(instance):
     scene = Scene(instance)
     scene.claim()
     run = add_run(instance, dg.DagsterRunStatus.STARTED)
     tenure = scene.open(run)
-    with pytest.raises(dg.Failure) as failure:
-        scene.place(wait_s=5.0)
-    assert failure.value.description == (
-        f"Run {run} is consuming shard 0 of orders.eu/default: wait for it to end, or terminate it."
-    )
-    assert failure.value.allow_retries is False
+    assert scene.place(wait_s=5.0).refused == {
+        ZERO: f"Run {run} is consuming shard 0 of orders.eu/default: wait for it to end, or "
+        "terminate it."
+    }
     assert scene.store.review([tenure])[ZERO].current
 
 
@@ -120,8 +118,7 @@ def test_a_finished_shard_is_placed_nowhere(instance):
 def test_a_shard_that_keeps_changing_hands_ends_in_a_sentence(instance, monkeypatch):
     scene = Scene(instance)
     monkeypatch.setattr(scene.store, "claim", lambda *_, **__: {})
-    with pytest.raises(dg.Failure, match="changed hands"):
-        scene.place()
+    assert "changed hands" in scene.place().refused[ZERO]
 
 
 def test_a_run_that_follows_the_shard_is_asked_for_it_and_lets_it_go(instance):

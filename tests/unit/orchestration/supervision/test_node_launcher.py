@@ -15,7 +15,7 @@ from dagster._core.launcher.base import LaunchRunContext
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from dagster_leasehold.assets.deployment import ensure_instance_address
-from dagster_leasehold.assets.partitions import NODE_TAG
+from dagster_leasehold.assets.partitions import NODE_TAG, PARTITION_TAG
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
@@ -23,7 +23,6 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.supervision import node_launcher
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
 from dagster_leasehold.orchestration.supervision.node_launcher import NodeRunLauncher
-from dagster_leasehold.sensors.active_runs import PARTITION_TAG
 
 KEY = GroupKey.parse("default", "orders")
 B, ZERO = NodeName("b"), ShardId("0")

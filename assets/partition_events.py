@@ -1,0 +1,90 @@
+"""The events of a run's partitions: a materialization of each, and the outcomes of its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import dagster as dg
+
+from dagster_leasehold.assets.checks import ShardCheck, joint_results
+from dagster_leasehold.assets.event_storage import stored_together
+from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import ShardId
+
+SHOWN_CAUSES_MAX = 5
+SHOWN_SHARDS_MAX = 10
+
+RunContext = dg.AssetExecutionContext | dg.OpExecutionContext
+MaterializeEvents = Iterator[dg.MaterializeResult[Any]]
+
+
+class PartitionResults(Protocol):
+    """The results of a run for each of its partitions."""
+
+    def metadata(self, shard: ShardId) -> dict[str, Any]:
+        """Return metadata of a shard's materialization."""
+        ...
+
+    def checks(self, shard: ShardId) -> list[ShardCheck]:
+        """Return the outcomes of a shard's checks."""
+        ...
+
+
+def report_partition(
+    context: RunContext,
+    stream: ShardStream,
+    done: PartitionResults,
+    shard: ShardId,
+    *,
+    checked: bool = True,
+) -> None:
+    """Record a materialization of a partition, and the outcomes of its checks."""
+    key = asset_key(stream)
+    context.log_event(dg.AssetMaterialization(key, partition=shard, metadata=done.metadata(shard)))
+    for check in done.checks(shard) if checked else ():
+        log_check(context, check.evaluation(stream, shard))
+
+
+def shown(
+    context: dg.AssetExecutionContext,
+    stream: ShardStream,
+    shards: Sequence[ShardId],
+    done: PartitionResults,
+) -> MaterializeEvents:
+    """Yield the event that Dagster turns into a materialization of each of the run's partitions.
+
+    All that a run of a thousand partitions reports is stored together.
+    """
+    checks = {shard: done.checks(shard) for shard in shards}
+    with stored_together(context.instance):
+        for shard in shards:
+            context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
+            # A run of a range, if of one partition alone, has one result per check for all.
+            for check in () if context.has_partition_key else checks[shard]:
+                log_check(context, check.evaluation(stream, shard))
+        results = joint_results(check for shard in shards for check in checks[shard])
+        yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
+
+
+def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:
+    """Record the outcome of a check for one partition of several in a run."""
+    # Dagster stores it like any other event; only the annotation of `log_event` leaves it out.
+    context.log_event(evaluation)  # pyright: ignore[reportArgumentType]
+
+
+def causes_of(failed: Mapping[ShardId, str]) -> str:
+    """Return the first few causes why shards failed, each with its shards."""
+    by_cause: dict[str, list[ShardId]] = {}
+    for shard, cause in failed.items():
+        by_cause.setdefault(cause, []).append(shard)
+    first = list(by_cause.items())[:SHOWN_CAUSES_MAX]
+    return " ".join(f"{_listed(shards)}: {cause}" for cause, shards in first)
+
+
+def _listed(shards: Sequence[ShardId]) -> str:
+    if len(shards) == 1:
+        return f"Shard {shards[0]}"
+    rest = ", …" if len(shards) > SHOWN_SHARDS_MAX else ""
+    return f"Shards {', '.join(shards[:SHOWN_SHARDS_MAX])}{rest}"

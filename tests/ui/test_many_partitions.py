@@ -1,0 +1,204 @@
+"""A user's way in a browser: a thousand partitions at once, those that failed, one with config."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_leasehold.assets.partitions import asset_op_name
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.acceptance.test_backfill import ended
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.ui import many_partitions
+from tests.ui.browsing import no_run_works
+from tests.ui.many_partitions import ASSET_SENSOR, KEY, MULTI_ASSET_SENSOR, STREAM
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SHARDS, DONE_S, LAUNCHED_MS = 1_000, 400.0, 60_000
+REFUSED = [str(number) for number in range(7, SHARDS, 50)]
+"""Twenty partitions, none beside another."""
+RUNS_MAX = 4
+"""The queue lets three runs of a backfill begin at once; the first takes over what waits."""
+SCREENSHOTS_VARIABLE = "LEASEHOLD_SCREENSHOTS"
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.browser,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(1200),
+]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A thousand shards that two nodes hold, each with a record that nobody consumes by itself."""
+
+    deployment: DagsterDeployment
+    store: LeaseStore
+
+    def newest_backfill(self) -> str:
+        query = """{ partitionBackfillsOrError(limit: 1) {
+            ... on PartitionBackfills { results { id } } } }"""
+
+        def launched() -> list[dict[str, str]]:
+            return self.deployment.graphql(query)["partitionBackfillsOrError"]["results"]
+
+        return wait_for("the backfill", launched, DONE_S)[0]["id"]
+
+    def runs(self, backfill: str) -> list[str]:
+        query = """query ($f: RunsFilter!) { runsOrError(filter: $f) {
+            ... on Runs { results { status } } } }"""
+        chosen = {"tags": [{"key": "dagster/backfill", "value": backfill}]}
+        runs = self.deployment.graphql(query, f=chosen)["runsOrError"]["results"]
+        return [run["status"] for run in runs]
+
+    def partitions(self) -> dict[str, int]:
+        query = """query ($k: AssetKeyInput!) { assetNodeOrError(assetKey: $k) { ... on AssetNode {
+            partitionStats { numMaterialized numFailed } } } }"""
+        node = self.deployment.graphql(query, k={"path": [STREAM]})["assetNodeOrError"]
+        return node["partitionStats"]
+
+    def materializations(self) -> Counter[str]:
+        """The number of materializations of each partition."""
+        query = """query ($k: AssetKeyInput!) { assetOrError(assetKey: $k) { ... on Asset {
+            assetMaterializations(limit: 5000) { partition } } } }"""
+        asset = self.deployment.graphql(query, k={"path": [STREAM]})["assetOrError"]
+        return Counter(event["partition"] for event in asset["assetMaterializations"])
+
+    def seen(self, sensor: str) -> Counter[str]:
+        """The partitions that a sensor of the user has seen, and how often."""
+        path = self.deployment.settings.home / sensor
+        return Counter(path.read_text().split()) if path.exists() else Counter()
+
+    def all_is_seen(self, count: int) -> None:
+        for sensor in (ASSET_SENSOR, MULTI_ASSET_SENSOR):
+            wait_for(
+                f"{count} partitions in {sensor}",
+                lambda sensor=sensor: self.seen(sensor).total() == count,
+                DONE_S,
+            )
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Generator[Scene]:
+    home = tmp_path_factory.mktemp("many") / "home"
+    settings = Settings(home=home, nodes=("node-a", "node-b"))
+    log = LocalLog.create(home / "logs" / STREAM, SHARDS)
+    (home / "refused").write_bytes(b"bad")
+    store = open_store(settings.store_url)
+    with dagster_deployment(settings, module=many_partitions.__name__) as deployment:
+
+        def held() -> bool:
+            groups = {group.key for group in store.groups()}
+            rows = store.snapshot(KEY).shards if KEY in groups else []
+            return len(rows) == SHARDS and all(row.consumer_owner for row in rows)
+
+        wait_for("owners of all shards", held, DONE_S)
+        deployment.stop_sensor(f"{STREAM}_rebalance")
+        for number in range(SHARDS):
+            log.append(str(number), [b"bad" if str(number) in REFUSED else b"good"])
+        yield Scene(deployment, store)
+    store.close()
+
+
+def test_a_thousand_partitions_are_one_run_and_those_that_fail_are_a_handful(
+    many: Scene, page: Page
+) -> None:
+    launch(page, many, "All", f"{SHARDS} partitions")
+    first = many.newest_backfill()
+    assert ended(many.deployment, first) == "COMPLETED_FAILED"
+    assert many.runs(first) == ["FAILURE"]
+    good = SHARDS - len(REFUSED)
+    assert many.partitions() == {"numMaterialized": good, "numFailed": len(REFUSED)}
+    events = many.materializations()
+    assert set(events.values()) == {1}
+    assert not events.keys() & set(REFUSED)
+    many.all_is_seen(good)
+    show(page, many, first, "all")
+
+    (many.deployment.settings.home / "refused").unlink()
+    launch(page, many, "Failed and missing", f"{len(REFUSED)} partitions")
+    second = many.newest_backfill()
+    assert second != first
+    assert ended(many.deployment, second) == "COMPLETED_SUCCESS"
+    runs = many.runs(second)
+    assert len(runs) <= RUNS_MAX
+    assert set(runs) == {"SUCCESS"}
+    assert many.partitions() == {"numMaterialized": SHARDS, "numFailed": 0}
+    assert set(many.materializations().values()) == {1}
+    many.all_is_seen(SHARDS)
+    assert many.seen(ASSET_SENSOR) == many.seen(MULTI_ASSET_SENSOR) == many.materializations()
+    show(page, many, second, "failed")
+    ends = {row.shard: row.check_point for row in many.store.snapshot(KEY).shards}
+    assert ends == dict.fromkeys(map(str, range(SHARDS)), "1")
+    assert verify(many.store, KEY) == []
+
+
+def test_one_partition_is_replayed_from_the_launchpad(many: Scene, page: Page) -> None:
+    op = asset_op_name(many_partitions.stream_of(many.deployment.settings))
+    page.goto(f"{many.deployment.url}/assets/{STREAM}?view=partitions")
+    page.get_by_role("button", name="Materialize").first.click(modifiers=["Shift"])
+    page.get_by_placeholder("Partition").fill("3")
+    page.keyboard.press("Enter")
+    editor = page.locator(".CodeMirror").first
+    editor.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(f"{{ops: {{{op}: {{config: {{from: begin}}}}}}}}")
+    page.get_by_text("No errors").wait_for()
+    screenshot(page, "launchpad")
+    page.get_by_role("button", name="Materialize").last.click()
+
+    def generations() -> list[int]:
+        batches = many.store.batches(KEY, ShardId("3"))
+        return [batch.generation for batch in batches]
+
+    wait_for("the replay", lambda: generations() == [1], DONE_S)
+    wait_for("its run to end", lambda: no_run_works(many.deployment), DONE_S)
+    newest: Any = many.deployment.graphql(
+        """{ runsOrError(limit: 1) { ... on Runs { results { status
+            tags { key value } } } } }"""
+    )["runsOrError"]["results"][0]
+    tags = {tag["key"]: tag["value"] for tag in newest["tags"]}
+    assert (newest["status"], tags["dagster/partition"]) == ("SUCCESS", "3")
+    assert [row.generation for row in many.store.batches(KEY, ShardId("4"))] == [0]
+
+
+def launch(page: Page, many: Scene, selection: str, count: str) -> None:
+    """Click through the dialog of the asset's page."""
+    wait_for("the runs before to end", lambda: no_run_works(many.deployment), DONE_S)
+    page.goto(f"{many.deployment.url}/assets/{STREAM}?view=partitions")
+    page.get_by_role("button", name="Materialize").first.click()
+    page.get_by_role("button", name=selection, exact=True).click()
+    page.get_by_text(count).first.wait_for()
+    page.get_by_text("Backfills all partitions in a single run.").wait_for()
+    page.get_by_role("button", name="Launch backfill").click()
+    page.get_by_role("button", name="Launch backfill").wait_for(state="detached")
+
+
+def show(page: Page, many: Scene, backfill: str, name: str) -> None:
+    """Open the backfill's page and its runs."""
+    page.goto(f"{many.deployment.url}/runs/b/{backfill}")
+    page.get_by_text("100% completed").wait_for(timeout=LAUNCHED_MS)
+    screenshot(page, name)
+    page.goto(f"{many.deployment.url}/runs/b/{backfill}?tab=runs")
+    page.get_by_role("link", name="View").first.wait_for(timeout=LAUNCHED_MS)
+    screenshot(page, f"{name}-runs")
+
+
+def screenshot(page: Page, name: str) -> None:
+    if folder := os.environ.get(SCREENSHOTS_VARIABLE):
+        page.screenshot(path=Path(folder) / f"{name}.png")
