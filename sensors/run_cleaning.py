@@ -19,6 +19,9 @@ from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs
 
 PROCESS_ENDED = "The process of this run ended without a word."
+PARTITIONS_GRACE_S = 3_600.0
+"""The longest time for which a run of partitions may hold none of them, between two portions of its
+shards or while it stores the events of a thousand."""
 NEVER_HELD_GRACE_S = 120.0
 """The longest time from a run's start to its first shard; it opens shards before Spark starts."""
 
@@ -45,8 +48,9 @@ class HoldingMemory:
     ) -> list[str]:
         """Return the started runs that have held no shard for `grace_s` seconds.
 
-        A run that was never seen to hold one has `NEVER_HELD_GRACE_S`; one that serves no shard,
-        such as a replay, has no limit.
+        One that a person or a backfill launched has `PARTITIONS_GRACE_S` from its last shard on. A
+        run of the sensors that was never seen to hold one has `NEVER_HELD_GRACE_S`; one that serves
+        no shard, such as a replay, has no limit.
         """
         for run_id in holding:
             self._held_s[run_id] = now_s
@@ -55,7 +59,11 @@ class HoldingMemory:
         started = {run.run_id: run.launched for run in active if run.started}
         self._held_s = {run: at for run, at in self._held_s.items() if run in started}
         self._seen_s = {run: self._seen_s.get(run, now_s) for run in started}
-        lost = {run for run, at in self._held_s.items() if now_s - at > grace_s}
+        lost = {
+            run
+            for run, at in self._held_s.items()
+            if now_s - at > (grace_s if started[run] else max(grace_s, PARTITIONS_GRACE_S))
+        }
         never = {
             run
             for run, launched in started.items()

@@ -92,14 +92,16 @@ class Scene:
         """A run of a range of partitions, as the backfill daemon launches it."""
         tags = {RANGE_START_TAG: first, RANGE_END_TAG: last, BACKFILL_TAG: BACKFILL}
         ops = {asset_op_name(self.stream): {"config": config}}
-        return dg.materialize(
-            [self.asset],
-            selection=[self.asset],
-            instance=self.instance,
+        defs = dg.Definitions(
+            assets=[self.asset],
             resources={
                 spark_key(self.stream): SparkResource(mode="connect", folder="unused"),
                 output_key(self.stream): committed_input(self.stream, self.deployment),
             },
+        )
+        return defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=self.instance,
+            asset_selection=[asset_key(self.stream)],
             tags=tags,
             run_config={"ops": ops} if config else None,
             raise_on_error=False,

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 from dagster_leasehold.sensors.active_runs import ActiveRun
-from dagster_leasehold.sensors.run_cleaning import NEVER_HELD_GRACE_S, HoldingMemory
+from dagster_leasehold.sensors.run_cleaning import (
+    NEVER_HELD_GRACE_S,
+    PARTITIONS_GRACE_S,
+    HoldingMemory,
+)
 
 
 def started(run_id: str, *, launched: bool = True) -> ActiveRun:
@@ -35,6 +39,13 @@ def test_a_run_for_one_partition_may_wait_for_its_shard_as_long_as_it_likes():
     memory, run = HoldingMemory(), started("run-1", launched=False)
     assert overdue(memory, [run], set(), 0.0) == []
     assert overdue(memory, [run], set(), 10_000.0) == []
+
+
+def test_a_run_of_partitions_may_report_them_long_after_it_let_the_last_one_go():
+    memory, run = HoldingMemory(), started("run-1", launched=False)
+    assert overdue(memory, [run], {"run-1"}, 0.0) == []
+    assert overdue(memory, [run], set(), PARTITIONS_GRACE_S) == []
+    assert overdue(memory, [run], set(), PARTITIONS_GRACE_S + 0.1) == ["run-1"]
 
 
 def test_a_run_that_ended_is_forgotten():
