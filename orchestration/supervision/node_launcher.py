@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -88,15 +89,14 @@ class NodeRunLauncher(DefaultRunLauncher):
         """Return our node that holds the shard of a run without the tag, if there is one."""
         # A range of partitions begins on the node of its first.
         partition = run.tags.get(PARTITION_TAG) or run.tags.get(RANGE_START_TAG)
-        assets = run.asset_selection or frozenset()
-        if partition is None or len(assets) != 1:
+        if partition is None:
             return None
-        (asset,) = assets
-        try:
-            return self._holder_of(asset.to_user_string(), partition)
-        except LeaseholdError:
+        for asset in run.asset_selection or ():
             # Not one of our streams, or a store that does not answer: the run itself will say so.
-            return None
+            with suppress(LeaseholdError):
+                if holder := self._holder_of(asset.path[-1], partition):
+                    return holder
+        return None
 
     def _holder_of(self, stream: str, partition: str) -> str | None:
         address = instance_address(self._instance)

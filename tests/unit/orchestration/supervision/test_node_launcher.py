@@ -74,10 +74,10 @@ def tagged() -> dg.DagsterRun:
     return dg.DagsterRun(job_name="consume_orders", tags={NODE_TAG: "b"})
 
 
-def materialization(stream: str = "orders", shard: str = "0") -> dg.DagsterRun:
+def materialization(*assets: str, shard: str = "0") -> dg.DagsterRun:
     return dg.DagsterRun(
         job_name="__ASSET_JOB",
-        asset_selection=frozenset([dg.AssetKey([stream])]),
+        asset_selection=frozenset(dg.AssetKey([asset]) for asset in assets or ("orders",)),
         tags={PARTITION_TAG: shard},
     )
 
@@ -127,10 +127,14 @@ def test_a_run_of_a_node_that_does_not_answer_fails_with_one_sentence(scene: Sce
         scene.launch(tagged())
 
 
-def test_a_materialization_goes_to_the_node_that_holds_its_shard(scene: Scene) -> None:
+@pytest.mark.parametrize("assets", [("orders",), ("labels", "orders", "no name of ours")])
+def test_a_materialization_goes_to_the_node_that_holds_its_shard(
+    scene: Scene, assets: tuple[str, ...]
+) -> None:
+    """Goal: it does so too if the run makes assets of the project after the shard."""
     publish(scene.instance, "b", AT)
     scene.hold(ensure_instance_address(scene.instance))
-    assert scene.launch(materialization()) == [str(AT)]
+    assert scene.launch(materialization(*assets)) == [str(AT)]
 
 
 @pytest.mark.parametrize(("answers", "target"), [(True, str(AT)), (False, "workspace")])
