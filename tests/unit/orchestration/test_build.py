@@ -123,6 +123,8 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
         assert repository.get_job(f"consume_{name}").executor_def is dg.in_process_executor
     keys = repository.asset_graph.get_all_asset_keys()
     assert len({key.path[-1] for key in keys}) == len(keys) == 8, "the lineage shows the last part"
+    below = repository.asset_graph.get(dg.AssetKey("visits")).child_keys
+    assert below == {hours.key, dg.AssetKey("publish")}, "windows and the user's assets"
     names = [sensor.name for sensor in repository.sensor_defs]
     assert len(set(names)) == len(names) == 14
     assert "rebalance" in names
